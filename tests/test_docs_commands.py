@@ -113,9 +113,9 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_docs_runs(command: str, folder: Path) -> None:
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     done = CliRunner().invoke(typer_app, shlex.split(command)[1:], catch_exceptions=False)
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     expected = next((code for p, code in REFUSED.items() if re.fullmatch(p, command)), 0)
     assert done.exit_code == expected, done.output
 

@@ -28,9 +28,9 @@ def file(tmp_path: Path) -> Iterator[Path]:
     tasks = twin.make_tasks(tmp_path / "twin", split="heldout", count=2, seed=0)
     path = tmp_path / "tasks.jsonl"
     write_tasks(path, map(with_certificate, tasks))
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     yield path
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
 
 
 def call(*arguments: object) -> str:

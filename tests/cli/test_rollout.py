@@ -56,12 +56,12 @@ def run(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     app.command()(rollout.rollout)
 
     def call(*arguments: str, tasks: str = "tasks.jsonl") -> Shown:
-        _output.console.cache_clear()
+        _output.stdout.cache_clear()
         done = CliRunner().invoke(app, ["--tasks", tasks, *arguments])
         return Shown(done.exit_code, done.output, done.exception)
 
     yield call  # type: ignore[misc]  # a generator fixture
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
 
 
 def test_gold_is_shown_turn_by_turn_and_solved(run: Run, task: Task, tmp_path: Path) -> None:
@@ -209,10 +209,10 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     async with TestServer(app) as server:
         engine = rollout._read_engine(f"openai={server.make_url('/v1')}")
         recipe = rollout._recipe("builtin", engine, "some-model", ())
-        _output.console.cache_clear()
+        _output.stdout.cache_clear()
         with RolloutView(trainable=engine.trainable) as view:
             episode = await _rollout_run.attempt(recipe, task, tmp_path, script=None, emit=view)
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     assert episode.verdict == "unsolved"
     assert not any(turn.trainable for turn in episode.trajectory.turns)
     assert episode.trajectory.num_sampled_tokens == 5
@@ -225,11 +225,11 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
 def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     view = RolloutView()
     view(TurnEnded("e", 0, 1, 1, 0.1, "\x1b[2J[red]hi[/red]", ("bash(\x07)",)))
     view(PhaseEnded("e", "agent", 1.0))
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\x07" not in shown

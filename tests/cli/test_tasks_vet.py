@@ -33,10 +33,10 @@ def file(tmp_path: Path) -> Iterator[Path]:
     wrong = {**sound.grading.test_files, "tests/test_calc.py": TESTS.replace("5)", "6)")}
     broken = replace(sound.grading, test_files=wrong)
     write_tasks(tmp_path / "tasks.jsonl", [sound, replace(sound, id="calc-sum-2", grading=broken)])
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     _output.stderr.cache_clear()
     yield tmp_path / "tasks.jsonl"
-    _output.console.cache_clear()
+    _output.stdout.cache_clear()
     _output.stderr.cache_clear()
 
 

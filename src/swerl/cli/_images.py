@@ -66,6 +66,11 @@ def read_size(text: str) -> int:
     return int(size)
 
 
+def failures(found: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:
+    """Return image -> error with its hint, for JSON."""
+    return {image: error.explained() for image, error in found if error}
+
+
 def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
     """Print an image's failure and its remedy."""
     from rich.markup import escape

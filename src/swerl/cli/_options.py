@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swerl.cli._output import keep_stdout_for_json
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
@@ -42,6 +44,14 @@ SettingsAndLimitsOption = Annotated[
 ]
 
 
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=keep_stdout_for_json,
+        help="Print JSON on stdout, and text only on stderr.",
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping, Set
+from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,9 +19,23 @@ _PIPED_WIDTH = 120
 """Columns without a terminal: names in tables stay whole in logs."""
 
 
-@cache
+_IS_JSON = ContextVar("_IS_JSON", default=False)
+
+
 def console() -> Console:
-    """Return the console for results."""
+    """Return the console for results: stderr under `--json`, which has stdout to itself."""
+    return stderr() if _IS_JSON.get() else stdout()
+
+
+def keep_stdout_for_json(as_json: bool) -> bool:
+    """Send the text of this command to stderr if it prints JSON; return the argument."""
+    _IS_JSON.set(as_json)
+    return as_json
+
+
+@cache
+def stdout() -> Console:
+    """Return the console that writes to stdout."""
     from rich.console import Console
 
     out = Console(highlight=False)
@@ -30,6 +50,23 @@ def stderr() -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON: dataclasses as objects, errors as text with their hint."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=_plain))
+
+
+def _plain(value: Any) -> object:
+    from swerl.core.errors import SwerlError
+
+    if isinstance(value, SwerlError):
+        return value.explained()
+    if is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return sorted(value) if isinstance(value, Set) else str(value)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from swerl.cli._output import console
+from swerl.cli._output import console, print_json
 from swerl.plan.simulation.schedule import SimulatedRun
 from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from swerl.plan.plan import RecipePlan
 
 
-def show_plan(recipe: Recipe) -> bool:
+_FIGURES = ("layout", "memory", "disk", "cost", "notes", "obstacles")
+
+
+def show_plan(recipe: Recipe, *, as_json: bool = False) -> bool:
     """Print the plan of a recipe; return whether it can be launched here.
 
     Raises RecipeError if it contradicts itself.
@@ -27,6 +30,11 @@ def show_plan(recipe: Recipe) -> bool:
     from swerl.plan.plan import plan
 
     found = plan(recipe)
+    if as_json:
+        shown = {name: getattr(found, name) for name in _FIGURES}
+        rows = {name.replace(" ", "_"): text for name, text in _rows(found)}
+        print_json({"recipe": recipe.name, **rows, **shown, "simulation": found.simulate()})
+        return not found.obstacles
     for part in plan_parts(found, found.simulate()):
         console().print(part)
     _show_ending(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import ForceOption, require_new
+from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli._run import add_old_name
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ def compat(
     ] = None,
     show: Annotated[bool, typer.Option("--list", help="List agents and cases; run none.")] = False,
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 if one fails."""
     from swerl.checks.compat import report
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.errors import InputError
 
     if out:
@@ -71,12 +72,15 @@ def compat(
         )
     trials = _trials(agents, cases, families, full=full)
     if show:
-        _list(trials)
+        _list(trials, as_json=as_json)
         return
     found = _run(trials, models, jobs)
-    for family in dict.fromkeys(row.family for row in found.rows):
-        console().print(_table([row for row in found.rows if row.family == family]))
-    _print_reasons(found)
+    if as_json:
+        print_json(report.as_row(found))
+    else:
+        for family in dict.fromkeys(row.family for row in found.rows):
+            console().print(_table([row for row in found.rows if row.family == family]))
+        _print_reasons(found)
     if out:
         report.write(found, out)
         console().print(f"report: {out}", soft_wrap=True, markup=False)
@@ -119,11 +123,14 @@ def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResu
         return run(work, after="every sandbox is closed")
 
 
-def _list(trials: tuple[Trial, ...]) -> None:
-    from swerl.cli._output import console
+def _list(trials: tuple[Trial, ...], *, as_json: bool) -> None:
+    from swerl.cli._output import console, print_json
 
     agents = dict.fromkeys(trial.agent.name for trial in trials)
     cases = {trial.case.name: trial.case.sentence for trial in trials}
+    if as_json:
+        print_json({"agents": list(agents), "cases": cases})
+        return
     table = _empty_table("case", "what happens")
     for name, sentence in cases.items():
         table.add_row(name, sentence)
@@ -173,19 +180,26 @@ def fetch(
     version: Annotated[
         str | None, typer.Option(help="Exact release; the tested one by default.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Download an agent's CLI into the cache, once."""
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.cli._run import waiting
     from swerl.core import plugins
 
     module = plugins.load("harnesses", agent)
     if not hasattr(module, "fetch"):
         console().print(f"{agent} is part of swerl; there is nothing to fetch")
+        if as_json:
+            print_json({"agent": agent, "version": None, "mounts": []})
         return
     release = _release(agent, module, version)
     with waiting(f"downloading {agent} {release}"):
         mounts = module.fetch(release)
+    if as_json:
+        shown = [{"target": mount.target, "source": mount.source} for mount in mounts]
+        print_json({"agent": agent, "version": release, "mounts": shown})
+        return
     for mount in mounts:
         console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
     # A release that is not the tested one must be named again.

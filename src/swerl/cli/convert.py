@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import ForceOption, require_new
+from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
     from swerl.tasks.convert import Settings, Summary
     from swerl.tasks.datasets import Converter
+    from swerl.tasks.export import Exported
     from swerl.tasks.rows import RowSource
 
 _NUM_REASONS = 20
@@ -50,6 +51,7 @@ def convert(
         typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
     ] = "",
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert a dataset's rows to Tasks; unusable rows go to a rejects file.
 
@@ -62,7 +64,7 @@ def convert(
     from swerl.tasks import datasets
 
     if name == "list":
-        _list()
+        _list(as_json=as_json)
         return
     tasks = _tasks_file(out, to)
     converter = datasets.find_converter(name)
@@ -75,9 +77,9 @@ def convert(
     except KeyboardInterrupt:
         stderr().print("[yellow]interrupted[/]: run the same command again to resume")
         raise typer.Exit(INTERRUPTED) from None
-    _print(summary, tasks, converting.rejects_path(tasks))
+    _print(summary, tasks, converting.rejects_path(tasks), as_json=as_json)
     if out and to:
-        export_file(tasks, out, to)
+        _export_file(tasks, out, to)
 
 
 def _check_outputs(tasks: Path, out: Path | None, to: str, rows: RowSource, *, force: bool) -> None:
@@ -109,16 +111,20 @@ def _tasks_file(out: Path | None, to: str) -> Path:
     return out.with_name(f"{out.stem}.tasks.jsonl")
 
 
-def _list() -> None:
+def _list(*, as_json: bool) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.tasks import datasets
 
+    found = {name: datasets.find_converter(name) for name in datasets.converter_names()}
+    if as_json:
+        rows = found.items()
+        print_json([{"name": n, "source": each.source, "splits": each.splits} for n, each in rows])
+        return
     table = Table("dataset", "hub id", "splits", box=SIMPLE, pad_edge=False)
-    for name in datasets.converter_names():
-        converter = datasets.find_converter(name)
+    for name, converter in found.items():
         table.add_row(name, converter.source or "(task folders)", ", ".join(converter.splits))
     console().print(table)
 
@@ -194,15 +200,27 @@ def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
         yield tell
 
 
-def _print(summary: Summary, out: Path, rejects: Path) -> None:
+def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None:
     """Print the counts of a conversion. Raises TaskError if no row became a Task."""
     from rich.box import SIMPLE
     from rich.markup import escape
     from rich.table import Table
 
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.errors import TaskError
     from swerl.grading.log_parsers import unsupported
+
+    if as_json:
+        found = {
+            "num_tasks": summary.num_tasks,
+            "num_rejects": summary.num_rejects,
+            "num_resumed": summary.num_resumed,
+            "reasons": summary.reasons,
+            "missing": unsupported(summary.kinds),
+            "tasks": out if summary.num_tasks else None,
+            "rejects": rejects if summary.num_rejects else None,
+        }
+        print_json(found)
 
     table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
     table.columns[0].justify = "right"
@@ -236,12 +254,19 @@ def export(
     *,
     to: Annotated[str, typer.Option("--format", help="slime, harbor or verl-parquet.")],
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write tasks in another trainer's format."""
+    from swerl.cli._output import print_json
+
     check_format(to)
     if out.resolve() != tasks.resolve():
         require_new(out, force=force and to != "harbor")
-    export_file(tasks, out, to)
+    done = _export_file(tasks, out, to)
+    if as_json:
+        print_json(
+            {"file": out, "format": to, "num_tasks": done.num_tasks, "left_out": done.reasons}
+        )
 
 
 def check_format(to: str) -> None:
@@ -253,7 +278,7 @@ def check_format(to: str) -> None:
         raise unknown("format", to, FORMATS)
 
 
-def export_file(tasks: Path, out: Path, to: str) -> None:
+def _export_file(tasks: Path, out: Path, to: str) -> Exported:
     """Write a task file in a format and print the result. Raises TaskError if it is empty."""
     from rich.markup import escape
 
@@ -277,3 +302,4 @@ def export_file(tasks: Path, out: Path, to: str) -> None:
             hint="the reasons stand above" if done.reasons else "it is empty",
         )
     console().print(f"{counted(done.num_tasks, 'task')}: {out}", soft_wrap=True)
+    return done

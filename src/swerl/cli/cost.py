@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._options import JsonOption
+
 if TYPE_CHECKING:
     from swerl.plan.cost import Estimate
 
@@ -34,7 +36,7 @@ def estimate_cost(
     ] = None,
     settings: RecipeSettingsOption = None,
     assumed: AssumeOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
     from swerl.core.errors import InputError
@@ -61,12 +63,10 @@ def simulate_run(
         typer.Option("--from", metavar="RUN", help="Draw episodes from this run folder."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
-    import json
-    from dataclasses import asdict
-
+    from swerl.cli._output import print_json
     from swerl.cli._plan_view import show_simulation
     from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
@@ -92,19 +92,18 @@ def simulate_run(
         compare=True,
     )
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1, default=str))
+        print_json(found)
     else:
         show_simulation(recipe, found)
 
 
 def _print_json(result: Estimate) -> None:
-    import json
     from dataclasses import asdict
 
-    from swerl.cli._output import console
+    from swerl.cli._output import print_json
 
     cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
-    console().print(json.dumps({**asdict(result), "cases": cases}, indent=1), soft_wrap=True)
+    print_json({**asdict(result), "cases": cases})
 
 
 def _show(result: Estimate) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._options import JsonOption
+
 if TYPE_CHECKING:
     from swerl.checks.doctor import Check
 
@@ -15,7 +17,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 def doctor(
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine and print what to fix; exit code 1 if the twin cannot run."""
     import asyncio
@@ -35,18 +37,16 @@ def doctor(
 
 
 def _print_json(checks: list[Check], good: bool) -> None:
-    import json
     from dataclasses import asdict
 
-    from swerl.cli._output import console
+    from swerl.cli._output import print_json
 
     # Released versions call this key `mend`.
     rows = [
         {"mend" if key == "fix" else key: value for key, value in asdict(check).items()}
         for check in checks
     ]
-    text = json.dumps({"twin_runs": good, "checks": rows}, indent=1)
-    console().print(text, soft_wrap=True, markup=False)
+    print_json({"twin_runs": good, "checks": rows})
 
 
 def _show(checks: list[Check], good: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from swerl.cli._options import ForceOption, require_new
+from swerl.cli._options import ForceOption, JsonOption, require_new
 
 
 def export(
@@ -23,9 +23,10 @@ def export(
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 5GB.")] = "5GB",
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint of a run as a model folder in Hugging Face format."""
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.cli._run import waiting
     from swerl.core.errors import InputError, unknown
 
@@ -45,6 +46,9 @@ def export(
     options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes)
     with waiting("reading and writing the weights"):
         done = write(root, out, options)
+    if as_json:
+        print_json(done)
+        return
     say = console()
     say.print(f"step {done.step} of {root}: {done.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {done.folder}", soft_wrap=True)
@@ -100,7 +104,7 @@ def show(
     run: _RUN,
     step: _STEP = None,
     runs: _RUNS = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines instead.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print the figures of each step's rows."""
     from swerl.cli._output import console
@@ -133,9 +137,10 @@ def export_samples(
     ] = "parquet",
     runs: _RUNS = Path("runs"),
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the rows of a run as one Parquet file."""
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.errors import UnknownNameError
     from swerl.runs.export import ExportFormat, export
 
@@ -146,6 +151,8 @@ def export_samples(
     require_new(output, force=force)
     run = _find(run, runs)
     done = export(run, output, ExportFormat(format), step)
+    if as_json:
+        print_json({"file": output, "num_rows": done.num_rows, "num_steps": done.num_steps})
     console().print(
         f"{output}: {counted(done.num_rows, 'row')} of {counted(done.num_steps, 'step')}; "
         "docs/reference/samples.md explains the columns",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from swerl.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 def recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with swerl; `swerl train NAME` runs one."""
-    from swerl.cli._output import console, safe
+    from swerl.cli._output import console, print_json, safe
     from swerl.recipe.load import load, shipped
 
     rows = []
@@ -27,7 +25,7 @@ def recipes(as_json: JsonOption = False) -> None:
         about = first.lstrip("# ").partition(". ")[0]
         rows.append({"name": path.stem, "gpus": gpus, "about": about, "file": str(path)})
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
     table = _table("recipe", "GPUs", "for")
     for row in rows:
@@ -38,13 +36,13 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def plugins(as_json: JsonOption = False) -> None:
     """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
-    from swerl.cli._output import console, counted, safe
+    from swerl.cli._output import console, counted, print_json, safe
     from swerl.core.plugins import found_plugins
     from swerl.tasks.datasets import built_in_names
 
     found = found_plugins({"converters": built_in_names()})
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=1))
+        print_json(found)
     else:
         table = _table("kind", "name", "package", "entry point")
         for each in found:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swerl.cli import images_build, images_pull, images_store
 from swerl.cli import images_build as images_bake
-from swerl.cli._images import DockerConfigOption, RewritesOption
+from swerl.cli._images import DockerConfigOption, RewritesOption, failures
+from swerl.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,12 +29,12 @@ def plan(
     mbit: Annotated[float, typer.Option(min=0.001, help="Bandwidth in Mbit/s.")] = 1000.0,
     workers: Annotated[int, typer.Option(min=1, help="Manifests at the same time.")] = 8,
     docker_config: DockerConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, print_json, stderr
     from swerl.images.login import default_config
     from swerl.images.plan import PlanOptions
 
@@ -44,7 +45,7 @@ def plan(
     )
     made = _make(list(dict.fromkeys(task.image for task in tasks_in(tasks))), options)
     if as_json:
-        typer.echo(_json(made, mbit))
+        print_json(_figures(made, mbit))
     else:
         console().print(_table(made, mbit))
     for image in made.failed:
@@ -75,10 +76,11 @@ def _make(images: list[str], options: PlanOptions) -> ImagePlan:
 
 
 def _table(made: ImagePlan, mbit: float) -> Table:
+    from rich.box import SIMPLE
     from rich.table import Table
 
     stored = sum(image.is_stored for image in made.images)
-    table = Table("", "number", "MiB", show_lines=False)
+    table = Table("", "number", "MiB", box=SIMPLE, pad_edge=False)
     table.columns[1].justify = table.columns[2].justify = "right"
     images = len(made.images)
     alone = sum(image.num_bytes for image in made.images)
@@ -99,42 +101,36 @@ def _table(made: ImagePlan, mbit: float) -> Table:
     return table
 
 
-def _json(made: ImagePlan, mbit: float) -> str:
-    import json
-    from dataclasses import asdict
-
-    return json.dumps(
-        {
-            "num_images": len(made.images),
-            "num_stored": sum(image.is_stored for image in made.images),
-            "num_local": made.num_local,
-            "num_blobs": len(made.blobs),
-            "unique_bytes": made.unique_bytes,
-            "shared_bytes": made.shared_bytes,
-            "num_missing_blobs": len(made.missing),
-            "missing_bytes": made.missing_bytes,
-            "mbit_s": mbit,
-            "transfer_s": made.transfer_s(mbit),
-            "registries": {
-                name: {
-                    "num_pulls": made.num_pulls(name),
-                    "quota": asdict(made.quotas[name]) if name in made.quotas else None,
-                    "quota_s": made.quota_s(name),
-                }
-                for name in _registries(made)
-            },
-            "images": {
-                image.image: {
-                    "digest": image.digest,
-                    "num_bytes": image.num_bytes,
-                    "is_stored": image.is_stored,
-                    "error": str(image.error) if image.error else None,
-                }
-                for image in made.images
-            },
+def _figures(made: ImagePlan, mbit: float) -> dict[str, Any]:
+    return {
+        "num_images": len(made.images),
+        "num_stored": sum(image.is_stored for image in made.images),
+        "num_local": made.num_local,
+        "num_blobs": len(made.blobs),
+        "unique_bytes": made.unique_bytes,
+        "shared_bytes": made.shared_bytes,
+        "num_missing_blobs": len(made.missing),
+        "missing_bytes": made.missing_bytes,
+        "mbit_s": mbit,
+        "transfer_s": made.transfer_s(mbit),
+        "registries": {
+            name: {
+                "num_pulls": made.num_pulls(name),
+                "quota": made.quotas.get(name),
+                "quota_s": made.quota_s(name),
+            }
+            for name in _registries(made)
         },
-        indent=2,
-    )
+        "images": {
+            image.image: {
+                "digest": image.digest,
+                "num_bytes": image.num_bytes,
+                "is_stored": image.is_stored,
+                "error": str(image.error) if image.error else None,
+            }
+            for image in made.images
+        },
+    }
 
 
 def _registries(made: ImagePlan) -> list[str]:
@@ -182,10 +178,12 @@ def mirror_images(
         Path | None, typer.Option(help="Write the tasks again with the mirrored images by digest.")
     ] = None,
     docker_config: DockerConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
     from swerl.cli._images import read_rewrites
     from swerl.cli._options import tasks_in
+    from swerl.cli._output import print_json
     from swerl.images.login import default_config
     from swerl.images.mirror import MirrorOptions
 
@@ -199,6 +197,14 @@ def mirror_images(
     found = tasks_in(tasks)
     report = _mirror(found, to, lock, options)
     _show(report, lock)
+    if as_json:
+        shown = {
+            "num_images": len(report.images) - len(report.failed),
+            "num_local": report.num_local,
+            "moved_bytes": report.moved_bytes,
+            "failed": failures((each.image, each.error) for each in report.failed),
+        }
+        print_json({**shown, "lock": lock, "tasks": None if report.failed else tasks_out})
     if report.failed:
         raise typer.Exit(1)
     if tasks_out:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._images import DockerConfigOption
-from swerl.cli._options import require_made_from
+from swerl.cli._options import JsonOption, require_made_from
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,63 +39,71 @@ def build(
     network: Annotated[
         str, typer.Option(help="Task folders: network of a Dockerfile, none or default.")
     ] = "none",
+    as_json: JsonOption = False,
 ) -> None:
     """Build instances from their projects' released source archives, and write their Tasks.
 
     With a folder: build the Dockerfiles of the task folders in it with a Docker daemon.
     """
     if specs.is_dir():
-        _build_folders(specs, network)
+        _build_folders(specs, network, as_json=as_json)
     else:
         wanted = _select(specs, instances)
         require_made_from(out, [spec.instance_id for spec in wanted])
-        _build_sources(wanted, _rows(specs, rows, dataset), dataset, out)
+        _build_sources(wanted, _rows(specs, rows, dataset), dataset, out, as_json=as_json)
 
 
-def _build_folders(root: Path, network: str) -> None:
-    from swerl.cli._output import console, counted, stderr
+def _build_folders(root: Path, network: str, *, as_json: bool) -> None:
+    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.core.errors import ImageError, unknown
     from swerl.images.docker_build import Network, build_folders
 
     if network not in set(Network):
         raise unknown("network", network, [*Network])
-    num_built = num_stood = num_failed = 0
+    num_built = num_stood = 0
+    images, failed = [], {}
     with stderr().status("asking for a daemon") as status:
         for one in build_folders(root, network=Network(network), say=status.update):
             if one.error:
-                num_failed += 1
+                failed[str(one.folder)] = one.error.explained()
                 for text in (f"{one.folder}: {one.error}", f"  {one.error.hint}"):
                     console().print(text, soft_wrap=True, markup=False)
                 continue
             num_built, num_stood = num_built + one.is_new, num_stood + (not one.is_new)
+            images.append(one.image)
             console().print(one.image, soft_wrap=True, markup=False)
-    if num_failed and not num_built + num_stood:
+    if as_json:
+        print_json({"images": images, "num_new": num_built, "failed": failed})
+    if failed and not images:
         raise ImageError("no image could be built", hint="the reasons are above")
-    console().print(f"{counted(num_built, 'image')} built, {num_stood} stood, {num_failed} failed")
+    console().print(f"{counted(num_built, 'image')} built, {num_stood} stood, {len(failed)} failed")
     console().print(f"next: swerl convert harbor --rows {root}", soft_wrap=True, markup=False)
-    if num_failed:
+    if failed:
         raise typer.Exit(1)
 
 
 def _build_sources(
-    wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path
+    wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path, *, as_json: bool
 ) -> None:
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.errors import ImageError
     from swerl.core.task import write_tasks
 
     tasks = []
-    failed = 0
+    failed = {}
     for spec in wanted:
         try:
             tasks.append(_build_one(spec, by_id, dataset))
         except ImageError as error:
-            failed += 1
+            failed[spec.instance_id] = error.explained()
             console().print(f"[red]{spec.instance_id}[/]: {error}", soft_wrap=True)
             console().print(f"  {error.hint}", soft_wrap=True)
     if not tasks:
         raise ImageError("no image could be built", hint="the reasons are above")
     count = write_tasks(out, tasks)
+    if as_json:
+        images = {task.id: task.image for task in tasks}
+        print_json({"file": out, "images": images, "failed": failed})
     console().print(f"{counted(count, 'task')}: {out}", soft_wrap=True)
     console().print(f"next: swerl rollout --tasks {out} --instance {tasks[0].id}", soft_wrap=True)
     if failed:
@@ -170,12 +178,14 @@ def bake(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Images at the same time.")] = 4,
     docker_config: DockerConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
     import tempfile
 
+    from swerl.cli._images import failures
     from swerl.cli._options import tasks_in
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.core.task import write_tasks
     from swerl.images.mirror import rewrite
 
@@ -186,6 +196,11 @@ def bake(
         layer = _layer(agents, Path(folder, "agents.tar.gz"))
         done = _bake(images, layer, lock, workers, docker_config)
     _show(done, layer, lock)
+    if as_json:
+        failed = failures((one.image, one.error) for one in done)
+        pinned = {one.image: one.pinned.reference for one in done if one.pinned}
+        shown = {"agents": layer.agents, "images": pinned, "failed": failed, "lock": lock}
+        print_json({**shown, "tasks": None if failed else tasks_out})
     if any(one.error for one in done):
         raise typer.Exit(1)
     if tasks_out:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._images import DockerConfigOption, ImagesArgument, RewritesOption
+from swerl.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from swerl.images.pull import Pulled, PullOptions
@@ -22,10 +23,11 @@ def pull(
         bool, typer.Option("--refresh", help="Check again if a stored tag has changed.")
     ] = False,
     docker_config: DockerConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Pull images into the store, unpacked for local sandboxes; resumes if interrupted."""
-    from swerl.cli._images import images_of, read_rewrites, show_failures, shown_bytes
-    from swerl.cli._output import console, counted
+    from swerl.cli._images import failures, images_of, read_rewrites, show_failures, shown_bytes
+    from swerl.cli._output import console, counted, print_json
     from swerl.images.login import default_config
     from swerl.images.pull import PullOptions
     from swerl.images.store import default_store
@@ -46,6 +48,11 @@ def pull(
         f"{len(failed)} failed; "
         f"{shown_bytes(moved)} pulled"
     )
+    if as_json:
+        stored = {each.image: each.stored.digest for each in done if each.stored}
+        lost = failures((each.image, each.error) for each in done)
+        root = default_store().root
+        print_json({"images": stored, "failed": lost, "moved_bytes": moved, "store": root})
     console().print(f"store: {default_store().root}", soft_wrap=True)
     if failed:
         console().print("next: run the same command again to retry the failed images")
@@ -59,15 +66,18 @@ def import_image(
     ],
     *,
     name: Annotated[str, typer.Option(help="Name of the image; its own by default.")] = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Import an image from a file or folder into the store."""
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted, stderr
+    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.images.archive import import_images
     from swerl.images.store import default_store
 
     with stderr().status(f"importing {file}"):
         found = import_images(file, default_store(), name=name)
+    if as_json:
+        print_json([{"image": each.reference, "digest": each.digest} for each in found])
     for image in found:
         layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
         console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)

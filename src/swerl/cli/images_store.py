@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._images import DockerConfigOption, RewritesOption
+from swerl.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from swerl.images.pull import PullOptions
@@ -17,29 +18,37 @@ if TYPE_CHECKING:
 _ALL = "all"
 
 
-def ls() -> None:
+def ls(as_json: JsonOption = False) -> None:
     """List the images of the store."""
+    from dataclasses import asdict
     from datetime import UTC, datetime
 
+    from rich.box import SIMPLE
     from rich.table import Table
 
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.errors import ImageError
     from swerl.images.store import default_store
 
     store = default_store()
-    table = Table("image", "digest", "layers", "unpacked", "since")
-    names, num_damaged = store.names(), 0
+    table = Table("image", "digest", "layers", "unpacked", "since", box=SIMPLE, pad_edge=False)
+    names, rows, num_damaged = store.names(), [], 0
     for named in names:
         since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
+        num_layers = num_bytes = None
         try:
             found = store.find(named.reference)
-            shown = (str(len(found.layers)), shown_bytes(found.size))
+            num_layers, num_bytes = len(found.layers), found.size
+            shown = (str(num_layers), shown_bytes(num_bytes))
         except ImageError:
             shown = ("[red]damaged[/]", "")
             num_damaged += 1
+        rows.append({**asdict(named), "num_layers": num_layers, "num_bytes": num_bytes})
         table.add_row(named.reference, named.digest[7:19], *shown, since)
+    if as_json:
+        print_json({"store": store.root, "images": rows})
+        return
     if names:
         console().print(table)
     console().print(f"{counted(len(names), 'image')} in {store.root}", soft_wrap=True)
@@ -59,10 +68,11 @@ def verify(
     workers: Annotated[int, typer.Option(min=1, help="Blobs and layers at the same time.")] = 4,
     rewrites: RewritesOption = None,
     docker_config: DockerConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Read every blob and unpacked file, and list the damaged ones."""
     from swerl.cli._images import read_rewrites
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.images.login import default_config
     from swerl.images.pull import PullOptions
     from swerl.images.store import default_store
@@ -79,6 +89,8 @@ def verify(
     if damaged and repair:
         _repair(damaged, options)
         damaged = _verify(names, everything=everything, workers=workers)
+    if as_json:
+        print_json({"images": [each.reference for each in names], "damaged": damaged})
     if damaged and not repair:
         console().print("next: swerl images verify --repair")
     if damaged:
@@ -97,13 +109,14 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Free space: first images outside of --keep, then the least urgent ones of it.
 
     `--keep host` keeps no image of the store.
     """
     from swerl.cli._images import images_of, is_file, read_size, shown_bytes
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.images.gc import collect
     from swerl.images.store import default_store
 
@@ -112,6 +125,8 @@ def gc(
         if not is_file(argument):
             _names([argument])  # a mistyped file name must not remove everything
     done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    if as_json:
+        print_json(done)
     for named in done.removed:
         console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)
     for named in done.in_use:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,13 @@ import typer
 from swerl.cli._options import (
     EngineChoice,
     ForceOption,
+    JsonOption,
     kinds,
     read_engine,
     recipe_of,
     require_new,
 )
-from swerl.cli._output import console, counted, safe
+from swerl.cli._output import console, counted, print_json, safe
 from swerl.core import patch
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
@@ -93,7 +93,7 @@ def rollout(
         Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,
     force: ForceOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Attempt one task once, print every turn, and print the verdict."""
     chosen = _read_engine(engine)
@@ -197,21 +197,19 @@ def _next_command(episode: Episode, task: Task, engine: EngineChoice, folder: Pa
 
 def _print_json(episode: Episode, folder: Path) -> None:
     trajectory = episode.trajectory
-    typer.echo(
-        json.dumps(
-            {
-                "instance": episode.task_id,
-                "verdict": episode.verdict,
-                "reason": episode.grade.reason,
-                "reward": episode.reward if episode.learnable else None,
-                "status": episode.status,
-                "turns": len(trajectory.turns),
-                "trainable": all(turn.trainable for turn in trajectory.turns),
-                "sampled_tokens": trajectory.num_sampled_tokens,
-                "timings": dict(episode.timings),
-                "artefacts": {name: str(path) for name, path in _kept(folder).items()},
-            }
-        )
+    print_json(
+        {
+            "instance": episode.task_id,
+            "verdict": episode.verdict,
+            "reason": episode.grade.reason,
+            "reward": episode.reward if episode.learnable else None,
+            "status": episode.status,
+            "turns": len(trajectory.turns),
+            "trainable": all(turn.trainable for turn in trajectory.turns),
+            "sampled_tokens": trajectory.num_sampled_tokens,
+            "timings": dict(episode.timings),
+            "artefacts": {name: str(path) for name, path in _kept(folder).items()},
+        }
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,28 +36,30 @@ def attacks(
         Path | None, typer.Option(help="Write the results to this run folder, as probe.json.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the results to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     show: Annotated[bool, typer.Option("--list", help="List the attacks and run none.")] = False,
 ) -> None:
     """Attack a sandbox and print the results; exit code 1 if an attack worked."""
     from swerl.checks.attacks import runner
     from swerl.checks.attacks.attack import AttackOutcome
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, print_json
 
     chosen = runner.choose(only or ())
     if show:
-        _list(chosen)
+        if as_json:
+            print_json([{"name": item.name, "sentence": item.sentence} for item in chosen])
+        else:
+            _list(chosen)
         return
     place = _place(run, out)
     found = _attack(_subject(backend, settings, image), chosen, external)
     kept = runner.keep(found, place)
     if as_json:
-        _print_json(found)
+        print_json(found.to_json())
     else:
         console().print(_table(found))
-    console_of = stderr() if as_json else console()
-    console_of.print(_summary(found), soft_wrap=True)
-    console_of.print(f"kept in {kept}", soft_wrap=True, markup=False)
+    console().print(_summary(found), soft_wrap=True)
+    console().print(f"kept in {kept}", soft_wrap=True, markup=False)
     if found.counts[AttackOutcome.FAIL]:
         raise typer.Exit(1)
 
@@ -108,12 +110,6 @@ def _list(chosen: list[Attack]) -> None:
     for item in chosen:
         table.add_row(item.name, item.sentence)
     console().print(table)
-
-
-def _print_json(report: AttackReport) -> None:
-    import json
-
-    typer.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
 
 
 def _table(report: AttackReport) -> Table:

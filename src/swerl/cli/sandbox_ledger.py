@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import SettingsOption
+from swerl.cli._options import JsonOption, SettingsOption
 from swerl.sandboxes.ledger.bill import By
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ OnlyOption = Annotated[
     str | None,
     typer.Option("--backend", help="Only this kind of sandbox, with the settings of --set."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def ps(
@@ -44,7 +43,7 @@ def ps(
     """List the sandboxes of every backend with owner, age and cost."""
     from rich.console import Console
 
-    from swerl.cli._output import console, counted, stderr
+    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.cli._run import run
     from swerl.sandboxes.ledger.reap import SandboxState, list_sandboxes
 
@@ -54,7 +53,7 @@ def ps(
     rows.sort(key=lambda row: row.entry.intended_s)
     warn_of(found.unreachable)
     if as_json:
-        _print_json([row_json(row) for row in rows])
+        print_json([row_json(row) for row in rows])
         return
     if rows:
         wide = Console(width=max(console().width, _LEAST_WIDTH), highlight=False)
@@ -85,7 +84,7 @@ def reap(
     as_json: JsonOption = False,
 ) -> None:
     """Remove sandboxes with a dead owner or a passed deadline; exit code 1 if one stays."""
-    from swerl.cli._output import stderr
+    from swerl.cli._output import print_json, stderr
     from swerl.cli._run import run
     from swerl.core.errors import InputError
     from swerl.sandboxes.ledger.reap import Outcome
@@ -107,7 +106,7 @@ def reap(
     report = run(work, after=_AFTER)
     warn_of(report.unreachable)
     if as_json:
-        _print_json([reaped_json(each) for each in report.reaped])
+        print_json([reaped_json(each) for each in report.reaped])
     counts = {kind: sum(each.outcome is kind for each in report.reaped) for kind in Outcome}
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     stderr().print(said or "nothing to reap")
@@ -127,15 +126,13 @@ def bill(
     as_json: JsonOption = False,
 ) -> None:
     """Add up number, time and cost of sandboxes."""
-    from swerl.cli._output import console, counted, stderr
+    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.sandboxes.ledger import bill as bills
 
     since_s = time.time() - _seconds(since) if since else 0.0
     found = bills.bill(_ledger(), by=by, run=run_name, since_s=since_s)
     if as_json:
-        from dataclasses import asdict
-
-        _print_json(asdict(found))
+        print_json(found)
         return
     console().print(bill_table(found, by))
     if found.num_unsettled:
@@ -182,12 +179,6 @@ def _seconds(text: str) -> float:
             f"--since {text!r} is not a time span", hint="for example 90m, 12h, 7d or 4w"
         )
     return float(match[1]) * _UNITS_S[match[2]]
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=2))
 
 
 _AGE_UNITS_S = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))

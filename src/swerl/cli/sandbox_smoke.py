@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +30,7 @@ def smoke(
     again: Annotated[
         bool, typer.Option("--again", help="Try again what failed in --out's file.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
     from swerl.cli._options import tasks_in
@@ -93,11 +93,12 @@ def _run(job: _Job) -> list[SmokeResult]:
 
 
 def _print_json(results: list[SmokeResult]) -> None:
-    import json
     from dataclasses import asdict
 
+    from swerl.cli._output import print_json
+
     rows: list[dict[str, Any]] = [{**asdict(result), "ok": result.ok} for result in results]
-    typer.echo(json.dumps(rows, indent=2))
+    print_json(rows)
 
 
 def _table(results: list[SmokeResult]) -> Table:

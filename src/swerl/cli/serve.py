@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import EngineChoice, is_loopback, kinds, read_engine, recipe_of
+from swerl.cli._options import EngineChoice, JsonOption, is_loopback, kinds, read_engine, recipe_of
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import InputError
 
@@ -43,9 +43,10 @@ def serve(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the records.")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
-    from swerl.cli._output import stderr
+    from swerl.cli._output import print_json, stderr
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._serve_run import ServeView, show_totals
     from swerl.cli._serve_run import serve as serve_until_told
@@ -71,6 +72,8 @@ def serve(
     if chosen.type not in ("scripted", "openai"):
         stderr().print(f"starting {chosen.text} …", markup=False)
     totals = run(serve_until_told(plan, view), after="finished requests are in transcript.jsonl")
+    if as_json:
+        print_json(totals)
     show_totals(totals, _next_command(totals.folders))
     if totals.num_unwritten:
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,27 +32,28 @@ def redteam(
     naive: Annotated[
         bool, typer.Option("--naive", help="Also grade each policy without defences.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     show: Annotated[bool, typer.Option("--list", help="List the policies and run none.")] = False,
 ) -> None:
     """Run cheating policies through whole Episodes; exit code 1 if one is rewarded."""
-    import json
-
     from swerl.checks.redteam import runner
     from swerl.checks.redteam.runner import PolicyOutcome, RedteamSettings
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, print_json
 
     policies = runner.choose(only or ())
     if show:
-        _list(policies)
+        if as_json:
+            print_json([{"name": each.name, "sentence": each.sentence} for each in policies])
+        else:
+            _list(policies)
         return
     chosen = RedteamSettings(backend, image, num_jobs=jobs, naively=naive)
     report = _run(backend, settings, policies, chosen)
     if as_json:
-        typer.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        print_json(report.to_json())
     else:
         console().print(_table(report, naive=naive))
-    (stderr() if as_json else console()).print(_summary(report), soft_wrap=True)
+    console().print(_summary(report), soft_wrap=True)
     if report.counts[PolicyOutcome.BROKE]:
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsOption
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,16 +34,14 @@ def scan_leaks(
         Path | None,
         typer.Option(help="Append each result to this file; the same command resumes from it."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Find leaked solutions in task images, before and after the future is hidden.
 
     Exit code 1 if an agent would find one, or if a scan failed.
     """
-    import json
-
     from swerl.checks import scan_leaks as leaks
-    from swerl.cli._output import console, stderr
+    from swerl.cli._output import console, print_json, stderr
 
     chosen = leaks.ScanSettings(
         raw=raw is not False,
@@ -54,7 +52,7 @@ def scan_leaks(
     )
     results = _run(tasks, backend, settings or [], chosen, out)
     if as_json:
-        typer.echo(json.dumps([leaks.as_row(result) for result in results], indent=2))
+        print_json([leaks.as_row(result) for result in results])
     else:
         console().print(_table(results))
         for line in _details(results):

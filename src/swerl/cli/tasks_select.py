@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from swerl.cli._options import ForceOption, require_new
+from swerl.cli._options import ForceOption, JsonOption, require_new
 
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
@@ -25,6 +25,7 @@ def filter_tasks(
     solve_rate: Annotated[
         str, typer.Option(metavar="LOW..HIGH", help="Measured solve rate, for example 0.1..0.9.")
     ] = "",
+    as_json: JsonOption = False,
 ) -> None:
     """Keep the tasks that match an expression or a solve rate.
 
@@ -42,7 +43,7 @@ def filter_tasks(
         raise InputError("no condition is given", hint="pass WHERE or --solve-rate")
     require_new(out, force=force)
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
-    _say(num_chosen, num_all, out)
+    _say(num_chosen, num_all, out, as_json=as_json)
 
 
 def sample(
@@ -52,12 +53,13 @@ def sample(
     number: Annotated[int, typer.Option("-n", "--number", min=1, help="Tasks to keep.")],
     seed: SeedOption = 0,
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Keep a random sample; a larger sample contains every smaller one."""
     from swerl.tasks import select
 
     require_new(out, force=force)
-    _say(*select.sample_tasks(tasks, out, number, seed=seed), out)
+    _say(*select.sample_tasks(tasks, out, number, seed=seed), out, as_json=as_json)
 
 
 def split(
@@ -71,9 +73,10 @@ def split(
     ] = False,
     seed: SeedOption = 0,
     force: ForceOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Split a file at random; each part is a file beside it."""
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.tasks import select
 
     shares = dict(map(_share, parts))
@@ -84,6 +87,8 @@ def split(
     for name in shares:
         require_new(select.part_path(tasks, name), force=force)
     done = select.split_tasks(tasks, shares, by_repo=by_repo, seed=seed)
+    if as_json:
+        print_json({name: {"file": path, "num_tasks": n} for name, (path, n) in done.items()})
     for path, count in done.values():
         note = "" if count else " (none fell to it: try another --seed, or larger shares)"
         console().print(f"{counted(count, 'task')}: {path}{note}", soft_wrap=True)
@@ -120,9 +125,11 @@ def _share(text: str) -> tuple[str, float]:
         ) from error
 
 
-def _say(num_chosen: int, num_all: int, out: Path) -> None:
-    from swerl.cli._output import console
+def _say(num_chosen: int, num_all: int, out: Path, *, as_json: bool) -> None:
+    from swerl.cli._output import console, print_json
 
+    if as_json:
+        print_json({"file": out, "num_tasks": num_chosen, "num_all": num_all})
     console().print(f"{num_chosen:,} of {num_all:,} tasks: {out}", soft_wrap=True)
     if num_chosen:
         console().print(f"next: swerl tasks stats {out}", soft_wrap=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swerl.cli._options import JsonOption
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -39,15 +40,19 @@ def show(
         bool, typer.Option("--hidden", help="Also show the solution and the tests.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="Maximum tasks to list.")] = 20,
+    as_json: JsonOption = False,
 ) -> None:
     """List the tasks of a file, or show one of them."""
-    from swerl.cli._output import console, counted
+    from swerl.cli._output import console, counted, print_json
     from swerl.core.task import find_task
     from swerl.tasks import select
 
     found = (task for _, task in select.lines(tasks))
     if instance:
-        _show_one(find_task(found, instance), hidden=hidden)
+        _show_one(find_task(found, instance), hidden=hidden, as_json=as_json)
+        return
+    if as_json:
+        print_json([_facts(task) for task in itertools.islice(found, limit)])
         return
     console().print(_list(list(itertools.islice(found, limit))))
     if rest := sum(1 for _ in found):
@@ -57,12 +62,12 @@ def show(
 def stats(
     tasks: TasksArgument,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Count the tasks of a file by repository, size, grader and difficulty."""
-    import json
     from dataclasses import asdict
 
+    from swerl.cli._output import print_json
     from swerl.grading.log_parsers import unsupported
     from swerl.tasks import select
     from swerl.tasks.select import count
@@ -72,7 +77,7 @@ def stats(
         # JSON has no keys of two parts, so the pairs go out as what they lack.
         shown = asdict(found) | {"missing": unsupported(found.kinds)}
         del shown["kinds"]
-        typer.echo(json.dumps(shown, indent=2))
+        print_json(shown)
     else:
         _print_stats(found, tasks)
 
@@ -99,34 +104,45 @@ def _list(found: list[Task]) -> Table:
     return table
 
 
-def _show_one(task: Task, *, hidden: bool) -> None:
+def _facts(task: Task) -> dict[str, Any]:
+    from swerl.tasks.select import FACTS
+
+    return {name: fact(task) for name, fact in FACTS.items()}
+
+
+def _show_one(task: Task, *, hidden: bool, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from swerl.cli._output import console
-    from swerl.tasks.select import FACTS
+    from swerl.cli._output import console, print_json
 
     table = Table(box=None, show_header=False, pad_edge=False)
-    facts = {name: fact(task) for name, fact in FACTS.items()}
+    facts = _facts(task)
     others = {
         name: value
         for name, value in task.metadata.items()
         if name not in facts and isinstance(value, str | int | float)
     }
     shown = {**facts, "workdir": task.workdir, "base_commit": task.base_commit, **others}
+    if as_json:
+        print_json({**shown, "prompt": task.prompt, **(_hidden(task) if hidden else {})})
+        return
     for name, value in shown.items():
         if value not in (None, ""):
             table.add_row(f"[dim]{escape(name)}[/]", escape(str(value)))
     console().print(table)
     _section("prompt", task.prompt)
     if hidden:
-        _show_hidden(task)
+        for title, text in _hidden(task).items():
+            if text:
+                _section(title, text)
 
 
-def _show_hidden(task: Task) -> None:
+def _hidden(task: Task) -> dict[str, str]:
+    """Return title -> text of what an agent may not see."""
     spec = task.grading
     files = {**task.files, **spec.test_files, **spec.files}
-    for title, text in {
+    return {
         "setup": task.setup,
         "test command": spec.test_command,
         "must mend": "\n".join(spec.fail_to_pass),
@@ -135,9 +151,7 @@ def _show_hidden(task: Task) -> None:
         "files": "\n".join(f"{path} ({len(text):,} characters)" for path, text in files.items()),
         "test patch": spec.test_patch,
         "solution": task.gold_patch,
-    }.items():
-        if text:
-            _section(title, text)
+    }
 
 
 def _section(title: str, text: str) -> None:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import kinds, read_engine, recipe_of, require_made_from, tasks_in
+from swerl.cli._options import (
+    JsonOption,
+    kinds,
+    read_engine,
+    recipe_of,
+    require_made_from,
+    tasks_in,
+)
 from swerl.cli.tasks_select import TasksArgument
 
 if TYPE_CHECKING:
@@ -62,7 +69,7 @@ def solve_rate(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Attempt each task several times, and write its solve rate into its row.
 
@@ -89,14 +96,13 @@ def solve_rate(
 
 
 def _report(found: Mapping[str, Attempts], out: Path, num_rated: int, *, as_json: bool) -> None:
-    import json
     from dataclasses import asdict
 
-    from swerl.cli._output import console, counted, stderr
+    from swerl.cli._output import console, counted, print_json, stderr
 
     if as_json:
         rows = [{**asdict(each), "solve_rate": each.solve_rate} for each in found.values()]
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
         console().print(_table(found))
     lost = sum(each.lost for each in found.values())

@@ -9,6 +9,7 @@ import typer
 
 from swerl.cli._options import (
     BackendOption,
+    JsonOption,
     SettingsAndLimitsOption,
     require_made_from,
     split_limits,
@@ -53,7 +54,7 @@ def vet(
     ] = False,
     backend: BackendOption = "local",
     settings: SettingsAndLimitsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Prove that each task fails without its solution, passes with it, and resists cheap cheats.
 
@@ -87,12 +88,11 @@ def vet(
 
 
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
-    import json
-
     from swerl.checks import vet_files
+    from swerl.cli._output import print_json
 
     if as_json:
-        typer.echo(json.dumps([vet_files.as_row(each) for each in found], indent=2))
+        print_json([vet_files.as_row(each) for each in found])
     else:
         show(found)
 

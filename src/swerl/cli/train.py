@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from swerl.cli import train_status
+from swerl.cli._options import JsonOption
 
 if TYPE_CHECKING:
     from swerl.cluster.checks import MachineFinding
@@ -70,6 +71,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the recipe, print its plan, start nothing.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe; run the same command again to resume."""
     from swerl.recipe.load import load
@@ -79,22 +81,23 @@ def train(
     if dry_run:
         from swerl.cli._plan_view import show_plan
 
-        if not show_plan(recipe):
+        if not show_plan(recipe, as_json=as_json):
             raise typer.Exit(2)
         return
-    _train(recipe, runs / recipe.name, "run the same command again to resume")
+    _train(recipe, runs / recipe.name, "run the same command again to resume", as_json=as_json)
 
 
-def _train(recipe: Recipe, root: Path, after: str) -> None:
+def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     from swerl.plan.plan import plan
     from swerl.recipe.check import check
 
     check(recipe)
     for obstacle in plan(recipe).obstacles:
         raise obstacle
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary
+    from swerl.cli.train_status import facts_of
     from swerl.core.errors import RunStoppedError
     from swerl.runs.layout import RunFolder
     from swerl.training.train import train
@@ -106,6 +109,8 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
             console().print(f"[yellow]stopped[/]: {error}; {after}", soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None
     state = RunFolder(root).read_state()
+    if as_json:
+        print_json(facts_of(root))
     if state.finished:
         show_summary(root, past)
         return
@@ -121,12 +126,14 @@ def _train(recipe: Recipe, root: Path, after: str) -> None:
 def resume(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
 ) -> None:
     """Resume a run with the recipe in its folder."""
     from swerl.cli.train_status import called, find_run, stored_recipe
 
     root = find_run(run, runs)
-    _train(stored_recipe(root), root, f"`swerl train resume {called(root)}` resumes it")
+    after = f"`swerl train resume {called(root)}` resumes it"
+    _train(stored_recipe(root), root, after, as_json=as_json)
 
 
 @app.command("stop")
@@ -139,10 +146,11 @@ def stop(
     wait_s: Annotated[
         float, typer.Option("--wait", min=0, help="Maximum seconds to wait.")
     ] = 3600.0,
+    as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, from any machine that shares the run folder."""
-    from swerl.cli._output import console, stderr
-    from swerl.cli.train_status import called, find_run
+    from swerl.cli._output import console, print_json, stderr
+    from swerl.cli.train_status import called, facts_of, find_run
     from swerl.core.errors import RunError
     from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
 
@@ -160,6 +168,8 @@ def stop(
         message = f"{root} still runs after {wait_s:g} s; the stop request stays"
         hint = f"wait longer, or `swerl train stop {name} --now`"
         raise RunError(message, hint=hint)
+    if as_json:
+        print_json(facts_of(root))
     console().print(f"{root.name}: {after.status}")
     verb = "status" if after.status is RunStatus.FINISHED else "resume"
     console().print(f"next: swerl train {verb} {name}", soft_wrap=True)
@@ -181,14 +191,17 @@ def rewind(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    as_json: JsonOption = False,
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
     from swerl.cli.train_status import called, find_run
     from swerl.runs.layout import rewind as go_back
 
     root = find_run(run, runs)
     aside = go_back(root, step)
+    if as_json:
+        print_json({"run": root.name, "folder": root, "step": step, "later_episodes": aside})
     console().print(f"{root} is at step {step}", soft_wrap=True)
     if aside is not None:
         console().print(f"later episodes  {aside}", soft_wrap=True)
@@ -205,19 +218,17 @@ def preflight(
         typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
     ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""
-    import json
-    from dataclasses import asdict
-
+    from swerl.cli._output import print_json
     from swerl.cli._run import run
     from swerl.recipe.load import load
 
     recipe = load(recipes, settings or ())
     found = run(_collect(recipe, runs / recipe.name, quiet=as_json), after="nothing was started")
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=1))
+        print_json(found)
     else:
         _close(found)
     if any(each.state == "fail" for each in found):

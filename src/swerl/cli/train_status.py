@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swerl.cli._options import JsonOption
 from swerl.core.errors import RunError, unknown
 
 if TYPE_CHECKING:
@@ -23,24 +24,24 @@ _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
 def status(
     run: Annotated[str | None, typer.Argument(help="Name of a run, or its folder.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a run's state, or list all runs; reads only run folders, on any machine."""
-    from swerl.cli._output import console
+    from swerl.cli._output import console, print_json
 
     if run is None:
         found = all_runs(runs)
         rows = [_facts_or_problem(root) for root in found]
         if as_json:
-            _print_json(rows)
+            print_json(rows)
         elif not rows:
             console().print(f"no runs in {runs}; next: swerl train twin_cpu")
         else:
             _show_all(rows)
         return
-    facts = _facts(find_run(run, runs))
+    facts = facts_of(find_run(run, runs))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         for line in _lines(facts):
             console().print(line, soft_wrap=True)
@@ -51,13 +52,13 @@ def _facts_or_problem(root: Path) -> dict[str, Any]:
     from swerl.core.errors import SwerlError
 
     try:
-        return _facts(root, waits=False)
+        return facts_of(root, waits=False)
     except SwerlError as error:
         unread = {"run": root.name, "called": called(root), "folder": str(root)}
         return unread | {"standing": "unreadable", "problem": error.explained()}
 
 
-def _facts(root: Path, *, waits: bool = True) -> dict[str, Any]:
+def facts_of(root: Path, *, waits: bool = True) -> dict[str, Any]:
     """Return all facts about a run; `waits` for a heartbeat from another machine."""
     from dataclasses import asdict
 
@@ -198,12 +199,6 @@ def _ago(moment_s: float) -> str:
     return (
         f"{at} ({minutes:,.0f} min ago)" if minutes < 120 else f"{at} ({minutes / 60:,.1f} h ago)"
     )
-
-
-def _print_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=1))
 
 
 RECIPE = "recipe.resolved.json"

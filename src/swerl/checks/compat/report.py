@@ -27,13 +27,17 @@ def write(found: TrialResults, path: Path) -> None:
     """
     check(path)
     if path.suffix == ".json":
-        rows = [row.to_json() for row in found.rows]
-        files.write_json(path, {"seconds": round(found.seconds, 1), "rows": rows})
+        files.write_json(path, as_row(found))
         return
     body = f"{BEGIN}\n{markdown(found)}{END}"
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     has_markers = _BETWEEN.search(page)
     files.write_text(path, _BETWEEN.sub(lambda _: body, page) if has_markers else body + "\n")
+
+
+def as_row(found: TrialResults) -> dict[str, object]:
+    """Return the report as JSON."""
+    return {"seconds": round(found.seconds, 1), "rows": [row.to_json() for row in found.rows]}
 
 
 def check(path: Path) -> None:
