@@ -424,7 +424,8 @@ def micro_batch(recipe: Recipe, rows: Sequence[int], trained: float, gpu: str) -
 def main() -> None:
     """Print the table; write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", type=Path)
+    shipped = Path("recipes/qwen35b_8node.toml")
+    parser.add_argument("recipe", type=Path, nargs="?", default=shipped)
     parser.add_argument("--set", action="append", default=[], help="a recipe key, as KEY=VALUE")
     parser.add_argument("--gpu", choices=sorted(_LINKS), help="default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="tokens of each row")
