@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,3 +128,26 @@ def test_many_commands_run_and_every_reason_is_in_use() -> None:
     assert len(RUN) >= 30
     every = [command for _, command in COMMANDS]
     assert not [p for p in NOT_RUN if not any(re.search(p, command) for command in every)]
+
+
+def test_the_tests_of_the_vetting_page_are_judged_as_it_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "guides" / "vetting.md").read_text()
+    _, _, section = page.partition("## Write tests that vetting accepts")
+    block = re.search(r"```sh\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    monkeypatch.setenv("SWERL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    )
+    command = block[1].replace("&& swerl tasks vet", "> convert.log && swerl tasks vet").rstrip()
+    words = ["bash", "-ec", f"{command} --json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {row["task"]: row["certificate"] for row in json.loads(done.stdout)}
+    assert found["empty"]["findings"][0]["defect"] == "solved by nothing"
+    assert not found["weak"]["findings"] and not found["strong"]["findings"]
+    assert [found[name]["swapped_share"] for name in ("weak", "strong")] == [0, 1]
+    assert found["weak"]["bits"] == 0
+    assert round(found["strong"]["bits"]) == 8
