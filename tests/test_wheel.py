@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,12 @@ def test_its_recipes_have_names_and_say_what_training_needs(swerl: Path, tmp_pat
     started = called(swerl, "train", "twin_cpu", cwd=tmp_path)
     assert started.returncode == 2
     assert len(started.stderr.splitlines()) == 2
+
+
+def test_a_page_that_a_hint_names_is_there(swerl: Path, tmp_path: Path) -> None:
+    done = called(swerl, "train", "twin_cpu", "--set", "seed=x", "--dry-run", cwd=tmp_path)
+    [page] = re.findall(r"\S+/docs/\S+\.md", done.stderr)
+    assert Path(page).is_file()
 
 
 @pytest.mark.parametrize(

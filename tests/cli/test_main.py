@@ -1,6 +1,7 @@
 """The command line as a whole: exit codes, and one clear error with what to do."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,3 +109,12 @@ def test_a_missing_package_is_one_error_with_its_extra() -> None:
     assert done.returncode == 2
     assert "pip install 'swerl[twin]'" in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_page_that_a_hint_names_can_be_opened_from_any_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swerl.cli", "train", "twin_cpu", "--set", "seed=x"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    [page] = re.findall(r"\S+docs/\S+\.md", done.stderr)
+    assert Path(page).is_absolute() and Path(page).is_file()

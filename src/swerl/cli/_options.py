@@ -44,6 +44,14 @@ SettingsAndLimitsOption = Annotated[
 ]
 
 
+RecipeSettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
+]
 JsonOption = Annotated[
     bool,
     typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Set
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
@@ -11,6 +12,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from swerl.core.files import shipped_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +70,12 @@ def _plain(value: Any) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     return sorted(value) if isinstance(value, Set) else str(value)
+
+
+def with_docs(text: str) -> str:
+    """Return the text with each page of the docs as a path on this machine."""
+    folder = shipped_folder("docs").parent
+    return re.sub(r"\bdocs/[\w/-]+\.md", lambda found: str(folder / found[0]), text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import JsonOption
+from swerl.cli._options import JsonOption, RecipeSettingsOption
 
 if TYPE_CHECKING:
     from swerl.plan.cost import Estimate
 
-RecipeSettingsOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-]
 AssumeOption = Annotated[
     list[str] | None,
     typer.Option("--assume", metavar="KEY=VALUE", help="Override one assumption."),

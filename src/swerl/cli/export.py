@@ -140,7 +140,7 @@ def export_samples(
     as_json: JsonOption = False,
 ) -> None:
     """Write the rows of a run as one Parquet file."""
-    from swerl.cli._output import console, counted, print_json
+    from swerl.cli._output import console, counted, print_json, with_docs
     from swerl.core.errors import UnknownNameError
     from swerl.runs.export import ExportFormat, export
 
@@ -155,7 +155,7 @@ def export_samples(
         print_json({"file": output, "num_rows": done.num_rows, "num_steps": done.num_steps})
     console().print(
         f"{output}: {counted(done.num_rows, 'row')} of {counted(done.num_steps, 'step')}; "
-        "docs/reference/samples.md explains the columns",
+        f"{with_docs('docs/reference/samples.md')} explains the columns",
         soft_wrap=True,
     )
     _warn_damaged(done.damaged)

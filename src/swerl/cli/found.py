@@ -36,7 +36,7 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def plugins(as_json: JsonOption = False) -> None:
     """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
-    from swerl.cli._output import console, counted, print_json, safe
+    from swerl.cli._output import console, counted, print_json, safe, with_docs
     from swerl.core.plugins import found_plugins
     from swerl.tasks.datasets import built_in_names
 
@@ -54,7 +54,7 @@ def plugins(as_json: JsonOption = False) -> None:
         for each in found:
             if each.problem:
                 console().print(f"[red]not usable:[/] {safe(each.problem)}", soft_wrap=True)
-        console().print("next: docs/guides/plug-ins.md explains how to write one")
+        console().print(with_docs("next: docs/guides/plug-ins.md explains how to write one"))
     if any(each.problem for each in found):
         raise typer.Exit(1)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from swerl.core.task import Task
-    from swerl.images.mirror import Mirrored, MirrorOptions, MirrorReport
+    from swerl.images.mirror import MirrorOptions, MirrorReport
     from swerl.images.plan import ImagePlan, PlanOptions
 
 _MIB = 2**20
@@ -58,20 +58,13 @@ def plan(
 
 
 def _make(images: list[str], options: PlanOptions) -> ImagePlan:
-    from rich.progress import MofNCompleteColumn, Progress
-
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.core.image_reference import is_local
     from swerl.images import plan as planning
     from swerl.images.store import default_store
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("manifests", total=sum(not is_local(image) for image in images))
-        job = planning.plan(
-            images, default_store(), options=options, on_done=lambda _: progress.advance(bar)
-        )
+    with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
+        job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
         return run(job, after="manifests that were read are kept")
 
 
@@ -223,26 +216,14 @@ def _platform(text: str) -> tuple[str, str]:
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> MirrorReport:
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.core.image_reference import is_local, parse_target
     from swerl.images.mirror import mirror
 
     images = list(dict.fromkeys(task.image for task in tasks))
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr()) as progress:
-        bar = progress.add_task("images", total=sum(not is_local(image) for image in images))
-
-        def advance(_: Mirrored) -> None:
-            progress.advance(bar)
-
-        target = parse_target(to)
-        return run(
-            mirror(images, target, lock, options=options, on_done=advance),
-            after="the same command skips what is there already",
-        )
+    with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
+        job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
+        return run(job, after="the same command skips what is there already")
 
 
 def _show(report: MirrorReport, lock: Path) -> None:

@@ -254,23 +254,18 @@ def _bake(
     workers: int,
     docker_config: Path | None,
 ) -> list[Baked]:
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.images import bake as baking
     from swerl.images.login import default_config
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr()) as progress:
-        bar = progress.add_task("images", total=len(images))
+    with progress_bar("images", len(images)) as advance:
         job = baking.bake(
             images,
             layer,
             lock,
             docker_config=docker_config or default_config(),
             workers=workers,
-            on_done=lambda _: progress.advance(bar),
+            on_done=lambda _: advance(),
         )
         return run(job, after="the same command skips what is there already")
 

@@ -131,11 +131,12 @@ def _known(error: BaseException) -> SwerlError | None:
 def _report(error: SwerlError) -> int:
     from rich.markup import escape
 
+    from swerl.cli._output import with_docs
     from swerl.core.errors import InputError
 
     _say(f"[bold red]error:[/] {escape(str(error))}")
     if error.hint:
-        _say(f"[bold]hint:[/]  {escape(error.hint)}")
+        _say(f"[bold]hint:[/]  {escape(with_docs(error.hint))}")
     return 2 if isinstance(error, InputError) else 1
 
 

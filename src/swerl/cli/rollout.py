@@ -15,6 +15,8 @@ from swerl.cli._options import (
     EngineChoice,
     ForceOption,
     JsonOption,
+    ModelOption,
+    RecipeSettingsOption,
     kinds,
     read_engine,
     recipe_of,
@@ -81,14 +83,8 @@ def rollout(
         str, typer.Option(help="An agent: builtin, claude-code, codex, …")
     ] = "builtin",
     engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS)}.")] = "scripted:gold",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    model: ModelOption = None,
+    settings: RecipeSettingsOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,

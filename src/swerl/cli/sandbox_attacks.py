@@ -88,18 +88,11 @@ def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
 
 
 def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackReport:
-    from rich.progress import MofNCompleteColumn, Progress
-
     from swerl.checks.attacks import runner
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
-        bar = progress.add_task("attacks", total=len(chosen))
-        attacking = runner.attack(
-            subject, chosen, external=external, on_result=lambda _: progress.advance(bar)
-        )
+    with progress_bar("attacks", len(chosen)) as advance:
+        attacking = runner.attack(subject, chosen, external=external, on_result=lambda _: advance())
         return run(attacking, after="every sandbox is closed")
 
 

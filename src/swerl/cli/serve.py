@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import EngineChoice, JsonOption, is_loopback, kinds, read_engine, recipe_of
+from swerl.cli._options import (
+    EngineChoice,
+    JsonOption,
+    ModelOption,
+    RecipeSettingsOption,
+    is_loopback,
+    kinds,
+    read_engine,
+    recipe_of,
+)
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import InputError
 
@@ -22,10 +31,7 @@ _SHORTEST_KEY = 16
 
 def serve(
     engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS, files=True)}.")] = "scripted:demo",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
-    ] = None,
+    model: ModelOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8780,
     key_file: Annotated[
@@ -36,10 +42,7 @@ def serve(
         float,
         typer.Option(min=0.001, help="Write and close a session after this idle time."),
     ] = 30.0,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the records.")
     ] = None,

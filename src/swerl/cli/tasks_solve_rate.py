@@ -10,6 +10,8 @@ import typer
 
 from swerl.cli._options import (
     JsonOption,
+    ModelOption,
+    RecipeSettingsOption,
     kinds,
     read_engine,
     recipe_of,
@@ -52,10 +54,7 @@ def solve_rate(
     agent: Annotated[
         str, typer.Option(help="An agent: builtin, claude-code, codex, …")
     ] = "builtin",
-    model: Annotated[
-        str | None,
-        typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
-    ] = None,
+    model: ModelOption = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="File to write; TASKS.probed.jsonl by default."),
@@ -64,10 +63,7 @@ def solve_rate(
         list[str] | None,
         typer.Option("--instance", help="Attempt only this task; may be repeated."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from swerl.cli import train_status
-from swerl.cli._options import JsonOption
+from swerl.cli._options import JsonOption, RecipeSettingsOption
 
 if TYPE_CHECKING:
     from swerl.cluster.checks import MachineFinding
@@ -59,10 +59,7 @@ def train(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
     runs: RunsOption = Path("runs"),
     allow_uncertified: Annotated[
         bool,
@@ -213,10 +210,7 @@ def preflight(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -277,10 +271,7 @@ class Kind(StrEnum):
 def manifest(
     kind: Annotated[Kind, typer.Argument(help="kuberay: a RayJob; slurm: a script for sbatch.")],
     recipe: Annotated[Path, typer.Argument(help="Recipe file.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one recipe key."),
-    ] = None,
+    settings: RecipeSettingsOption = None,
     image: Annotated[
         str, typer.Option(help="kuberay: container image with swerl and Ray.")
     ] = "registry.example/swerl:latest",

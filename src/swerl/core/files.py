@@ -13,6 +13,13 @@ from typing import Any
 from swerl.core.errors import RunError
 
 
+def shipped_folder(name: str) -> Path:
+    """Return a folder that comes with swerl, such as `docs`: in the wheel or the source tree."""
+    package = Path(__file__).parents[1]
+    in_wheel = package / name
+    return in_wheel if in_wheel.is_dir() else package.parents[1] / name
+
+
 def write_text(path: Path, text: str) -> None:
     """Write under a temporary name in the same folder, then rename."""
     write_bytes(path, text.encode("utf-8"))

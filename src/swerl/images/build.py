@@ -110,7 +110,7 @@ def read_specs(path: Path) -> list[SourceSpec]:
         field = ".".join(str(part) for part in first["loc"])
         raise InputError(
             f"{path} is not a list of instance specs: {field}: {first['msg']}",
-            hint="docs/guides/datasets.md shows the fields",
+            hint="docs/guides/images.md shows the fields",
         ) from error
 
 

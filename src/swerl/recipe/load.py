@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-import swerl
 from swerl.core import plugins
 from swerl.core.errors import RecipeError
+from swerl.core.files import shipped_folder
 from swerl.recipe.schema import Recipe
 
 
@@ -61,11 +61,8 @@ def find_recipe(file: Path) -> Path:
 
 
 def shipped() -> list[Path]:
-    """Return the recipes that come with swerl, in the wheel or in the source tree."""
-    package = Path(swerl.__file__).parent
-    in_wheel = package / "recipes"
-    folder = in_wheel if in_wheel.is_dir() else package.parents[1] / "recipes"
-    return sorted(folder.glob("*.toml"))
+    """Return the recipes that come with swerl."""
+    return sorted(shipped_folder("recipes").glob("*.toml"))
 
 
 def read_settings(settings: Iterable[str]) -> dict[str, Any]:
