@@ -159,12 +159,27 @@ def raw_path(path: str) -> bytes:
     return b"./" + path.encode("utf-8", "surrogateescape")
 
 
-def packed_files(files: Mapping[str, TreeFile | None]) -> bytes:
-    """Write a tar of the deleted paths, the laid paths, and a tar of the laid files."""
-    laid = {path: file for path, file in files.items() if file}
-    inner = io.BytesIO()
-    with _tar(inner) as tar:
-        for path, file in laid.items():
+def escaped_path(path: str) -> str:
+    """Return a path for the `%b` of printf: in ASCII, odd characters as octal escapes."""
+    return "".join(
+        chr(byte)
+        if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "./_-+ ")
+        else f"\\0{byte:03o}"
+        for byte in raw_path(path)
+    )
+
+
+def packed_files(files: Mapping[str, TreeFile]) -> bytes:
+    """Write a tar of the files."""
+    packed = io.BytesIO()
+    with tarfile.open(
+        fileobj=packed,
+        mode="w",
+        format=tarfile.GNU_FORMAT,
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as tar:
+        for path, file in files.items():
             member = tarfile.TarInfo("./" + path)
             member.mtime = file.mtime_s
             if file.is_link:
@@ -173,25 +188,4 @@ def packed_files(files: Mapping[str, TreeFile | None]) -> bytes:
             else:
                 member.size, member.mode = len(file.data), int(file.kind, 8) & 0o777
                 tar.addfile(member, io.BytesIO(file.data))
-    parts = {
-        "gone": path_list(path for path in files if path not in laid),
-        "laid": path_list(laid),
-        "files": inner.getvalue(),
-    }
-    outer = io.BytesIO()
-    with _tar(outer) as tar:
-        for name, data in parts.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return outer.getvalue()
-
-
-def _tar(file: io.BytesIO) -> tarfile.TarFile:
-    return tarfile.open(
-        fileobj=file,
-        mode="w",
-        format=tarfile.GNU_FORMAT,
-        encoding="utf-8",
-        errors="surrogateescape",
-    )
+    return packed.getvalue()

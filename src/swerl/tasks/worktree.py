@@ -23,6 +23,7 @@ from swerl.tasks.tree_formats import (
     TreeEntry,
     differing,
     entry_of,
+    escaped_path,
     file_of,
     packed_files,
     parsed,
@@ -42,6 +43,8 @@ _CHUNK_BYTES, _CHUNK_FILES = 2 * 2**20, 2_000
 """Most that one command prints; the output of a sandbox's command is capped."""
 _IGNORED_FILE_BYTES, _IGNORED_BYTES, _IGNORED_FILES = 2**20, 4 * 2**20, 2_000
 """Limits of the files that the repository's rules ignore: for each, and for all."""
+_LAID_FILES = 500
+"""Most files that one command makes or removes."""
 _TRIES = 3
 """Attempts at reading a tree that processes left behind may still change."""
 
@@ -61,20 +64,22 @@ _PATH = "export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:
 _LIST = r"""
 token=$1 pause=$2; shift 2
 list() {
-  if find . -maxdepth 0 -printf '' 2>/dev/null
-  then find . "$@" -printf "$token"'%y%m %s %T@ %C@ %p\n'
-  else find . "$@" -exec stat -c "$token%f %s %Y %Z %n" {} + && sleep "$pause"
+  find . "$@" -printf "$token"'%y%m %s %T@ %C@ %p\n'
+  code=$?
+  if [ "$code" != 0 ] && ! find . -maxdepth 0 -printf '' 2>/dev/null; then
+    find . "$@" -exec stat -c "$token%f %s %Y %Z %n" {} + && sleep "$pause"
+    code=$?
   fi
-  printf '\0%s' "$?"
+  printf '\0%s' "$code"
 }
 if command -v gzip >/dev/null; then list "$@" | gzip -1; else list "$@"; fi
 """
 # Print of each group of files: their records, a letter for each, targets of links, contents.
 _READ = r"""
 token=$1; shift
-if find . -maxdepth 0 -printf '' 2>/dev/null
-then find "$@" -prune ! -type d -printf "$token"'%y%m %s %T@ %C@ %p\n' 2>/dev/null
-else stat -c "$token%f %s %Y %Z %n" -- "$@" 2>/dev/null
+if ! find "$@" -prune ! -type d -printf "$token"'%y%m %s %T@ %C@ %p\n' 2>/dev/null &&
+  ! find . -maxdepth 0 -printf '' 2>/dev/null
+then stat -c "$token%f %s %Y %Z %n" -- "$@" 2>/dev/null
 fi
 printf '\0%s ' "$#"
 for path do
@@ -91,52 +96,49 @@ for path do
 done
 [ $# = 0 ] || cat -- "$@"
 """
-_GROUPS = r"""
-xargs -0 -r -n 500 sh -c "$1" sh "$2"
-"""
 _PIECE = r"""
 tail -c "+$2" -- "$1" | head -c "$3"
 """
 # The repository's own rules; without a readable repository, those of its files of rules.
-_IGNORED = r"""
+_GIT = r"""
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_OPTIONAL_LOCKS=0
-run_git() { git -c safe.directory='*' -c core.fsmonitor=false -c core.excludesFile=/dev/null "$@"; }
-dir=$(mktemp -d) && cat >"$dir/paths" || exit 0
-run_git check-ignore -z --stdin <"$dir/paths" >"$dir/ignored" 2>/dev/null
-if [ $? -gt 1 ]; then
-  run_git init -q --template= "$dir/own" >/dev/null 2>&1
-  run_git --git-dir="$dir/own/.git" --work-tree=. check-ignore --no-index -z --stdin \
-    <"$dir/paths" >"$dir/ignored" 2>/dev/null
-fi
-cat "$dir/ignored"; rm -rf "$dir"
+git='git -c safe.directory=* -c core.fsmonitor=false -c core.excludesFile=/dev/null'
+set -f
 """
-# Nothing is removed or made through a link: a parent that is no folder blocks its files.
+_IGNORED = f"{_GIT}exec $git check-ignore -z --stdin"
+_IGNORED_WITHOUT_GIT = rf"""{_GIT}
+dir=$(mktemp -d) && $git init -q --template= "$dir" >/dev/null || exit 128
+$git --git-dir="$dir/.git" --work-tree=. check-ignore --no-index -z --stdin
+code=$?
+rm -rf "$dir"
+exit $code
+"""
+# Nothing is removed or made through a link: a parent that is no folder blocks its files. Odd
+# characters of a path come as octal escapes.
 _LAY = r"""
 umask 022
-dir=$(mktemp -d) && tar -xof - -C "$dir" || exit 90
-cat >"$dir/work" <<'END'
-mode=$1; shift
-for path do
-  shift; parent=$path blocked=
+command -v tar >/dev/null || exit 90
+mode=$1 any=; shift
+for given do
+  shift; path=$given blocked=
+  case $given in *\\*) path=$(printf '%b.' "$given"); path=${path%.} ;; esac
+  parent=$path
   while parent=${parent%/*}; [ "$parent" != . ]; do
     if [ -L "$parent" ] || { [ -e "$parent" ] && [ ! -d "$parent" ]; }; then blocked=1; break; fi
   done
-  if [ "$blocked" ]; then [ "$mode" = gone ] || printf '%s\0' "$path"
+  if [ "$blocked" ]; then any=1; printf '%s\n' "$given"
   else set -- "$@" "$path"
   fi
 done
 [ $# = 0 ] || rm -rf -- "$@"
-[ "$mode" = gone ] || exit 0
-for path do shift; set -- "$@" "${path%/*}"; done
-[ $# = 0 ] || rmdir -p -- "$@" 2>/dev/null
-exit 0
-END
-xargs -0 -r -n 500 sh "$dir/work" gone <"$dir/gone" &&
-  xargs -0 -r -n 500 sh "$dir/work" laid <"$dir/laid" >"$dir/blocked" || exit 91
-if [ -s "$dir/blocked" ]; then cat "$dir/blocked"; rm -rf "$dir"; exit 92; fi
-tar -xpof "$dir/files" || exit 91
-rm -rf "$dir"
+if [ "$mode" = gone ]; then
+  for path do shift; set -- "$@" "${path%/*}"; done
+  [ $# = 0 ] || rmdir -p -- "$@" 2>/dev/null
+  exit 0
+fi
+[ -z "$any" ] || exit 92
+tar -xpof - || exit 91
 """
 _NO_TAR, _BLOCKED = 90, 92
 
@@ -248,23 +250,53 @@ async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ..
 
     Returns the paths that could not be made, because another kind of file is in their way.
     """
-    files, blocked = dict(changes.files), list[str]()
-    for _ in range(_TRIES):
-        if not files:
-            return tuple(blocked)
-        packed = packed_files(files)
-        done = await sandbox.run(_shell(_LAY), cwd=workdir, timeout_s=_TIMEOUT_S, stdin=packed)
-        if not done.exit_code:
-            return tuple(blocked)
-        if done.exit_code == _NO_TAR:
-            message = f"no files can be written: {done.text.strip()[-200:]}"
-            raise SandboxError(message, hint="the image needs `tar` and a writable /tmp")
-        if done.exit_code != _BLOCKED:
+    laid = {path: file for path, file in changes.files.items() if file}
+    gone = [path for path in changes.files if path not in laid]
+    for paths in _slices(gone):
+        if await _lay(sandbox, workdir, paths, None) is None:
             return None
-        found = [path_of(raw) for raw in done.stdout.split(b"\0") if raw]
-        blocked += found
-        files = {path: file for path, file in files.items() if path not in found}
-    return None
+    blocked = list[str]()
+    for paths in _slices(list(laid)):
+        for _ in range(_TRIES):
+            found = await _lay(sandbox, workdir, paths, {path: laid[path] for path in paths})
+            if found is None:
+                return None
+            blocked += found
+            paths = [path for path in paths if path not in found]
+            if not (found and paths):
+                break
+        else:
+            return None
+    return tuple(blocked)
+
+
+def _slices(paths: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(paths), _LAID_FILES):
+        yield paths[start : start + _LAID_FILES]
+
+
+async def _lay(
+    sandbox: Sandbox, workdir: str, paths: Sequence[str], files: Mapping[str, TreeFile] | None
+) -> list[str] | None:
+    """Make these files, or remove the paths if there are none; return the paths in the way.
+
+    If a path is blocked, no file was made. None if it fails. Raises SandboxError without `tar`.
+    """
+    escaped = {escaped_path(path): path for path in paths}
+    done = await sandbox.run(
+        [*_shell(_LAY), "gone" if files is None else "laid", *escaped],
+        cwd=workdir,
+        timeout_s=_TIMEOUT_S,
+        stdin=b"" if files is None else packed_files(files),
+    )
+    if done.exit_code == _NO_TAR:
+        message = f"no files can be written: {done.text.strip()[-200:]}"
+        raise SandboxError(message, hint="the image needs `tar`")
+    if not done.exit_code:
+        return []
+    lines = done.stdout.decode(errors="replace").splitlines()
+    found = [escaped[line] for line in lines if line in escaped]
+    return (found or None) if done.exit_code == _BLOCKED else None
 
 
 def _shell(script: str) -> list[str]:
@@ -273,10 +305,13 @@ def _shell(script: str) -> list[str]:
 
 async def _ignored(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> set[str]:
     """Return the untracked paths that the repository's rules ignore; none without git."""
-    done = await sandbox.run(
-        _shell(_IGNORED), cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=path_list(paths)
-    )
-    return {path_of(raw) for raw in done.stdout.split(b"\0") if raw}
+    for script in (_IGNORED, _IGNORED_WITHOUT_GIT):
+        done = await sandbox.run(
+            _shell(script), cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=path_list(paths)
+        )
+        if done.exit_code in (0, 1):  # 1: none is ignored
+            return {path_of(raw) for raw in done.stdout.split(b"\0") if raw}
+    return set()
 
 
 def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[str, TreeEntry]:
@@ -338,7 +373,7 @@ async def _read_chunk(
     """Read the files that exist and are readable; None if the output is not whole."""
     token = secrets.token_hex(16)
     done = await sandbox.run(
-        [*_shell(_GROUPS), _READ, token],
+        ["xargs", "-0", "-r", "-n", "500", *_shell(_READ), token],
         cwd=workdir,
         user="root",
         timeout_s=_TIMEOUT_S,
