@@ -325,11 +325,8 @@ def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
     own = found.own
     name, share = next(iter(own.parts.items()))
     yield f"the run waits longest for {name}: {share:.0%} of its time"
-    if own.engine_busy < 0.5 and own.trainer_busy < 0.5:
-        yield (
-            f"GPUs sample or train {own.engine_busy + own.trainer_busy:.0%} of the time: more "
-            "episodes a step would cost few hours more"
-        )
+    if (busy := _gpus_busy(recipe, own)) < 0.5:
+        yield f"GPUs are idle {1 - busy:.0%} of the time: {_idle_keys(recipe)} would change that"
     if own.tail_share > 0.25:
         yield (
             f"for {own.tail_share:.0%} of the time fewer than one in ten episodes of a step are "
@@ -348,6 +345,30 @@ def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
     yield "evaluations and saving are not simulated"
 
 
+def _gpus_busy(recipe: Recipe, run: SimulatedRun) -> float:
+    """Return the fraction of all GPUs' time in which they sample or train."""
+    if recipe.cluster.colocate:
+        return run.engine_busy + run.trainer_busy
+    training = recipe.trainer.ranks / _num_gpus(recipe)
+    return training * run.trainer_busy + (1 - training) * run.engine_busy
+
+
+def _num_gpus(recipe: Recipe) -> int:
+    return recipe.cluster.nodes * recipe.cluster.gpus_per_node
+
+
+def _idle_keys(recipe: Recipe) -> str:
+    """Return the three keys that decide how busy GPUs are, with their values."""
+    rollout, schedule = recipe.rollout, recipe.schedule
+    keys = f"rollout.concurrency = {rollout.concurrency}"
+    if schedule.mode == "async":
+        return f"{keys}, schedule.pool = {schedule.pool:g}, trainer.ranks = {recipe.trainer.ranks}"
+    return (
+        f"{keys}, rollout.groups_per_step = {rollout.groups_per_step}, "
+        f"schedule.mode = {schedule.mode}"
+    )
+
+
 def _simulation_rows(
     recipe: Recipe, runs: tuple[SimulatedRun, ...]
 ) -> Iterator[tuple[str, list[str]]]:
@@ -362,6 +383,9 @@ def _simulation_rows(
                 f"  waiting for {name}",
                 [f"{share:.0%}" for share in shares],
             )
+    episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
+    each = 3600 * episodes / _num_gpus(recipe)
+    yield "rollouts a GPU-hour", [f"{each / run.step_s:.1f}" for run in runs]
     yield "engines busy", [f"{run.engine_busy:.0%}" for run in runs]
     yield "trainer busy", [f"{run.trainer_busy:.0%}" for run in runs]
     yield "replies at once, an engine", [f"{run.replies_at_once:.1f}" for run in runs]
