@@ -27,12 +27,7 @@ ALL_REDUCE_S = 300.0
 
 
 async def check_nodes(
-    recipe: Recipe,
-    nodes: Nodes,
-    folder: Path,
-    *,
-    disk_bytes: int,
-    modules: tuple[str, ...] = (),
+    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int, modules: tuple[str, ...] = ()
 ) -> AsyncIterator[MachineFinding]:
     """Yield the findings machine by machine, then those about all of them together.
 
@@ -59,12 +54,7 @@ async def check_nodes(
 
 
 async def require_fit(
-    recipe: Recipe,
-    nodes: Nodes,
-    folder: Path,
-    *,
-    disk_bytes: int,
-    modules: tuple[str, ...] = (),
+    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int, modules: tuple[str, ...] = ()
 ) -> None:
     """Raise ClusterError if a check failed, naming the first ones; see `check_nodes`."""
     failed = [
@@ -190,12 +180,7 @@ async def check_collective(
 
 
 async def _start_ranks(
-    nodes: Sequence[Node],
-    num_ranks: int,
-    log: Path,
-    running: list[RunningProcess],
-    *,
-    threads: int,
+    nodes: Sequence[Node], num_ranks: int, log: Path, running: list[RunningProcess], *, threads: int
 ) -> None:
     """Start the ranks and append each to `running` at once, so that a failure leaves none."""
     first, per_node = nodes[0], num_ranks // len(nodes)

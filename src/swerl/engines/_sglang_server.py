@@ -258,11 +258,7 @@ class SglangServer:
                 self._limits.discard(limit)
 
     async def _call_once(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> dict[str, Any]:
         pools = self._connections
         client = pools.generate if path == "/generate" else pools.control

@@ -13,16 +13,7 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from swerl.core.chat import (
-    ChatReply,
-    ChatRequest,
-    Finish,
-    Json,
-    Message,
-    Role,
-    ToolCall,
-    Usage,
-)
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, ToolCall, Usage
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError, InputError
 from swerl.core.secrets import secret

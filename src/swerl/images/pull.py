@@ -233,11 +233,7 @@ async def download(
 
 
 async def _download(
-    registry: Registry,
-    repository: str,
-    blob: Blob,
-    file: BinaryIO,
-    on_bytes: Callable[[int], None],
+    registry: Registry, repository: str, blob: Blob, file: BinaryIO, on_bytes: Callable[[int], None]
 ) -> int:
     found = await asyncio.to_thread(_hash_of, file)
     start, moved = file.tell(), 0

@@ -20,14 +20,7 @@ import aiohttp
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference
 from swerl.images.http import ApiCall, Patience, RegistryConnection, expect, patiently
-from swerl.images.manifest import (
-    IMAGE_TYPES,
-    INDEX_TYPES,
-    Blob,
-    Manifest,
-    declared_type,
-    sha256,
-)
+from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, declared_type, sha256
 from swerl.images.store import Store
 
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}

@@ -455,11 +455,7 @@ def _changes(recipe: Recipe) -> Iterator[_Changes]:
             yield {**saver, **_grown(recipe.trainer, key, times)}
     for saver, pair, times, more in product(savers, combinations(_GROWN, 2), _TIMES, _TIMES):
         key, other = pair
-        yield {
-            **saver,
-            **_grown(recipe.trainer, key, times),
-            **_grown(recipe.trainer, other, more),
-        }
+        yield {**saver, **_grown(recipe.trainer, key, times), **_grown(recipe.trainer, other, more)}
 
 
 def _grown(trainer: TrainerSection, key: str, times: int) -> _Changes:

@@ -16,13 +16,7 @@ from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan
 from swerl.plan.parameters import model_params
 from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.simulate import Simulation, simulate
-from swerl.recipe.check import (
-    check_budgets,
-    check_clip,
-    check_rollout,
-    obstacles,
-    plugin_options,
-)
+from swerl.recipe.check import check_budgets, check_clip, check_rollout, obstacles, plugin_options
 from swerl.recipe.schema import Recipe
 
 _CHECKPOINT = 12

@@ -145,12 +145,7 @@ class LocalBackend:
                 await asyncio.shield(sandbox.close())
 
     def _plan(
-        self,
-        name: str,
-        image: LocalImage,
-        limits: Limits,
-        workdir: str,
-        mounts: Sequence[Mount],
+        self, name: str, image: LocalImage, limits: Limits, workdir: str, mounts: Sequence[Mount]
     ) -> SandboxPlan:
         scratch = self._options.scratch
         return SandboxPlan(

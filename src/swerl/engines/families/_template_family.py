@@ -56,10 +56,7 @@ def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily
                 hint="leave model.family out: swerl finds the family by the template",
             )
         return TemplateFamily(
-            tokenizer,
-            template,
-            reader,
-            stops=read_stops(model, tokenizer, names),
+            tokenizer, template, reader, stops=read_stops(model, tokenizer, names)
         )
 
     return build
@@ -321,10 +318,7 @@ class ChatTemplate:
     def _render(self, messages: list[Json], tools: list[Json], opening: bool) -> str:
         try:
             return self._template.render(
-                messages=messages,
-                tools=tools or None,
-                add_generation_prompt=opening,
-                **self._names,
+                messages=messages, tools=tools or None, add_generation_prompt=opening, **self._names
             )
         except Exception as error:  # a template may raise any exception
             raise InputError(
@@ -423,9 +417,7 @@ def _compile(source: str) -> jinja2.Template:
     # Not ImmutableSandboxedEnvironment: some templates append to a list. The values that they can
     # change were made for this one rendering.
     environment = SandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", _generation()],
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

@@ -259,10 +259,7 @@ class ScheduleSimulation:
             parts = (
                 _in_proportion(taken, waited)
                 | self._update
-                | {
-                    "training": train_s,
-                    "the step's own work": self.machine.step_s,
-                }
+                | {"training": train_s, "the step's own work": self.machine.step_s}
             )
             self._record(taken, began, waited, train_s, parts)
 

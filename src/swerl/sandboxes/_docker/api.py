@@ -227,6 +227,5 @@ async def _require_stream(reader: asyncio.StreamReader) -> None:
     with suppress(ValueError, KeyError, TypeError):
         detail = json.loads(detail[detail.index("{") : detail.rindex("}") + 1])["message"]
     raise StreamRefusedError(
-        f"the docker daemon answers {status}: {detail.strip()[:300]}",
-        hint=_NO_HINT,
+        f"the docker daemon answers {status}: {detail.strip()[:300]}", hint=_NO_HINT
     )

@@ -11,12 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from swerl.core.errors import (
-    SandboxError,
-    SandboxFileError,
-    SandboxFolderError,
-    SandboxLostError,
-)
+from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError, SandboxLostError
 from swerl.core.sandbox import FROM_INSIDE, Exec
 from swerl.sandboxes._e2b.sdk import CutError
 

@@ -12,15 +12,7 @@ from typing import TypeVar
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import (
-    TIMED_OUT,
-    CappedOutput,
-    Chunk,
-    Exec,
-    Mount,
-    file_error,
-    require_path,
-)
+from swerl.core.sandbox import TIMED_OUT, CappedOutput, Chunk, Exec, Mount, file_error, require_path
 from swerl.sandboxes._e2b.direct import Direct, open_direct
 from swerl.sandboxes._e2b.files import UNPACK, SandboxFiles, upload_folder
 from swerl.sandboxes._e2b.process import E2BProcess

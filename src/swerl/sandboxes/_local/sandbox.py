@@ -182,11 +182,7 @@ class LocalSandbox:
             self._root = self._upper = -1
 
     def _request(
-        self,
-        argv: Sequence[str],
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        user: str | None,
+        self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None
     ) -> MakeRequest:
         if user not in _USERS:
             raise SandboxError(

@@ -65,10 +65,7 @@ async def relay(
                 async for piece in data:
                     await response.write(piece)
                     patience.reschedule(asyncio.get_running_loop().time() + IDLE_S)
-        except (
-            TimeoutError,
-            SandboxError,
-        ) as error:  # the status was sent
+        except (TimeoutError, SandboxError) as error:  # the status was sent
             raise ConnectionAbortedError("the answer is incomplete") from error
         await response.write_eof()
     return response
