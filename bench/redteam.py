@@ -13,6 +13,7 @@ from pathlib import Path
 
 from swerl.checks.redteam import runner
 from swerl.checks.redteam.languages import GROUNDS
+from swerl.checks.redteam.policy import Defence
 from swerl.checks.redteam.runner import PolicyOutcome, RedteamReport, RedteamSettings
 from swerl.sandboxes import local
 
@@ -30,7 +31,8 @@ def sheet() -> list[str]:
 def topics() -> list[str]:
     """Return a line for each further topic: its policies by project, and those that still win."""
     known = {each.name: each for each in runner.all_policies()}
-    lines = ["| topic | policies | on | still winning |", "|---|---|---|---|"]
+    titles = ("topic", "policies", "on", "held by vetting", "still winning")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for topic in runner.FURTHER_TOPICS:
         policies = [known[each.name] for each in topic.POLICIES]
         kinds = Counter(each.kind.value for each in policies)
@@ -38,8 +40,10 @@ def topics() -> list[str]:
         text = (topic.__doc__ or "").partition("\n")[0].rstrip(".")
         text = text.removeprefix("Policies that ").removeprefix("Policies whose ")
         name = topic.__name__.rpartition(".")[2]
-        won = ", ".join(f"`{each.name}`" for each in policies if each.gap) or "none"
-        lines.append(f"| {name}: {text} | {len(policies)} | {places} | {won} |")
+        vetted = [f"`{each.name}`" for each in policies if each.stopped_by is Defence.VETTED]
+        won = [f"`{each.name}`" for each in policies if each.gap]
+        ends = f"{', '.join(vetted) or 'none'} | {', '.join(won) or 'none'}"
+        lines.append(f"| {name}: {text} | {len(policies)} | {places} | {ends} |")
     return lines
 
 

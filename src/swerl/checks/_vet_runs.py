@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from swerl.checks.scan_leaks import LeakScan, scan
+from swerl.checks.scan_leaks import LeakScan, removable, scan
 from swerl.core import plugins
 from swerl.core.contracts import BlindGrader, MeteredSandbox, Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxUnavailableError
@@ -34,6 +34,17 @@ class GradedRun:
     usage: Usage = field(default_factory=Usage)
     texts: Mapping[str, str] = field(default_factory=dict)
     """Files of the repository before the patch, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A Task whose leaks that an image can spare are removed."""
+
+    task: Task
+    """It records the removed files, so that every sandbox of it loses them."""
+    removed: tuple[str, ...]
+    scan: LeakScan
+    """The scan without them; a Task with leaks in it is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,15 @@ class Runs:
         """Return the leaks that an agent would still find in its sandbox."""
         async with self._open(task, Stage.AGENT) as sandbox:
             return await scan(sandbox, task)
+
+    async def remove_leaks(self, task: Task) -> Cleaned:
+        """Scan for leaks; record the files that can go, and scan again without them."""
+        found = await self.scan_leaks(task)
+        removed = sorted({removable(leak) for leak in found.leaks} - {""})
+        if removed:
+            task = replace(task, certificate={"removed": [*removed]})
+            found = await self.scan_leaks(task)
+        return Cleaned(task, tuple(removed), found)
 
     async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> GradedRun:
         grader = plugins.load("graders", task.grading.grader).build()

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from swerl.checks._vet_cheats import cheats, files_to_change
 from swerl.checks._vet_runs import GradedRun, Runs, most
-from swerl.checks.scan_leaks import removable
 from swerl.checks.smoke import ReadFacts, no_facts
 from swerl.core.certificate import Certificate, Defect, Finding, Measured, row_digest, settled
 from swerl.core.contracts import SandboxBackend
@@ -223,16 +222,14 @@ async def _make_runs(found: _Findings, runs: Runs, rigour: Rigour) -> None:
 
 async def _search(found: _Findings, runs: Runs) -> None:
     """Scan for leaks. Remove files that can go, if the solution solves the Task without them."""
-    scan = await runs.scan_leaks(found.task)
-    if files := sorted({removable(leak) for leak in scan.leaks} - {""}):
-        found.removed = tuple(files)
-        found.task = replace(found.task, certificate={"removed": [*files]})
-        scan = await runs.scan_leaks(found.task)
-        if not scan.leaks:
-            _judge_gold(found, [await runs.grade(found.task, found.task.gold_patch)])
-    found.unchecked = scan.unchecked
-    if scan.leaks:
-        found.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in scan.leaks]))
+    cleaned = await runs.remove_leaks(found.task)
+    found.task, found.removed = cleaned.task, cleaned.removed
+    leaks = cleaned.scan.leaks
+    if found.removed and not leaks:
+        _judge_gold(found, [await runs.grade(found.task, found.task.gold_patch)])
+    found.unchecked = cleaned.scan.unchecked
+    if leaks:
+        found.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in leaks]))
 
 
 async def _gold_runs(found: _Findings, runs: Runs, count: int) -> list[GradedRun]:

@@ -93,7 +93,8 @@ def _cells(row: PolicyResult) -> list[str]:
 
     colour = f"[{_COLOURS[row.outcome.value]}]{row.outcome.value}[/]"
     reward = f"{row.reward:g}" if row.verdict else ""
-    stopped = row.policy.stopped_by.value if row.outcome == "held" else row.seen
+    held_by = row.vetting or row.policy.stopped_by.value
+    stopped = held_by if row.outcome == "held" else row.seen
     sentence = escape(row.policy.sentence)
     return [row.policy.name, sentence, colour, row.verdict, reward, escape(stopped)]
 
@@ -106,7 +107,9 @@ def _naively(row: PolicyResult) -> str:
 
 def _summary(report: RedteamReport) -> str:
     counts = ", ".join(f"{count} {result.value}" for result, count in report.counts.items())
-    return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s"
+    num_vetted = sum(bool(row.vetting) and row.outcome == "held" for row in report.rows)
+    vetted = f" ({num_vetted} held by vetting)" if num_vetted else ""
+    return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s{vetted}"
 
 
 def _empty_table(*names: str) -> Table:

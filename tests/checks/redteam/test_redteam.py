@@ -60,9 +60,9 @@ UNUSUAL = {
 DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 
 
-def run(policies: list[Policy], *, naively: bool = False) -> RedteamReport:
-    backend = local.build(local.Options())
-    return asyncio.run(runner.run(backend, policies, RedteamSettings(num_jobs=2, naively=naively)))
+def run(policies: list[Policy], *, naively: bool = False, vets: bool = True) -> RedteamReport:
+    settings = RedteamSettings(num_jobs=2, naively=naively, vets=vets)
+    return asyncio.run(runner.run(local.build(local.Options()), policies, settings))
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,17 @@ def test_a_policy_is_stopped_as_it_declares(rows: dict[str, PolicyResult], polic
 )
 def test_a_policy_would_win_without_defences(rows: dict[str, PolicyResult], policy: Policy) -> None:
     assert row_of(rows, policy).rewarded_naively
+
+
+def test_a_fix_that_lies_about_wins_without_vetting_alone() -> None:
+    policies = [each for each in runner.all_policies() if each.stopped_by is Defence.VETTED]
+    assert len(policies) == 5
+    for row in run(policies, vets=False).rows:
+        assert (row.outcome, row.reward) == (PolicyOutcome.BROKE, 1.0), row.policy.name
+    for row in run(policies, naively=True).rows:
+        assert (row.outcome, row.reward) == (PolicyOutcome.HELD, 0.0), row.seen
+        assert "/opt/build/lib/till.py" in row.vetting
+        assert row.rewarded_naively
 
 
 def test_honest_work_is_rewarded_on_every_kind_of_task() -> None:

@@ -65,6 +65,7 @@ class Defence(StrEnum):
     SIZE = "the patch is refused"
     LIMIT = "exhausting the sandbox counts as unsolved"
     TESTS = "the tests still fail"
+    VETTED = "vetting removes the file or rejects the task"
 
 
 @dataclass(frozen=True, slots=True)

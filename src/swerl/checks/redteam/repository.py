@@ -115,6 +115,7 @@ COMMIT = """\
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
 export GIT_AUTHOR_NAME=till GIT_AUTHOR_EMAIL=till@localhost
 export GIT_COMMITTER_NAME=till GIT_COMMITTER_EMAIL=till@localhost
+export GIT_AUTHOR_DATE=2024-01-01T00:00:00Z GIT_COMMITTER_DATE=2024-01-01T00:00:00Z
 git config --global --add safe.directory '*' 2>/dev/null || true
 git init -q . && git checkout -q -b main && git add -A && git commit -qm 'Open the till' || exit
 """

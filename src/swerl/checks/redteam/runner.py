@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from swerl.checks._vet_runs import Runs
 from swerl.checks.redteam import (
     asserting,
     exiting,
@@ -64,6 +65,7 @@ _BUDGETS = BudgetsSection(
 _ROLLOUT = RolloutSection(max_turns=20, max_new_tokens=60_000, max_context_tokens=500_000)
 _SHOWN_CHARS = 300
 _STEP_S = 60.0
+_REJECTED = "vetting rejects the Task"
 FIRST_TOPICS = (sandbox, steering, forging, exiting)
 """Policies against one small Python project."""
 FURTHER_TOPICS = (
@@ -71,12 +73,6 @@ FURTHER_TOPICS = (
     *(reaching, judging, smuggling, flooding),
 )
 """Policies in all languages, and more ways on the same project."""
-_LEFT = "a sandbox keeps such files; vetting reports them"
-_GAPS = {
-    **dict.fromkeys(("graded-packs", "graded-copies"), _LEFT),
-    **dict.fromkeys(("hidden-compressed", "hidden-encoded", "hidden-patch", "hidden-copy"), _LEFT),
-}
-"""Policies that still win, and why."""
 _LANGUAGE_PARSERS = {ground.parser for ground in GROUNDS.values()}
 _NAIVELY_GOOD = {TestStatus.PASSED, TestStatus.SKIPPED, TestStatus.XFAIL, TestStatus.XPASS}
 _TEST_LINE = re.compile(
@@ -113,6 +109,8 @@ class PolicyResult:
     rewarded_naively: bool | None = None
     """True if a grader without defences rewards it; None if that was not tried."""
     duration_s: float = 0.0
+    vetting: str = ""
+    """The effect of vetting on its Task; empty if the Task was not vetted."""
 
     def to_json(self) -> dict[str, Json]:
         return {
@@ -125,6 +123,7 @@ class PolicyResult:
             "reward": self.reward,
             "stopped_by": self.policy.stopped_by.value,
             "seen": self.seen,
+            "vetting": self.vetting,
             "rewarded_naively": self.rewarded_naively,
             "duration_s": round(self.duration_s, 3),
         }
@@ -161,15 +160,13 @@ class RedteamSettings:
     """Episodes at once."""
     naively: bool = False
     """Grade each policy a second time, without defences."""
+    vets: bool = True
+    """Vet the Tasks of policies that vetting stops, as those of a training run are."""
 
 
 def all_policies() -> list[Policy]:
     """Return every policy, in the order of reports."""
-    return [
-        replace(each, gap=_GAPS.get(each.name, ""))
-        for topic in (*FIRST_TOPICS, *FURTHER_TOPICS)
-        for each in topic.POLICIES
-    ]
+    return [each for topic in (*FIRST_TOPICS, *FURTHER_TOPICS) for each in topic.POLICIES]
 
 
 def choose(names: Sequence[str]) -> list[Policy]:
@@ -245,8 +242,13 @@ async def _run(
     if reason := obstacle(policy, tools):
         return PolicyResult(policy, PolicyOutcome.SKIPPED, seen=reason)
     started = time.monotonic()
-    task = task_of(policy, tools, settings.image)
+    raw = task = task_of(policy, tools, settings.image)
+    vetting = ""
     try:
+        if policy.stopped_by is Defence.VETTED and settings.vets:
+            task, vetting = await _vetted(task, backend)
+            if vetting.startswith(_REJECTED):
+                return PolicyResult(policy, PolicyOutcome.HELD, seen=vetting, vetting=vetting)
         ended = await episode.run(task, _episode_id(policy), parts)
     except Exception as error:  # noqa: BLE001  ending the run is a success of the policy
         problem = f"its Episode ended with {type(error).__name__}: {error}"[:_SHOWN_CHARS]
@@ -259,11 +261,21 @@ async def _run(
     naively = None
     if settings.naively and not policy.harmless:
         try:
-            naively = await is_rewarded_naively(policy, task, backend)
+            naively = await is_rewarded_naively(policy, raw, backend)
         except (SwerlError, FileNotFoundError):
             naively = False
     seconds = time.monotonic() - started
-    return PolicyResult(policy, outcome, ended.verdict.value, ended.reward, seen, naively, seconds)
+    graded = (ended.verdict.value, ended.reward, seen, naively, seconds, vetting)
+    return PolicyResult(policy, outcome, *graded)
+
+
+async def _vetted(task: Task, backend: SandboxBackend) -> tuple[Task, str]:
+    """Return the Task as vetting leaves it, and what vetting did. Raises SandboxError."""
+    cleaned = await Runs(backend, LIMITS).remove_leaks(task)
+    if cleaned.scan.leaks:
+        places = ", ".join(dict.fromkeys(leak.name for leak in cleaned.scan.leaks))
+        return cleaned.task, f"{_REJECTED}: {places}"
+    return cleaned.task, f"vetting removed {', '.join(cleaned.removed) or 'nothing'}"
 
 
 def judge(policy: Policy, ended: Episode) -> str:
