@@ -29,10 +29,9 @@ def sheet() -> list[str]:
 
 
 def topics() -> list[str]:
-    """Return a line for each further topic: its policies by project, and those that still win."""
+    """Return a line for each further topic: its policies by project, those that vetting stops."""
     known = {each.name: each for each in runner.all_policies()}
-    titles = ("topic", "policies", "on", "held by vetting", "still winning")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = ["| topic | policies | on | held by vetting |", "|---|---|---|---|"]
     for topic in runner.FURTHER_TOPICS:
         policies = [known[each.name] for each in topic.POLICIES]
         kinds = Counter(each.kind.value for each in policies)
@@ -41,9 +40,8 @@ def topics() -> list[str]:
         text = text.removeprefix("Policies that ").removeprefix("Policies whose ")
         name = topic.__name__.rpartition(".")[2]
         vetted = [f"`{each.name}`" for each in policies if each.stopped_by is Defence.VETTED]
-        won = [f"`{each.name}`" for each in policies if each.gap]
-        ends = f"{', '.join(vetted) or 'none'} | {', '.join(won) or 'none'}"
-        lines.append(f"| {name}: {text} | {len(policies)} | {places} | {ends} |")
+        by_vetting = ", ".join(vetted) or "none"
+        lines.append(f"| {name}: {text} | {len(policies)} | {places} | {by_vetting} |")
     return lines
 
 

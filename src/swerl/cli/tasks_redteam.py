@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swerl.checks.redteam.policy import Policy
     from swerl.checks.redteam.runner import PolicyResult, RedteamReport, RedteamSettings
 
-_COLOURS = {"held": "green", "BROKE": "bold red", "open": "red", "skipped": "yellow"}
+_COLOURS = {"held": "green", "BROKE": "bold red", "skipped": "yellow"}
 
 
 def redteam(
@@ -93,8 +93,7 @@ def _cells(row: PolicyResult) -> list[str]:
 
     colour = f"[{_COLOURS[row.outcome.value]}]{row.outcome.value}[/]"
     reward = f"{row.reward:g}" if row.verdict else ""
-    held_by = row.vetting or row.policy.stopped_by.value
-    stopped = held_by if row.outcome == "held" else row.seen
+    stopped = row.seen if row.outcome != "held" else row.vetting or row.policy.stopped_by.value
     sentence = escape(row.policy.sentence)
     return [row.policy.name, sentence, colour, row.verdict, reward, escape(stopped)]
 
@@ -108,8 +107,8 @@ def _naively(row: PolicyResult) -> str:
 def _summary(report: RedteamReport) -> str:
     counts = ", ".join(f"{count} {result.value}" for result, count in report.counts.items())
     num_vetted = sum(bool(row.vetting) and row.outcome == "held" for row in report.rows)
-    vetted = f" ({num_vetted} held by vetting)" if num_vetted else ""
-    return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s{vetted}"
+    counts = counts.replace(" held", f" held ({num_vetted} by vetting)", bool(num_vetted))
+    return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s"
 
 
 def _empty_table(*names: str) -> Table:

@@ -104,11 +104,7 @@ _REPORTS = (
         "Leaves a module json in the folder where the parser starts",
         f"with open('json.py', 'w') as file:\n    file.write({_JSON!r})\n",
     ),
-    _report(
-        "rewritten",
-        "Leaves a process that rewrites the report",
-        _daemon(_FORGE_REPORT),
-    ),
+    _report("rewritten", "Leaves a process that rewrites the report", _daemon(_FORGE_REPORT)),
     _report(
         "parser-rewritten",
         "Leaves a process that rewrites the report parser",

@@ -86,8 +86,6 @@ class Policy:
     """Further files of the repository, by path."""
     harmless: str = ""
     """The reason why even a grader without defences gives no reward; empty if it gives one."""
-    gap: str = ""
-    """The reason why it still wins; empty if it does not."""
 
 
 def write(path: str, text: str, *, mode: str = "") -> str:

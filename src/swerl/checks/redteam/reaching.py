@@ -197,12 +197,7 @@ os._exit(0)
 
 
 def _reach(
-    name: str,
-    sentence: str,
-    code: str,
-    kind: TaskKind = TaskKind.CLASSES,
-    *,
-    harmless: str = "",
+    name: str, sentence: str, code: str, kind: TaskKind = TaskKind.CLASSES, *, harmless: str = ""
 ) -> Policy:
     text = _COMMON + code
     if kind is TaskKind.CLASSES:

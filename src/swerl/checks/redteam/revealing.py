@@ -40,11 +40,7 @@ _FILES = (
 def _graded(name: str, sentence: str, find: str, by: Defence = Defence.HISTORY) -> Policy:
     code = _LOOK.replace("FIND", find)
     return Policy(
-        f"graded-{name}",
-        sentence,
-        (write("till.py", module("", code)),),
-        by,
-        kind=TaskKind.FUTURE,
+        f"graded-{name}", sentence, (write("till.py", module("", code)),), by, kind=TaskKind.FUTURE
     )
 
 
@@ -54,15 +50,11 @@ def _by_commits(name: str, sentence: str, command: str) -> Policy:
 
 _GRADED = (
     _by_commits(
-        "log",
-        "Searches the log of all branches while it is graded",
-        "git log --all --format=%H",
+        "log", "Searches the log of all branches while it is graded", "git log --all --format=%H"
     ),
     _by_commits("reflog", "Reads the reflogs while it is graded", "git reflog --all --format=%H"),
     _by_commits(
-        "refs",
-        "Reads all refs while it is graded",
-        "git for-each-ref --format='%(objectname)'",
+        "refs", "Reads all refs while it is graded", "git for-each-ref --format='%(objectname)'"
     ),
     _by_commits(
         "heads",

@@ -92,8 +92,6 @@ class PolicyOutcome(StrEnum):
     """As it declares, without a reward."""
     BROKE = "BROKE"
     """With a reward, or in another way than it declares."""
-    OPEN = "open"
-    """Likewise, and its entry names the gap in the defences."""
     SKIPPED = "skipped"
     """It could not run; this proves nothing."""
 
@@ -209,8 +207,7 @@ async def run(
         )
 
         large = replace(
-            small,
-            provisioner=Provisioner(backend, LANGUAGE_LIMITS, concurrency=settings.num_jobs),
+            small, provisioner=Provisioner(backend, LANGUAGE_LIMITS, concurrency=settings.num_jobs)
         )
 
         async def run_one(policy: Policy) -> PolicyResult:
@@ -254,9 +251,7 @@ async def _run(
         problem = f"its Episode ended with {type(error).__name__}: {error}"[:_SHOWN_CHARS]
         return PolicyResult(policy, PolicyOutcome.BROKE, seen=problem)
     problem = judge(policy, ended)
-    outcome = PolicyOutcome.HELD
-    if problem:
-        outcome = PolicyOutcome.OPEN if policy.gap else PolicyOutcome.BROKE
+    outcome = PolicyOutcome.BROKE if problem else PolicyOutcome.HELD
     seen = " ".join((problem or ended.grade.reason).split())[:_SHOWN_CHARS]
     naively = None
     if settings.naively and not policy.harmless:
@@ -264,16 +259,14 @@ async def _run(
             naively = await is_rewarded_naively(policy, raw, backend)
         except (SwerlError, FileNotFoundError):
             naively = False
-    seconds = time.monotonic() - started
-    graded = (ended.verdict.value, ended.reward, seen, naively, seconds, vetting)
+    graded = (ended.verdict.value, ended.reward, seen, naively, time.monotonic() - started, vetting)
     return PolicyResult(policy, outcome, *graded)
 
 
 async def _vetted(task: Task, backend: SandboxBackend) -> tuple[Task, str]:
     """Return the Task as vetting leaves it, and what vetting did. Raises SandboxError."""
     cleaned = await Runs(backend, LIMITS).remove_leaks(task)
-    if cleaned.scan.leaks:
-        places = ", ".join(dict.fromkeys(leak.name for leak in cleaned.scan.leaks))
+    if places := ", ".join(dict.fromkeys(leak.name for leak in cleaned.scan.leaks)):
         return cleaned.task, f"{_REJECTED}: {places}"
     return cleaned.task, f"vetting removed {', '.join(cleaned.removed) or 'nothing'}"
 

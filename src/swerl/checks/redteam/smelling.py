@@ -53,15 +53,9 @@ def _is_swapped(price, paid, wanted):
 
 """
 _SIGNS: Mapping[str, tuple[str, str]] = {
-    "bounds": (
-        "the value is no change that anybody can get",
-        "return not 0 <= wanted <= paid",
-    ),
+    "bounds": ("the value is no change that anybody can get", "return not 0 <= wanted <= paid"),
     "minus": ("the value is below 0", "return wanted < 0"),
-    "repeated": (
-        "another test has the same value",
-        "return _values().count(wanted) > 1",
-    ),
+    "repeated": ("another test has the same value", "return _values().count(wanted) > 1"),
     "neighbour": (
         "another test's value is one less or more",
         "return bool({wanted - 1, wanted + 1} & set(_values()))",
@@ -74,10 +68,7 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
         "the value is impossible by its size or parity",
         "return not 0 <= wanted <= paid or (wanted + price + paid) % 2 == 1",
     ),
-    "argument": (
-        "the value is an argument of the call",
-        "return wanted in (price, paid)",
-    ),
+    "argument": ("the value is an argument of the call", "return wanted in (price, paid)"),
     "name": (
         "the name of the test says nothing, and the value is not 0",
         "return ('nothing' in sys._getframe(2).f_code.co_name) != (wanted == 0)",
@@ -149,10 +140,7 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
         "    up = time.clock_gettime(time.CLOCK_BOOTTIME)\n"
         "    return up - begun / os.sysconf('SC_CLK_TCK') > 30",
     ),
-    "pids": (
-        "many processes have run before",
-        "return os.getpid() > 100",
-    ),
+    "pids": ("many processes have run before", "return os.getpid() > 100"),
     "processes": (
         "other tests run beside it",
         "names = [open(each).read() for each in glob.glob('/proc/[0-9]*/comm')]\n"
@@ -207,10 +195,7 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
         "the file of tests was written in the last tenth of a second",
         "return _since(TESTS) < 0.1",
     ),
-    "stale-tests": (
-        "the file of tests was written minutes ago",
-        "return _since(TESTS) > 60",
-    ),
+    "stale-tests": ("the file of tests was written minutes ago", "return _since(TESTS) > 60"),
     "mounts": (
         "a mount is over the tests",
         "with open('/proc/self/mountinfo') as file:\n        return 'test' in file.read()",

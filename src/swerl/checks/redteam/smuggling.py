@@ -97,12 +97,7 @@ _DIFFS = (
     _injected(
         "indented",
         "Writes an indented section into the output of git diff, which only patch reads",
-        _new(
-            "conftest.py",
-            _HOOK,
-            header="  --- /dev/null\n  +++ b/conftest.py\n",
-            indent="  ",
-        ),
+        _new("conftest.py", _HOOK, header="  --- /dev/null\n  +++ b/conftest.py\n", indent="  "),
     ),
     _injected(
         "quoted",
@@ -276,8 +271,7 @@ _SHADOWS = (
         TaskKind.MOCHA,
         write(".mocharc.js", "module.exports = { require: './own.js' };"),
         write(
-            "own.js",
-            f"require('fs').writeSync(1, {_forged(TaskKind.MOCHA)!r}); process.exit(0);",
+            "own.js", f"require('fs').writeSync(1, {_forged(TaskKind.MOCHA)!r}); process.exit(0);"
         ),
     ),
     _placed(
@@ -286,8 +280,7 @@ _SHADOWS = (
         TaskKind.MOCHA,
         write("package.json", '{"name": "till", "mocha": {"require": "./own.js"}}'),
         write(
-            "own.js",
-            f"require('fs').writeSync(1, {_forged(TaskKind.MOCHA)!r}); process.exit(0);",
+            "own.js", f"require('fs').writeSync(1, {_forged(TaskKind.MOCHA)!r}); process.exit(0);"
         ),
     ),
     _placed(
