@@ -18,6 +18,7 @@ COMMANDS = {
     "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
     "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
     "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
+    "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
     "export": ("export.export", "Write a checkpoint as a model folder in Hugging Face format."),
     "doctor": ("doctor.doctor", "Check this machine and print what to fix."),

@@ -84,6 +84,18 @@ def read(folder: Path) -> Episode:
         return _read(folder)
 
 
+def read_trajectory(folder: Path) -> Trajectory:
+    """Read an Episode's or a served session's Trajectory alone. Raises RunError."""
+    with _damaged(folder):
+        return _trajectory(read_json(folder / "trajectory.json"), folder)
+
+
+def read_grade(folder: Path) -> Grade:
+    """Read an Episode's Grade alone. Raises RunError."""
+    with _damaged(folder):
+        return _grade(read_json(folder / "grade.json"))
+
+
 @contextmanager
 def _damaged(folder: Path) -> Iterator[None]:
     """Turn an error in an Episode's files into a RunError that costs this Episode alone."""

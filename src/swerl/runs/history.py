@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +74,8 @@ class RunHistory:
     steps: dict[int, Mapping[str, float]] = field(default_factory=dict)
     evals: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """Split -> (step, solve rate), by step."""
+    bounds: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """Split -> step -> 95 % confidence interval of the solve rate."""
 
     def series(self, metric: str) -> list[float]:
         """Return one metric over the steps."""
@@ -81,15 +84,50 @@ class RunHistory:
 
 def read(path: Path) -> RunHistory:
     """Read a run's events; if a step was done twice, the later one counts."""
-    history = RunHistory()
-    evals: dict[str, dict[int, float]] = {}
-    for event in _events(path):
-        if event["event"] == StepEnded.__name__:
-            history.steps[event["step"]] = event["metrics"]
-        elif event["event"] == EvalEnded.__name__:
-            evals.setdefault(event["split"], {})[event["step"]] = event["solve_rate"]
-    history.evals = {split: sorted(rates.items()) for split, rates in evals.items()}
-    return history
+    return HistoryReader(path).read()
+
+
+class HistoryReader:
+    """Reads a growing file of events; each reading costs only the bytes that are new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._found = RunHistory()
+
+    def read(self) -> RunHistory:
+        """Return the history with the lines that were written since the last call."""
+        if not self._path.exists():
+            return self._found
+        with self._path.open("rb") as file:
+            # A shorter file is another run's, or was cut.
+            if self._path.stat().st_size < self._offset:
+                self._offset, self._found = 0, RunHistory()
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                # Most lines are of Episodes; to parse them would take minutes in a long run.
+                if any(name in line[:40] for name in _MILESTONES):
+                    self._add(line)
+        return self._found
+
+    def _add(self, line: bytes) -> None:
+        with suppress(ValueError, KeyError, TypeError):
+            event = json.loads(line)
+            step = event["step"]
+            if event["event"] == StepEnded.__name__:
+                self._found.steps[step] = event["metrics"]
+                return
+            split, rate = event["split"], event["solve_rate"]
+            earlier = [each for each in self._found.evals.get(split, ()) if each[0] != step]
+            self._found.evals[split] = sorted([*earlier, (step, rate)])
+            bounds = self._found.bounds.setdefault(split, {})
+            bounds[step] = (event.get("low", rate), event.get("high", rate))
+
+
+_MILESTONES = tuple(f'"{event.__name__}"'.encode() for event in (StepEnded, EvalEnded))
 
 
 @dataclass(slots=True)
@@ -140,13 +178,12 @@ def _add_event(found: RunProgress, event: Mapping[str, Any]) -> None:
             found.step_seconds += event["metrics"].get("step_s", 0.0)
 
 
-def _events(path: Path, last_bytes: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the events of a file, or those in its last bytes; cut lines are skipped."""
+def _events(path: Path, last_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the events in the last bytes of a file; cut lines are skipped."""
     if not path.exists():
         return
     with path.open("rb") as lines:
-        if last_bytes:
-            lines.seek(max(0, path.stat().st_size - last_bytes))
+        lines.seek(max(0, path.stat().st_size - last_bytes))
         for line in lines:
             try:
                 yield json.loads(line)

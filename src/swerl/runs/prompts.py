@@ -73,6 +73,14 @@ def append(path: Path, entries: Iterable[GroupEntry]) -> None:
             file.write("\n" * is_torn + "".join(lines))
 
 
+def read(path: Path) -> list[GroupEntry]:
+    """Return the entries of a ledger, without torn lines; none if there is no ledger."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [each for each in map(_read, lines) if each]
+
+
 def cut(path: Path, *, steps: int) -> list[GroupEntry]:
     """Keep and return the entries of the first `steps` steps; torn lines go. Raises RunError."""
     if not path.exists():

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,40 @@ def read_metadata(path: Path) -> dict[str, str]:
     with _opened(path) as file:
         found = file.schema_arrow.metadata or {}
     return {key.decode(): value.decode() for key, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedEpisode:
+    """The use that a Batch made of one Episode."""
+
+    advantage: float
+    num_rows: int
+    num_trained: int
+    """Tokens in the loss."""
+
+
+def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpisode]:
+    """Return id -> use of each Episode of a file, or of one; ids of tokens are not read.
+
+    Without `episode`, masks are not read either and `num_trained` is 0. Raises RunError.
+    """
+    import pyarrow.compute as pc
+
+    found: dict[str, TrainedEpisode] = {}
+    with _opened(path) as file:
+        names = ["episode", "advantage", *(["mask"] if episode else ())]
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=names)
+            if episode:
+                table = table.filter(pc.equal(table.column("episode"), episode))
+            plain = table.select(names[:2]).to_pylist()
+            masks = table.column("mask").to_pylist() if episode else repeat(())
+            for row, mask in zip(plain, masks, strict=False):
+                old = found.get(row["episode"], TrainedEpisode(row["advantage"], 0, 0))
+                num_trained = old.num_trained + sum(mask)
+                one = TrainedEpisode(row["advantage"], old.num_rows + 1, num_trained)
+                found[row["episode"]] = one
+    return found
 
 
 @contextmanager

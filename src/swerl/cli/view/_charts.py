@@ -1,0 +1,324 @@
+"""Charts as plain geometry: lines, areas, bars and lanes in SVG units, and numbers for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from swerl.core.turn import Turn
+from swerl.runs.history import RunHistory
+
+if TYPE_CHECKING:
+    from swerl.cli.view._talk import ShownTurn
+    from swerl.core.contracts import Family
+    from swerl.runs.prompts import GroupEntry
+
+NONE = "\N{EN DASH}"
+"""Shown for a number that there is not."""
+WIDTH, HEIGHT = 600, 160
+"""SVG units of a chart; the page stretches it."""
+_VERDICTS = ("solve_rate", "unsolved_rate", "timeout_rate", "cheat_rate")
+_MAIN: Mapping[str, Sequence[str]] = {
+    "Reward": ("reward", "solve_rate"),
+    "Engine against trainer, nats": ("mismatch", "mismatch_max"),
+    "Entropy, nats a token": ("entropy",),
+    "Gradient norm": ("grad_norm",),
+    "Sampled and trained tokens": ("sampled_tokens", "trained_tokens"),
+    "Seconds of a step": ("step_s", "model_s", "test_s", "train_s", "publish_s"),
+    "Dollars": ("dollars",),
+}
+_NUM_BINS = 16
+_PHASES = ("boot", "install", "agent", "diff", "grade_boot", "grade")
+"""Phases of an Episode in order; `scrub` is part of boot and `test` of grade."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric in a panel."""
+
+    name: str
+    path: str
+    values: Sequence[float]
+    band: str = ""
+    """Area of a confidence interval, or below a stacked line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart over the steps."""
+
+    title: str
+    steps: Sequence[int]
+    lines: Sequence[Line]
+    low: float
+    high: float
+    is_main: bool = True
+
+
+def panels(history: RunHistory) -> list[Panel]:
+    """Return a chart of every metric of a run, the telling ones first."""
+    names = sorted({name for metrics in history.steps.values() for name in metrics})
+    found = [panel for title, shown in _MAIN.items() if (panel := _panel(title, shown, history))]
+    verdicts = _stacked("Verdicts", _VERDICTS, history)
+    evals = _evaluations(history)
+    found[1:1] = [each for each in (evals, verdicts) if each]
+    drawn = {name for shown in (*_MAIN.values(), _VERDICTS) for name in shown} | {"time"}
+    rest = (_panel(name, [name], history, is_main=False) for name in names if name not in drawn)
+    return [*found, *(each for each in rest if each)]
+
+
+def _panel(
+    title: str, names: Iterable[str], history: RunHistory, *, is_main: bool = True
+) -> Panel | None:
+    series = {name: points for name in names if (points := _points(history, name))}
+    if not series:
+        return None
+    steps = sorted({step for points in series.values() for step, _ in points})
+    values = [value for points in series.values() for _, value in points]
+    low, high = min(0.0, *values), max(values)
+    if title == "Reward":
+        high = max(high, 1.0)
+    lines = [
+        Line(name, _path(points, steps, low, high), _at(points, steps))
+        for name, points in series.items()
+    ]
+    return Panel(title, steps, lines, low, high, is_main)
+
+
+def _points(history: RunHistory, name: str) -> list[tuple[int, float]]:
+    found = ((step, metrics.get(name)) for step, metrics in sorted(history.steps.items()))
+    return [(step, v) for step, v in found if _is_number(v)]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _stacked(title: str, names: Sequence[str], history: RunHistory) -> Panel | None:
+    steps = [step for step, _ in _points(history, names[0])]
+    below, lines = [0.0] * len(steps), []
+    for name in names:
+        own = dict(_points(history, name))
+        values = [own.get(step, 0.0) for step in steps]
+        top = [a + b for a, b in zip(below, values, strict=True)]
+        upper, lower = list(zip(steps, top, strict=True)), list(zip(steps, below, strict=True))
+        lines.append(Line(name, _path(upper, steps, 0, 1), values, _area(upper, lower, steps)))
+        below = top
+    return Panel(title, steps, lines, 0.0, 1.0) if steps else None
+
+
+def _evaluations(history: RunHistory) -> Panel | None:
+    steps = sorted({step for points in history.evals.values() for step, _ in points})
+    lines = []
+    for split, points in history.evals.items():
+        bounds = sorted(history.bounds.get(split, {}).items())
+        low = [(step, each[0]) for step, each in bounds]
+        high = [(step, each[1]) for step, each in bounds]
+        band = _area(high, low, steps)
+        lines.append(Line(split, _path(points, steps, 0, 1), _at(points, steps), band))
+    return Panel("Evaluations, 95 % interval", steps, lines, 0.0, 1.0) if lines else None
+
+
+def _at(points: Sequence[tuple[int, float]], steps: Sequence[int]) -> list[float]:
+    known = dict(points)
+    return [known.get(step, math.nan) for step in steps]
+
+
+def _xy(
+    points: Iterable[tuple[int, float]], steps: Sequence[int], low: float, high: float
+) -> list[str]:
+    span, height = max(steps[-1] - steps[0], 1), (high - low) or 1.0
+    return [
+        f"{(step - steps[0]) / span * WIDTH:.1f} {HEIGHT - (value - low) / height * HEIGHT:.1f}"
+        for step, value in points
+    ]
+
+
+def _path(
+    points: Iterable[tuple[int, float]], steps: Sequence[int], low: float, high: float
+) -> str:
+    found = _xy(points, steps, low, high)
+    # A single step is drawn as a short stroke.
+    return "M" + "L".join(found) + ("h12" if len(found) == 1 else "")
+
+
+def _area(
+    upper: Sequence[tuple[int, float]], lower: Sequence[tuple[int, float]], steps: Sequence[int]
+) -> str:
+    if len(upper) < 2:
+        return ""
+    return "M" + "L".join([*_xy(upper, steps, 0, 1), *_xy(reversed(lower), steps, 0, 1)]) + "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Episodes of similar length."""
+
+    low: int
+    high: int
+    num: int
+    num_trained: int
+    most: int
+    """Episodes of the largest bin."""
+
+
+def lengths(entries: Iterable[GroupEntry]) -> list[Bin]:
+    """Return the distribution of sampled tokens over all Episodes and over trained ones."""
+    found = [pair for entry in entries for pair in zip(entry.lengths, entry.learned, strict=False)]
+    top = max((length for length, _ in found), default=0)
+    if not top:
+        return []
+    size = -(-(top + 1) // _NUM_BINS)
+    num, trained = [0] * _NUM_BINS, [0] * _NUM_BINS
+    for length, is_trained in found:
+        num[length // size] += 1
+        trained[length // size] += is_trained
+    return [
+        Bin(place * size, (place + 1) * size, num[place], trained[place], max(num))
+        for place in range(-(-(top + 1) // size))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stretch of time in a lane."""
+
+    label: str
+    x: float
+    width: float
+    seconds: float
+    turn: int = 0
+    """Number of its Turn; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """An Episode over time: its phases, the model's replies, and the tools between them."""
+
+    total_s: float
+    lanes: Mapping[str, Sequence[Bar]] = field(default_factory=dict)
+
+
+def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | None:
+    """Lay an Episode's phases and Turns out along time; None if nothing was timed."""
+    phases, start = [], 0.0
+    for name in _PHASES:
+        seconds = timings.get(name)
+        if not _is_number(seconds) or name == "grade_boot":
+            continue
+        phases.append((name, start, seconds, 0))
+        start += seconds
+    timed = [turn for turn in turns if _is_number(turn.facts.get("started_s"))]
+    # A Session opens when its Episode begins.
+    model = [("model", t.facts["started_s"], t.facts["seconds"], t.number) for t in timed]
+    ends = sorted((begin, begin + seconds, number) for _, begin, seconds, number in model)
+    tools = [
+        ("tool", end, following - end, number)
+        for (_, end, number), (following, _, _) in pairwise(ends)
+        if following > end
+    ]
+    total = max([start, *(end for _, end, _ in ends)], default=0.0)
+    if not total:
+        return None
+    found = {"phases": phases, "model": model, "tools": tools}
+    scale = WIDTH / total
+    return Lanes(
+        total,
+        {
+            lane: [Bar(name, at * scale, max(s * scale, 0.6), s, n) for name, at, s, n in bars]
+            for lane, bars in found.items()
+            if bars
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a Turn."""
+
+    place: int
+    """Position in the whole row."""
+    id: int
+    text: str
+    is_sampled: bool
+    logprob: float | None
+    version: str
+
+    @property
+    def level(self) -> int:
+        """Probability in five levels: 0 for a surprise, 4 for a certainty."""
+        probability = math.exp(min(self.logprob or 0.0, 0.0))
+        return min(int(probability * 5), 4)
+
+
+def strip(turn: Turn, family: Family | None, before: int) -> list[Token]:
+    """Return the tokens that a Turn added to its branch, which has `before` earlier ones."""
+    texts: dict[int, str] = {}
+
+    def text(id: int) -> str:
+        if id not in texts:
+            texts[id] = family.text([id]) if family else f"{id} "
+        return texts[id]
+
+    found = [
+        Token(before + n, id, text(id), False, None, "") for n, id in enumerate(turn.prompt_ids)
+    ]
+    start, version = before + len(turn.prompt_ids), turn.weight_version
+    changes = {change.at: change.version for change in turn.weight_changes}
+    for n, (id, logprob) in enumerate(zip(turn.output_ids, turn.logprobs, strict=False)):
+        version = changes.get(n, version)
+        found.append(Token(start + n, id, text(id), True, logprob, version))
+    return found
+
+
+def spark(values: Sequence[float], width: int = 120, height: int = 24) -> str:
+    """Return the path of a small line over values between 0 and their maximum."""
+    finite = [value for value in values if _is_number(value)]
+    if not finite:
+        return ""
+    low, high = min(0.0, *finite), max(*finite, 1e-9)
+    span = max(len(finite) - 1, 1)
+    points = (
+        f"{n / span * width:.1f} {height - 2 - (value - low) / (high - low) * (height - 4):.1f}"
+        for n, value in enumerate(finite)
+    )
+    return "M" + "L".join(points) + ("h4" if len(finite) == 1 else "")
+
+
+def number(value: object) -> str:
+    """Return a number as people read it: 1,234 or 0.0321; a dash for none."""
+    if not isinstance(value, int | float):
+        return NONE
+    if not math.isfinite(value):
+        return "not finite"
+    if float(value).is_integer() and abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def signed(value: object) -> str:
+    """Return a number with its sign, so that it is read without colour."""
+    return f"{value:+.2f}" if isinstance(value, int | float) else NONE
+
+
+def duration(seconds: object) -> str:
+    """Return seconds in the unit that people would choose."""
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return NONE
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def listed(values: Iterable[float]) -> str:
+    """Return numbers for the script of the page, empty for none."""
+    return ",".join("" if not _is_number(value) else f"{value:.5g}" for value in values)
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "spark": spark, "number": number, "signed": signed, "duration": duration, "listed": listed,
+}  # fmt: skip

@@ -1,0 +1,434 @@
+"""The pages of `swerl view`: one renderer for the server and for static files.
+
+A page has a path that works in both: `index.html`, `r/RUN/index.html`, `r/RUN/s/STAGE.html`,
+`r/RUN/e/STAGE/EPISODE/index.html` and `…/tN.html`, the tokens of a Turn. Links are relative.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from swerl.cli.view import _charts, _talk
+from swerl.core.errors import InputError, SwerlError
+from swerl.core.files import read_json
+from swerl.rollout import record
+from swerl.runs import index, prompts
+from swerl.runs.history import HistoryReader, RunHistory, read_progress
+from swerl.runs.index import RECIPE, Attempt, FoundRun
+from swerl.runs.layout import RunFolder
+from swerl.runs.status import run_status
+
+if TYPE_CHECKING:
+    from swerl.core.contracts import Family
+    from swerl.core.turn import Trajectory
+    from swerl.runs.tables import TrainedEpisode
+
+T = TypeVar("T")
+HERE = Path(__file__).parent
+ASSETS = {"style.css": "text/css", "page.js": "text/javascript"}
+GROUPS_A_PAGE = 64
+"""Groups whose summaries a Step page reads; more are on its next pages."""
+TOKENS_A_PAGE = 4096
+MARKS = {
+    "solved": "✓", "unsolved": "✗", "timeout": "◷", "cheat": "⚑", "infra": "⚡", "invalid": "∅",
+}  # fmt: skip
+"""Verdict -> its sign, so that no page needs colour to be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One rendered file."""
+
+    body: bytes
+    type: str = "text/html"
+
+
+class Site:
+    """Renders the pages of a folder; keeps only what the next page would read again."""
+
+    def __init__(self, folder: Path, *, is_static: bool = False) -> None:
+        self._folder = folder
+        self._is_static = is_static
+        self._histories: dict[Path, HistoryReader] = {}
+        self._family = lru_cache(maxsize=4)(_family_of)
+        self._trained = lru_cache(maxsize=8)(_trained_in)
+
+    def page(self, path: str) -> Page:
+        """Render the page at a path. Raises InputError if there is none."""
+        match path.split("/"):
+            case [""] | ["index.html"]:
+                return self._runs()
+            case [name] if name in ASSETS:
+                return Page((HERE / name).read_bytes(), ASSETS[name])
+            case ["r", run, "index.html"]:
+                return self._run(self._found(run))
+            case ["r", run, "s", name] if name.endswith(".html"):
+                stage, _, number = name.removesuffix(".html").partition("~")
+                return self._step(self._found(run), stage, int(number or 1))
+            case ["r", run, "e", stage, name, "index.html"]:
+                return self._episode(self._found(run), stage, name)
+            case ["r", run, "e", stage, name, file] if file.startswith("t"):
+                turn, _, part = file.removesuffix(".html")[1:].partition("~")
+                if turn.isdecimal() and (part or "1").isdecimal():
+                    return self._tokens(self._found(run), stage, name, int(turn), int(part or 1))
+        raise InputError(f"there is no page {path!r}", hint="begin at the list of runs")
+
+    def paths(self, *, tokens: bool) -> Iterator[str]:
+        """Yield the path of every page, with those of tokens if asked for."""
+        yield from ("index.html", *ASSETS)
+        for run in index.find_runs(self._folder).values():
+            top = f"r/{_slug(run.name)}"
+            yield f"{top}/index.html"
+            for stage in run.stages():
+                groups = index.groups(run.stage(stage))
+                for number in range(1, _num_pages(len(groups), GROUPS_A_PAGE) + 1):
+                    yield f"{top}/s/{_numbered(stage, number)}"
+                for name in (name for names in groups.values() for name in names):
+                    yield f"{top}/e/{stage}/{name}/index.html"
+                    if tokens:
+                        yield from self._token_paths(run.episode(stage, name), top, stage, name)
+
+    def _token_paths(self, folder: Path, top: str, stage: str, name: str) -> Iterator[str]:
+        trajectory, _ = _part(lambda: record.read_trajectory(folder))
+        for turn in trajectory.turns if trajectory else ():
+            size = len(turn.prompt_ids) + len(turn.output_ids)
+            for part in range(1, _num_pages(size, TOKENS_A_PAGE) + 1):
+                yield f"{top}/e/{stage}/{name}/{_numbered(f't{turn.index + 1}', part)}"
+
+    def problem(self, path: str, error: SwerlError) -> Page:
+        """Render the reason why a page cannot be shown."""
+        return self._render("problem.html", path, text=str(error), hint=error.hint)
+
+    def _found(self, slug: str) -> FoundRun:
+        runs = index.find_runs(self._folder)
+        found = {_slug(name): run for name, run in runs.items()}
+        if slug not in found:
+            raise InputError(f"there is no run {slug!r} in {self._folder}")
+        return found[slug]
+
+    def _render(self, template: str, path: str, **values: Any) -> Page:
+        root = "../" * path.count("/")
+        if (run := values.get("run")) is not None:
+            values["base"] = f"{root}r/{quote(_slug(run.name))}/"
+        shown = _templates().get_template(template)
+        text = shown.render(root=root, is_static=self._is_static, marks=MARKS, **values)
+        return Page(text.encode("utf-8"))
+
+    def _history(self, run: FoundRun) -> RunHistory:
+        reader = self._histories.setdefault(run.root, HistoryReader(RunFolder(run.root).events))
+        return reader.read()
+
+    def _runs(self) -> Page:
+        rows = [self._facts(run) for run in index.find_runs(self._folder).values()]
+        is_live = any(row["state"] == "running" for row in rows)
+        return self._render(
+            "runs.html", "index.html", rows=rows, folder=self._folder.resolve(), is_live=is_live
+        )
+
+    def _facts(self, run: FoundRun) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "name": run.name,
+            "href": f"r/{quote(_slug(run.name))}/index.html",
+            "state": "recorded",
+            "problem": "",
+            "age_s": max(0.0, time.time() - index.changed(run)),
+        }
+        if not run.is_trained:
+            return facts | {"num_episodes": sum(map(len, index.groups(run.root).values()))}
+        seen, problem = _part(lambda: run_status(run.root, patience_s=0.0))
+        history, trouble = _part(lambda: self._history(run))
+        recipe, damage = _part(lambda: _recipe(run))
+        state, lost = _part(lambda: RunFolder(run.root).read_state())
+        last = history.steps[max(history.steps)] if history and history.steps else {}
+        return facts | {
+            "state": str(seen.status) if seen else "unreadable",
+            "error": seen.process.error if seen and seen.process else "",
+            "step": state.step if state else None,
+            "steps": (recipe or {}).get("steps"),
+            "reward": history.series("reward") if history else [],
+            "dollars": last.get("dollars"),
+            "cap": ((recipe or {}).get("cost") or {}).get("max_dollars"),
+            "problem": problem or trouble or damage or lost,
+        }
+
+    def _run(self, run: FoundRun) -> Page:
+        path = f"r/{_slug(run.name)}/index.html"
+        facts = self._facts(run)
+        if not run.is_trained:
+            return self._step(run, index.ALL, 1, path)
+        history, _ = _part(lambda: self._history(run))
+        progress, _ = _part(lambda: read_progress(run.root))
+        entries, trouble = _part(lambda: prompts.read(RunFolder(run.root).prompts))
+        stages = run.stages()
+        history = history or RunHistory()
+        last = history.steps[max(history.steps)] if history.steps else {}
+        return self._render(
+            "run.html",
+            path,
+            run=run,
+            facts=facts | {"problem": facts["problem"] or trouble},
+            progress=progress,
+            panels=_charts.panels(history),
+            lengths=_charts.lengths(entries or []),
+            evals=history.evals,
+            bounds=history.bounds,
+            last=last,
+            steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
+            other=[stage for stage in stages if not stage.isdecimal()],
+            is_live=facts["state"] == "running",
+        )
+
+    def _stage_row(self, stage: str, history: RunHistory) -> dict[str, Any]:
+        return {"name": stage, "metrics": history.steps.get(int(stage), {})}
+
+    def _step(self, run: FoundRun, stage: str, number: int, path: str = "") -> Page:
+        folder = run.stage(stage)
+        groups = index.groups(folder)
+        first = (number - 1) * GROUPS_A_PAGE
+        shown = list(groups.items())[first : first + GROUPS_A_PAGE]
+        used = self._used(run, stage)
+        rows = [self._group_row(run, stage, folder, names, used) for _, names in shown]
+        counts = Counter(cell["verdict"] for row in rows for cell in row["cells"])
+        stages = run.stages()
+        place = stages.index(stage)
+        return self._render(
+            "step.html",
+            path or f"r/{_slug(run.name)}/s/{stage}.html",
+            run=run,
+            stage=stage,
+            rows=rows,
+            counts=counts,
+            width=max((len(row["cells"]) for row in rows), default=0),
+            before=stages[place - 1] if place else None,
+            after=stages[place + 1] if place + 1 < len(stages) else None,
+            page=number,
+            num_pages=_num_pages(len(groups), GROUPS_A_PAGE),
+            numbered=_numbered,
+            num_groups=len(groups),
+            is_live=run.is_trained and run_status(run.root, patience_s=0.0).status == "running",
+        )
+
+    def _used(self, run: FoundRun, stage: str) -> dict[str, prompts.GroupEntry]:
+        """Return Task -> the line of the ledger of its Group in this stage."""
+        entries, _ = _part(lambda: prompts.read(RunFolder(run.root).prompts))
+        return {entry.task: entry for entry in entries or () if entry.stage == stage}
+
+    def _group_row(
+        self,
+        run: FoundRun,
+        stage: str,
+        folder: Path,
+        names: Sequence[str],
+        used: Mapping[str, prompts.GroupEntry],
+    ) -> dict[str, Any]:
+        attempts = index.read_attempts(folder, names)
+        entry = used.get(attempts[0].task)
+        advantages: Mapping[str, TrainedEpisode] = {}
+        if entry is not None:
+            path = RunFolder(run.root).samples(entry.step)
+            advantages = self._trained(path) if path.exists() else {}
+        cells = [self._cell(run, stage, attempt, advantages) for attempt in attempts]
+        rewards = [cell["reward"] for cell in cells if cell["reward"] is not None]
+        return {
+            "task": attempts[0].task,
+            "cells": cells,
+            "solved": sum(cell["verdict"] == "solved" for cell in cells),
+            "reward": sum(rewards) / len(rewards) if rewards else None,
+            "tokens": sum(cell["tokens"] for cell in cells),
+            "seconds": max(cell["seconds"] for cell in cells),
+            "fate": str(entry.fate) if entry else "",
+            "step": entry.step if entry else None,
+        }
+
+    def _cell(
+        self,
+        run: FoundRun,
+        stage: str,
+        attempt: Attempt,
+        advantages: Mapping[str, TrainedEpisode],
+    ) -> dict[str, Any]:
+        summary = attempt.summary
+        used = advantages.get(str(summary.get("id")))
+        verdict = str(summary.get("verdict", ""))
+        return {
+            "name": attempt.name,
+            "href": f"e/{quote(stage)}/{quote(attempt.name)}/index.html",
+            "verdict": verdict or "unfinished",
+            "mark": MARKS.get(verdict, "…"),
+            "number": attempt.number,
+            "reward": summary.get("reward") if verdict not in ("infra", "invalid") else None,
+            "advantage": used.advantage if used else None,
+            "tokens": summary.get("sampled_tokens", 0),
+            "turns": summary.get("turns", 0),
+            "seconds": (summary.get("timings") or {}).get("total", 0.0),
+            "problem": attempt.problem or summary.get("error", ""),
+        }
+
+    def _episode(self, run: FoundRun, stage: str, name: str) -> Page:
+        folder = run.episode(stage, name)
+        parent = folder if run.stage(stage) == folder else folder.parent
+        names = next((g for g in index.groups(parent).values() if name in g), [name])
+        attempts = index.read_attempts(parent, names)
+        attempt = attempts[names.index(name)]
+        used = self._used(run, stage)
+        group = self._group_row(run, stage, parent, names, used)
+        trajectory, no_tokens = _part(lambda: record.read_trajectory(folder))
+        grade, no_grade = _part(lambda: record.read_grade(folder))
+        family, no_text = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
+        turns, no_turns = _part(lambda: _talk.turns_of(folder, trajectory, family))
+        patch, no_patch = _part(lambda: _talk.read_tail(folder / "patch.diff"))
+        log, _ = _part(lambda: _talk.read_tail(folder / "agent.log"))
+        written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
+        return self._render(
+            "episode.html",
+            f"r/{_slug(run.name)}/e/{stage}/{name}/index.html",
+            run=run,
+            stage=stage,
+            attempt=attempt,
+            summary=attempt.summary,
+            cell=group["cells"][names.index(name)],
+            group=group,
+            trained=self._rows_of(run, used.get(attempt.task), attempt),
+            trajectory=trajectory,
+            grade=grade,
+            turns=turns or [],
+            spot={turn.number: (n, turn.branch) for n, turn in enumerate(turns or [])},
+            lanes=_charts.lanes(attempt.summary.get("timings") or {}, turns or []),
+            patch=_talk.coloured_patch(patch) if patch else "",
+            log=log,
+            has_text=written or family is not None,
+            problems={
+                "tokens": no_tokens, "conversation": no_turns, "text": "" if written else no_text,
+                "grade": no_grade, "patch": no_patch,
+            },
+            folder=folder,
+        )  # fmt: skip
+
+    def _rows_of(
+        self, run: FoundRun, entry: prompts.GroupEntry | None, attempt: Attempt
+    ) -> TrainedEpisode | None:
+        if entry is None:
+            return None
+        from swerl.runs.tables import read_trained
+
+        path, name = RunFolder(run.root).samples(entry.step), str(attempt.summary.get("id"))
+        found, _ = _part(lambda: read_trained(path, name).get(name))
+        return found
+
+    def _tokens(self, run: FoundRun, stage: str, name: str, number: int, part: int) -> Page:
+        folder = run.episode(stage, name)
+        trajectory = record.read_trajectory(folder)
+        if not 1 <= number <= len(trajectory.turns):
+            raise InputError(f"{name} has no turn {number}; it has {len(trajectory.turns)}")
+        turn = trajectory.turns[number - 1]
+        family, no_text = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
+        before = sum(len(t.prompt_ids) + len(t.output_ids) for t in trajectory.path(turn)[:-1])
+        attempt = index.read_attempts(folder.parent, [name])[0]
+        used = self._used(run, stage).get(attempt.task)
+        strip = _charts.strip(turn, family, before)
+        first = (part - 1) * TOKENS_A_PAGE
+        return self._render(
+            "tokens.html",
+            f"r/{_slug(run.name)}/e/{stage}/{name}/t{number}.html",
+            run=run,
+            stage=stage,
+            name=name,
+            turn=turn,
+            number=number,
+            num_turns=len(trajectory.turns),
+            before=before,
+            tokens=strip[first : first + TOKENS_A_PAGE],
+            size=len(strip),
+            mean=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
+            trained=self._rows_of(run, used, attempt),
+            sampled=trajectory.num_sampled_tokens,
+            problem=no_text,
+            page=part,
+            num_pages=_num_pages(len(strip), TOKENS_A_PAGE),
+            numbered=_numbered,
+        )
+
+
+def _slug(name: str) -> str:
+    return name.replace("/", "~")
+
+
+def _num_pages(count: int, size: int) -> int:
+    return max(1, -(-count // size))
+
+
+def _numbered(name: str, page: int) -> str:
+    return f"{name}.html" if page == 1 else f"{name}~{page}.html"
+
+
+def _part(read: Callable[[], T]) -> tuple[T | None, str]:
+    """Return a part of a page, or None and why it cannot be read: the rest is shown without it."""
+    try:
+        return read(), ""
+    except SwerlError as error:
+        return None, error.explained()
+    except ModuleNotFoundError as error:
+        return None, f"not read: Python package {error.name} is not installed"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        return None, f"not readable: {type(error).__name__}: {error}"
+
+
+def _recipe(run: FoundRun) -> dict[str, Any]:
+    found = read_json(run.root / RECIPE)
+    if not isinstance(found, dict):
+        raise InputError(f"{run.root / RECIPE} is damaged: not an object")
+    return found
+
+
+def _trained_in(path: Path) -> Mapping[str, TrainedEpisode]:
+    from swerl.runs.tables import read_trained
+
+    found, _ = _part(lambda: read_trained(path))
+    return found or {}
+
+
+def _is_scripted(trajectory: Trajectory | None) -> bool:
+    return trajectory is not None and any(t.weight_version == "scripted" for t in trajectory.turns)
+
+
+def _family_of(root: Path, is_scripted: bool) -> Family:
+    """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
+    from swerl.cli.train_status import stored_recipe
+    from swerl.core import plugins
+    from swerl.rollout import wiring
+
+    if is_scripted:
+        return plugins.family("tiny", None, None)
+    if not (root / RECIPE).is_file():
+        raise InputError("the folder does not name the model, so its tokens have no text")
+    recipe = stored_recipe(root)
+    model = recipe.model.path or root / "initial_model"
+    if not Path(model).is_dir():
+        raise InputError(
+            f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",
+            hint="copy the model's folder to the same path",
+        )
+    return wiring.family_of(recipe, model)
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_talk.clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {**_charts.FILTERS, "slug": _slug, "url": quote}
+    return made

@@ -1,0 +1,238 @@
+"""The conversation of an Episode for people: prompts by role, replies in parts, patches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swerl.core.contracts import Family
+from swerl.core.errors import RunError
+from swerl.core.files import read_json
+from swerl.core.turn import Trajectory, Turn
+
+_MESSAGE = re.compile(
+    r"<\|im_start\|>(\w+)\n?(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)"
+    r"|<\|(system|user|assistant|observation)\|>\n?(.*?)(?=<\|(?:system|user|assistant|observation)\|>|\Z)",
+    re.DOTALL,
+)
+"""Messages of the two common families of chat templates: ChatML, and GLM's."""
+_RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+MAX_CHARS = 200_000
+"""Characters of one text on a page; the file has the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One message of a prompt."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call with its arguments as text."""
+
+    name: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """One request and reply as a page shows them."""
+
+    number: int
+    """From 1."""
+    parent: int | None
+    prompt: Sequence[Piece] = ()
+    thinking: str = ""
+    text: str = ""
+    calls: Sequence[Call] = ()
+    finish: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Tokens in and out, seconds, weight version."""
+    branch: int = 1
+
+
+def clean(value: object) -> object:
+    """Return a text without control characters, which become pictures, and lone surrogates."""
+    if type(value) is not str:  # a Markup is made by templates and by Pygments
+        return value
+    shown = _COLOUR.sub("", value).replace("\r\n", "\n").translate(_PICTURES)
+    shown = shown.encode("utf-8", "backslashreplace").decode()
+    if len(shown) <= MAX_CHARS:
+        return shown
+    return f"{shown[:MAX_CHARS]}\n… {len(shown) - MAX_CHARS:,} more characters are in the file"
+
+
+def read_tail(path: Path) -> str:
+    """Return the end of a text file; the empty text if there is no file. Raises OSError."""
+    if not path.is_file():
+        return ""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - MAX_CHARS))
+        text = file.read(MAX_CHARS).decode("utf-8", "replace")
+    left = f"… {size - MAX_CHARS:,} earlier bytes are in the file\n" if size > MAX_CHARS else ""
+    return left + text
+
+
+def turns_of(folder: Path, trajectory: Trajectory | None, family: Family | None) -> list[ShownTurn]:
+    """Return the Turns of an Episode, from its transcript or from its tokens. Raises RunError."""
+    facts = {turn.index + 1: _facts(turn) for turn in trajectory.turns} if trajectory else {}
+    written = list(_transcript(folder))
+    if written:
+        shown = [_written(entry, facts) for entry in written]
+    else:
+        turns = trajectory.turns if trajectory else ()
+        shown = [_decoded(turn, family) for turn in turns]
+    return _with_branches(shown)
+
+
+def _facts(turn: Turn) -> dict[str, Any]:
+    return {
+        "context": len(turn.prompt_ids),
+        "sampled": len(turn.output_ids) or turn.num_reported,
+        "started_s": turn.started_s,
+        "seconds": turn.duration_s,
+        "version": turn.weight_version,
+        "has_ids": bool(turn.output_ids),
+        "malformed": turn.malformed_calls,
+    }
+
+
+def _transcript(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a written transcript; a torn line is left out."""
+    whole, lines = folder / "transcript.json", folder / "transcript.jsonl"
+    if whole.is_file():
+        entries = read_json(whole)
+    elif lines.is_file():
+        with lines.open(encoding="utf-8", errors="replace") as file:
+            entries = [_line(line) for line in file]
+    else:
+        return
+    if not isinstance(entries, list):
+        raise RunError(f"{whole} is damaged: not a list")
+    yield from (entry for entry in entries if isinstance(entry, dict))
+
+
+def _line(line: str) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _written(entry: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]) -> ShownTurn:
+    prompt = entry.get("prompt", entry.get("heard", ""))
+    said = entry.get("said") or {}
+    counted = {
+        "context": entry.get("tokens_in", 0),
+        "sampled": entry.get("tokens_out", 0),
+        "seconds": entry.get("duration_s", 0.0),
+    }
+    number = int(entry.get("turn", 1))
+    return ShownTurn(
+        number=number,
+        parent=entry.get("parent"),
+        prompt=list(split(prompt)) if isinstance(prompt, str) else list(map(_message, prompt)),
+        thinking=str(said.get("thinking", "")),
+        text=str(said.get("text", "")),
+        calls=[_call(each["name"], each["arguments"]) for each in said.get("tool_calls", ())],
+        finish=str(entry.get("finish", "")),
+        facts=facts.get(number, counted),
+    )
+
+
+def _decoded(turn: Turn, family: Family | None) -> ShownTurn:
+    facts, parent = _facts(turn), None if turn.parent is None else turn.parent + 1
+    if family is None:
+        return ShownTurn(turn.index + 1, parent, finish=turn.finish, facts=facts)
+    reply = family.parse(turn.output_ids)
+    return ShownTurn(
+        number=turn.index + 1,
+        parent=parent,
+        prompt=list(split(family.text(turn.prompt_ids))),
+        thinking=reply.thinking,
+        text=reply.text,
+        calls=[_call(name, arguments) for name, arguments in reply.calls],
+        finish=turn.finish,
+        facts=facts,
+    )
+
+
+def _message(message: Mapping[str, Any]) -> Piece:
+    calls = "".join(f"\n{call.get('name')}(…)" for call in message.get("tool_calls", ()))
+    return Piece(str(message.get("role", "?")), f"{message.get('text', '')}{calls}")
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> Call:
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in arguments.items()
+    }
+    return Call(name, texts)
+
+
+def split(prompt: str) -> Iterator[Piece]:
+    """Yield the messages of a rendered prompt; a text without known markers is one piece."""
+    found = [(m[1] or m[3], m[2] if m[1] else m[4]) for m in _MESSAGE.finditer(prompt)]
+    if not found and prompt.strip():
+        yield Piece("context", prompt.strip("\n"))
+    for role, text in found:
+        if results := _RESULT.findall(text):
+            yield from (Piece("tool", each) for each in results)
+        elif text.strip():
+            yield Piece("tool" if role == "observation" else role, text.strip("\n"))
+
+
+def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:
+    """Number the branches: the first child continues its parent's branch, others open one."""
+    from dataclasses import replace
+
+    branch_of: dict[int, int] = {}
+    continued: set[int] = set()
+    num, found = 0, []
+    for turn in turns:
+        if turn.parent in branch_of and turn.parent not in continued:
+            branch = branch_of[turn.parent]
+        else:
+            num += 1
+            branch = num
+        if turn.parent is not None:
+            continued.add(turn.parent)
+        branch_of[turn.number] = branch
+        found.append(replace(turn, branch=branch))
+    return found
+
+
+def coloured_patch(patch: str) -> str:
+    """Return a patch as HTML, its lines in the colours of their language."""
+    from markupsafe import escape
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_for_filename
+    from pygments.util import ClassNotFound
+
+    formatter = HtmlFormatter(nowrap=True)
+    lexer, rows = None, []
+    for line in str(clean(patch.rstrip("\n"))).split("\n"):
+        kind = {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "head")
+        if line.startswith(("+++ ", "--- ", "diff ")):
+            kind = "head"
+            try:
+                lexer = get_lexer_for_filename(line.split("/")[-1].strip(), stripnl=False)
+            except ClassNotFound:
+                lexer = None
+        code = str(escape(line[1:]))
+        if lexer is not None and kind in ("add", "del", "same"):
+            code = highlight(line[1:], lexer, formatter).rstrip("\n")
+        shown = str(escape(line)) if kind in ("head", "hunk") else f"{escape(line[:1])}{code}"
+        rows.append(f'<span class="row {kind}">{shown or " "}</span>')
+    return "".join(rows)

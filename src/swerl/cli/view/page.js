@@ -1,0 +1,235 @@
+// The behaviour of the pages. Every page is whole without it; nothing here makes HTML of text.
+"use strict";
+const $ = (query, from = document) => from.querySelector(query);
+const $$ = (query, from = document) => [...from.querySelectorAll(query)];
+const store = {
+  get: (key) => { try { return localStorage.getItem(key); } catch { return null; } },
+  set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* a private window */ } },
+};
+
+// Theme: the system's, until the user chooses.
+const applyTheme = (name) => { if (name) document.documentElement.dataset.theme = name; };
+const isDark = () => (document.documentElement.dataset.theme
+  || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const toggleTheme = () => { const name = isDark() ? "light" : "dark"; applyTheme(name); store.set("theme", name); };
+applyTheme(store.get("theme"));
+
+// Rows: j and k walk, Enter opens.
+let place = -1;
+const rows = () => $$("[data-row]").filter((row) => !row.hidden);
+function walk(by) {
+  const all = rows();
+  if (!all.length) return;
+  place = Math.max(0, Math.min(all.length - 1, place + by));
+  $$(".here").forEach((row) => row.classList.remove("here"));
+  all[place].classList.add("here");
+  all[place].scrollIntoView({ block: "nearest" });
+  (all[place].matches("article") ? all[place] : $("a", all[place]))?.focus({ preventScroll: true });
+}
+
+// Filter of rows by words and verdicts.
+function filter() {
+  const words = ($("#filter")?.value || "").toLowerCase().split(/\s+/).filter(Boolean);
+  const off = new Set($$("[data-verdict]").filter((box) => !box.checked).map((box) => box.dataset.verdict));
+  for (const row of $$("tr[data-row]")) {
+    const text = row.textContent.toLowerCase();
+    const cells = $$("[data-of]", row);
+    cells.forEach((cell) => cell.classList.toggle("off", off.has(cell.dataset.of)));
+    const isEmpty = cells.length > 0 && cells.every((cell) => cell.classList.contains("off"));
+    row.hidden = isEmpty || !words.every((word) => text.includes(word));
+  }
+  place = -1;
+}
+
+// Sort: a click on a column head.
+function sort(head, isAgain = false) {
+  const table = head.closest("table"), body = $("tbody", table);
+  const column = [...head.parentNode.children].indexOf(head);
+  const wasUp = head.getAttribute("aria-sort") === "ascending";
+  const up = isAgain ? wasUp : !wasUp;
+  $$("th[aria-sort]", table).forEach((each) => each.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", up ? "ascending" : "descending");
+  const key = (row) => { const cell = row.children[column]; return cell ? cell.dataset.value ?? cell.textContent.trim() : ""; };
+  const sorted = [...body.children].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    const order = x !== "" && y !== "" && !isNaN(x) && !isNaN(y) ? x - y : String(x).localeCompare(y, undefined, { numeric: true });
+    return up ? order : -order;
+  });
+  body.append(...sorted);
+}
+
+// Search: marks the places that hold the text, and walks through them.
+let hits = [], hit = -1;
+function search(text) {
+  $$(".hit").forEach((each) => each.classList.remove("hit", "now"));
+  hits = []; hit = -1;
+  const wanted = text.toLowerCase();
+  const output = $("#hits");
+  if (wanted) {
+    const strip = $(".strip");
+    if (strip) hits = searchTokens(strip, wanted);
+    else hits = $$(".turn pre, .turn summary code").filter((each) => each.textContent.toLowerCase().includes(wanted)).map((each) => [each]);
+    hits.flat().forEach((each) => each.classList.add("hit"));
+  }
+  if (output) output.textContent = wanted ? `${hits.length} found` : "";
+}
+function searchTokens(strip, wanted) {
+  const all = $$(".tok", strip);
+  if (/^\d+$/.test(wanted)) {
+    const byId = all.filter((each) => each.title.includes(`· id ${wanted} ·`)).map((each) => [each]);
+    if (byId.length) return byId;
+  }
+  let text = "";
+  const starts = all.map((each) => { const at = text.length; text += each.textContent.toLowerCase(); return at; });
+  const found = [];
+  for (let at = text.indexOf(wanted), first = 0; at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
+    while (first + 1 < all.length && starts[first + 1] <= at) first++;
+    const group = [];
+    for (let n = first; n < all.length && starts[n] < at + wanted.length; n++) group.push(all[n]);
+    found.push(group);
+  }
+  return found;
+}
+function nextHit(by) {
+  if (!hits.length) return;
+  hit = (hit + by + hits.length) % hits.length;
+  $$(".now").forEach((each) => each.classList.remove("now"));
+  hits[hit].forEach((each) => each.classList.add("now"));
+  const first = hits[hit][0];
+  const fold = first.closest("details");
+  if (fold) fold.open = true;
+  first.scrollIntoView({ block: "center" });
+  $("#hits").textContent = `${hit + 1} of ${hits.length}`;
+}
+
+// Charts: the values under the pointer; drag to zoom, double click to see all.
+function readChart(figure, share) {
+  const steps = figure.dataset.steps.split(",");
+  const svg = $("svg", figure), [x, , width] = svg.getAttribute("viewBox").split(" ").map(Number);
+  const [low, high] = [Number(steps[0]), Number(steps[steps.length - 1])];
+  const at = low + ((x + share * width) / 600) * (high - low);
+  let n = 0;
+  steps.forEach((step, i) => { if (Math.abs(step - at) < Math.abs(steps[n] - at)) n = i; });
+  const cross = $(".cross", figure);
+  cross.removeAttribute("hidden");
+  cross.setAttribute("d", `M${high > low ? ((steps[n] - low) / (high - low)) * 600 : 0} 0V160`);
+  const values = $$(".line", figure).map((line) => {
+    const value = line.dataset.values.split(",")[n];
+    return value ? `${line.dataset.name} ${value}` : "";
+  });
+  $("output", figure).textContent = `step ${steps[n]}: ${values.filter(Boolean).join(" · ")}`;
+  return n / Math.max(steps.length - 1, 1);
+}
+let drag = null;
+const shareOf = (figure, event) => {
+  const box = $("svg", figure).getBoundingClientRect();
+  return Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
+};
+document.addEventListener("pointermove", (event) => {
+  const figure = event.target.closest?.(".panel[data-steps]");
+  if (figure) readChart(figure, shareOf(figure, event));
+  const token = event.target.closest?.(".strip .tok");
+  if (token) showToken(token);
+});
+document.addEventListener("pointerdown", (event) => {
+  const figure = event.target.closest?.(".panel[data-steps]");
+  drag = figure ? { figure, share: shareOf(figure, event) } : null;
+});
+document.addEventListener("pointerup", (event) => {
+  if (!drag) return;
+  const { figure, share } = drag, end = shareOf(figure, event);
+  drag = null;
+  if (Math.abs(end - share) < 0.03) return;
+  const svg = $("svg", figure), [x, , width] = svg.getAttribute("viewBox").split(" ").map(Number);
+  svg.setAttribute("viewBox", `${x + Math.min(share, end) * width} 0 ${Math.abs(end - share) * width} 160`);
+});
+document.addEventListener("dblclick", (event) => {
+  const figure = event.target.closest?.(".panel[data-steps]");
+  if (figure) $("svg", figure).setAttribute("viewBox", "0 0 600 160");
+});
+
+// Tokens: the facts of one.
+function showToken(token) {
+  $$(".tok.at").forEach((each) => each.classList.remove("at"));
+  token.classList.add("at");
+  const detail = $("#token");
+  if (detail) detail.textContent = `${JSON.stringify(token.textContent)} · ${token.title}`;
+}
+function walkToken(by) {
+  const all = $$(".strip .tok"), now = all.findIndex((each) => each.classList.contains("at"));
+  const token = all[Math.max(0, Math.min(all.length - 1, now + by))];
+  if (token) { showToken(token); token.scrollIntoView({ block: "nearest" }); }
+}
+
+function follow(query) { const link = $(query); if (link) location.href = link.href; }
+function toggleFolds() {
+  const folds = $$("main details"), open = folds.some((each) => !each.open);
+  folds.forEach((each) => { each.open = open; });
+}
+
+document.addEventListener("input", (event) => {
+  if (event.target.matches("#filter, [data-verdict]")) filter();
+  if (event.target.id === "search") search(event.target.value);
+});
+document.addEventListener("click", (event) => {
+  const target = event.target;
+  if (target.closest("#theme")) toggleTheme();
+  else if (target.closest("#keys")) $("#help").showModal();
+  else if (target.closest("th[data-sort]")) sort(target.closest("th"));
+  else if (target.dataset.turn) location.hash = `turn-${target.dataset.turn}`;
+});
+document.addEventListener("keydown", (event) => {
+  const isTyping = event.target.matches("input");
+  if (isTyping && event.key === "Escape") event.target.blur();
+  if (isTyping && event.key === "Enter") { event.preventDefault(); nextHit(event.shiftKey ? -1 : 1); }
+  if (event.target.matches("th[data-sort]") && event.key === "Enter") sort(event.target);
+  const figure = event.target.closest(".panel[data-steps]");
+  const arrow = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (figure && arrow) {
+    const num = figure.dataset.steps.split(",").length;
+    figure.dataset.at = Math.max(0, Math.min(num - 1, Number(figure.dataset.at ?? num - 1 - arrow) + arrow));
+    readChart(figure, figure.dataset.at / Math.max(num - 1, 1));
+    event.preventDefault();
+  } else if (arrow && $(".strip") && !isTyping) { walkToken(arrow); event.preventDefault(); }
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  const actions = {
+    j: () => walk(1), k: () => walk(-1), "[": () => follow("a[rel=prev]"), "]": () => follow("a[rel=next]"),
+    u: () => { const up = $$("header nav a:not([aria-current])"); if (up.length) location.href = up[up.length - 1].href; },
+    "/": () => { const box = $("#search, #filter"); if (box) { box.focus(); box.select(); } },
+    n: () => nextHit(1), N: () => nextHit(-1), e: toggleFolds, t: toggleTheme, "?": () => $("#help").showModal(),
+  };
+  if (actions[event.key]) { event.preventDefault(); actions[event.key](); }
+});
+
+// A running run: fetch the page again and swap its content, folds and filter kept.
+async function refresh() {
+  const busy = document.hidden || document.activeElement?.matches("input") || $("dialog[open]");
+  if (busy) return;
+  const live = $(".live");
+  try {
+    const answer = await fetch(location.href);
+    const next = new DOMParser().parseFromString(await answer.text(), "text/html");
+    live?.classList.remove("lost");
+    if (!answer.ok || $("#main", next).innerHTML === shown) return;
+    shown = $("#main", next).innerHTML;
+    const open = $$("main details").map((each) => each.open);
+    const typed = $("#filter")?.value, sorted = $$("th").findIndex((each) => each.hasAttribute("aria-sort"));
+    const direction = $$("th")[sorted]?.getAttribute("aria-sort");
+    const off = $$("[data-verdict]").filter((box) => !box.checked).map((box) => box.dataset.verdict);
+    $("#main").replaceChildren(...$("#main", next).childNodes);
+    $$("main details").forEach((each, n) => { each.open = open[n] ?? each.open; });
+    if (typed) $("#filter").value = typed;
+    $$("[data-verdict]").forEach((box) => { box.checked = !off.includes(box.dataset.verdict); });
+    const head = $$("th")[sorted];
+    if (head) { head.setAttribute("aria-sort", direction); sort(head, true); }
+    filter();
+    if (!next.body.dataset.live) { clearInterval(timer); live?.remove(); }
+  } catch { live?.classList.add("lost"); }
+}
+let shown = "", timer = 0;
+document.addEventListener("DOMContentLoaded", () => {
+  shown = $("#main").innerHTML;
+  $$("th[data-sort]").forEach((head) => { head.tabIndex = 0; });
+  const seconds = Number(document.body.dataset.live);
+  if (seconds) timer = setInterval(refresh, seconds * 1000);
+});

@@ -1,0 +1,159 @@
+"""Find recorded Episodes in a folder, without reading what is not asked for.
+
+A run of `swerl train` has a recipe, and a folder under `episodes/` for each step or evaluation, its
+stages. Results of `swerl rollout`, `serve` and other commands are Episodes side by side: a run
+with one stage.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from swerl.core.errors import InputError, RunError
+from swerl.core.files import read_json
+
+RECIPE = "recipe.resolved.json"
+ALL = "all"
+"""The only stage of a run without a recipe."""
+_MARKS = ("episode.json", "trajectory.json", "transcript.json", "transcript.jsonl")
+_DEPTH = 3
+"""Folders between the given one and an Episode: `runs/serve/0/1`."""
+_LOOKED_AT = 20
+"""Subfolders that are looked at until one is an Episode: a folder has Episodes or it has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run, or a folder of Episodes."""
+
+    name: str
+    """Its path below the folder that was searched."""
+    root: Path
+    is_trained: bool
+    """Whether `swerl train` made it."""
+
+    def stages(self) -> list[str]:
+        """Return the names of the stages, in order."""
+        if not self.is_trained:
+            return [ALL]
+        return sorted(_folders(self.root / "episodes"))
+
+    def stage(self, name: str) -> Path:
+        """Return the folder of a stage. Raises InputError for a name that is none."""
+        folder = self.root / "episodes" / plain(name) if self.is_trained else self.root
+        if not folder.is_dir() or (not self.is_trained and name != ALL):
+            raise InputError(f"{self.name} has no step {name}", hint="its first page lists all")
+        return folder
+
+    def episode(self, stage: str, name: str) -> Path:
+        """Return the folder of an Episode. Raises InputError for a name that is none."""
+        folder = self.stage(stage)
+        if is_episode(folder) and name == folder.name:
+            return folder
+        if not (folder / plain(name)).is_dir():
+            raise InputError(f"{self.name} has no Episode {name} in {stage}")
+        return folder / name
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An Episode as its summary shows it."""
+
+    name: str
+    """Name of its folder."""
+    task: str
+    number: int
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """`episode.json`; empty if it is not there."""
+    problem: str = ""
+    """Why the summary is missing."""
+
+
+def plain(name: str) -> str:
+    """Return the name of one folder entry. Raises InputError if it could leave the folder."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise InputError(f"{name!r} is not the name of a folder")
+    return name
+
+
+def find_runs(folder: Path) -> dict[str, FoundRun]:
+    """Return name -> run for every run in a folder, or for the folder itself, newest first."""
+    found = sorted(_find(folder, folder, 0), key=changed, reverse=True)
+    return {run.name: run for run in found}
+
+
+def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
+    name = folder.relative_to(top).as_posix() if folder != top else folder.resolve().name
+    if (folder / RECIPE).is_file():
+        yield FoundRun(name, folder, True)
+        return
+    below = _folders(folder)
+    # Episodes in hundred thousands stand side by side, so a few tell.
+    if is_episode(folder) or any(is_episode(folder / each) for each in below[:_LOOKED_AT]):
+        yield FoundRun(name, folder, False)
+    elif depth < _DEPTH:
+        for each in below:
+            yield from _find(folder / each, top, depth + 1)
+
+
+def is_episode(folder: Path) -> bool:
+    """Return whether a folder has the files of an Episode or a served session."""
+    return any((folder / mark).is_file() for mark in _MARKS)
+
+
+def changed(run: FoundRun) -> float:
+    """Return when a run last changed, in seconds since 1970."""
+    names = ("events.jsonl", "process.json", "")
+    return max(path.stat().st_mtime for name in names if (path := run.root / name).exists())
+
+
+def _folders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+def groups(folder: Path) -> dict[str, list[str]]:
+    """Return Task -> names of its attempts in a stage's folder, by the names alone."""
+    if is_episode(folder):
+        return {folder.name: [folder.name]}
+    found: dict[str, list[str]] = {}
+    for name in sorted(_folders(folder), key=_natural):
+        task, dot, number = name.rpartition(".")
+        found.setdefault(task if dot and number.isdecimal() else name, []).append(name)
+    return found
+
+
+def _natural(name: str) -> list[str | int]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def read_attempts(folder: Path, names: Sequence[str]) -> list[Attempt]:
+    """Read the summaries of some attempts; a missing or damaged one says so."""
+    return [_attempt(path if (path := folder / name).is_dir() else folder, name) for name in names]
+
+
+def _attempt(folder: Path, name: str) -> Attempt:
+    task, _, number = name.rpartition(".")
+    named = Attempt(name, task or name, int(number) if number.isdecimal() else 0)
+    path = folder / "episode.json"
+    problem = "not finished: its summary was never written"
+    if path.exists():
+        try:
+            summary = read_json(path)
+            if isinstance(summary, dict):
+                task = str(summary.get("task_id", named.task))
+                return Attempt(name, task, named.number, summary)
+            problem = f"{path} is damaged: not an object"
+        except RunError as error:
+            problem = str(error)
+    elif is_episode(folder):
+        problem = "recorded without a grade"
+    return Attempt(name, named.task, named.number, {}, problem)
