@@ -140,6 +140,13 @@ def read_attempts(folder: Path, names: Sequence[str]) -> list[Attempt]:
     return [_attempt(path if (path := folder / name).is_dir() else folder, name) for name in names]
 
 
+def _is_summary(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("timings", {}), dict):
+        return False
+    numbers = (value.get(name, 0) for name in ("reward", "turns", "sampled_tokens"))
+    return all(isinstance(each, int | float) for each in numbers)
+
+
 def _attempt(folder: Path, name: str) -> Attempt:
     task, _, number = name.rpartition(".")
     named = Attempt(name, task or name, int(number) if number.isdecimal() else 0)
@@ -148,10 +155,10 @@ def _attempt(folder: Path, name: str) -> Attempt:
     if path.exists():
         try:
             summary = read_json(path)
-            if isinstance(summary, dict):
+            if _is_summary(summary):
                 task = str(summary.get("task_id", named.task))
                 return Attempt(name, task, named.number, summary)
-            problem = f"{path} is damaged: not an object"
+            problem = f"{path} is damaged: it is no summary of an Episode"
         except RunError as error:
             problem = str(error)
     elif is_episode(folder):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from swerl.cli.view import _charts, _talk
-from swerl.core.errors import InputError, SwerlError
+from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
 from swerl.runs import index, prompts
@@ -36,6 +36,8 @@ ASSETS = {"style.css": "text/css", "page.js": "text/javascript"}
 GROUPS_A_PAGE = 64
 """Groups whose summaries a Step page reads; more are on its next pages."""
 TOKENS_A_PAGE = 4096
+_DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors that files of another shape cause."""
 MARKS = {
     "solved": "✓", "unsolved": "✗", "timeout": "◷", "cheat": "⚑", "infra": "⚡", "invalid": "∅",
 }  # fmt: skip
@@ -61,7 +63,16 @@ class Site:
         self._trained = lru_cache(maxsize=8)(_trained_in)
 
     def page(self, path: str) -> Page:
-        """Render the page at a path. Raises InputError if there is none."""
+        """Render the page at a path. Raises InputError if there is none, RunError on damage."""
+        from jinja2 import TemplateError
+
+        try:
+            return self._page(path)
+        except (*_DAMAGE, TemplateError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise RunError(f"the files of this page are not readable: {told}") from error
+
+    def _page(self, path: str) -> Page:
         match path.split("/"):
             case [""] | ["index.html"]:
                 return self._runs()
@@ -71,7 +82,8 @@ class Site:
                 return self._run(self._found(run))
             case ["r", run, "s", name] if name.endswith(".html"):
                 stage, _, number = name.removesuffix(".html").partition("~")
-                return self._step(self._found(run), stage, int(number or 1))
+                if (number or "1").isdecimal():
+                    return self._step(self._found(run), stage, int(number or 1))
             case ["r", run, "e", stage, name, "index.html"]:
                 return self._episode(self._found(run), stage, name)
             case ["r", run, "e", stage, name, file] if file.startswith("t"):
@@ -376,7 +388,7 @@ def _part(read: Callable[[], T]) -> tuple[T | None, str]:
         return None, error.explained()
     except ModuleNotFoundError as error:
         return None, f"not read: Python package {error.name} is not installed"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except _DAMAGE as error:
         return None, f"not readable: {type(error).__name__}: {error}"
 
 
@@ -400,15 +412,17 @@ def _is_scripted(trajectory: Trajectory | None) -> bool:
 
 def _family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
-    from swerl.cli.train_status import stored_recipe
     from swerl.core import plugins
+    from swerl.recipe.schema import Recipe
     from swerl.rollout import wiring
 
     if is_scripted:
         return plugins.family("tiny", None, None)
     if not (root / RECIPE).is_file():
         raise InputError("the folder does not name the model, so its tokens have no text")
-    recipe = stored_recipe(root)
+    # Other sections may be of another version, which must not hide the text.
+    stored = {"name": "view", "model": read_json(root / RECIPE).get("model", {})}
+    recipe = Recipe.model_validate(stored)
     model = recipe.model.path or root / "initial_model"
     if not Path(model).is_dir():
         raise InputError(

@@ -1,0 +1,338 @@
+"""`swerl view`: every page of live, finished, damaged and hostile runs, by HTTP and as files."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin
+
+import pytest
+import pytest_asyncio
+from aiohttp.test_utils import TestClient, TestServer
+from typer.testing import CliRunner
+
+from swerl.cli.main import typer_app
+from swerl.cli.view import _server, _talk
+from swerl.cli.view._site import GROUPS_A_PAGE, Site
+from swerl.core.chat import Finish
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import InputError
+from swerl.core.events import EvalEnded, StepEnded
+from swerl.core.files import write_json
+from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.sample import to_samples
+from swerl.core.turn import Trajectory, Turn
+from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
+from swerl.rollout import record
+from swerl.runs import index, prompts, tables
+from swerl.runs.history import EventLog, HistoryReader
+
+HOSTILE = (
+    '<script>document.title="owned"</script><img src=x onerror=alert(1)>\0\udc80\x1b[31mred'
+    "</pre></main>{{ 7 * 7 }}"
+)
+TOKEN = "a-token-of-a-test"
+PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 1\n+x = '<b>'\n"
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    sendable = text.encode("utf-8", "replace").decode()
+    return tuple(byte_tokenizer().encode(sendable, add_special_tokens=False).ids)
+
+
+def _episode(stage: str, task: str, number: int, *, said: str = "Done.") -> Episode:
+    prompt = _ids("<|im_start|>user\nFix it.<|im_end|>\n<|im_start|>assistant\n")
+    result = f"<|im_start|>user\n<tool_response>\n{said}\n</tool_response>\n<|im_end|>\n"
+    reply = _ids("<think>\nHmm.\n</think>\n\nI look.<|im_end|>")
+    turns = (
+        Turn(0, None, prompt, reply, (-0.1,) * len(reply), Finish.TOOL_CALLS, "v1", 0.5, 1.0),
+        Turn(1, 0, _ids(result), reply, (-2.5,) * len(reply), Finish.STOP, "v1", 2.0, 1.0),
+        Turn(2, 0, _ids(result), reply, (-0.1,) * len(reply), Finish.STOP, "v1", 3.0, 1.0),
+    )
+    name = f"{stage}/{task}.{number}"
+    verdict = Verdict.SOLVED if number else Verdict.UNSOLVED
+    tests = {"test_a": TestStatus.PASSED, "test_<b>": TestStatus.FAILED}
+    return Episode(
+        id=name,
+        task_id=task,
+        status=Status.COMPLETED,
+        grade=Grade(verdict, said, tests=tests, restored=("tests/test_a.py",), log=said),
+        reward=float(number),
+        trajectory=Trajectory(name, turns, dropped={"aborted": 3}),
+        patch=PATCH,
+        timings={"boot": 0.4, "agent": 4.0, "grade": 1.0, "total": 5.4},
+        log=said,
+    )
+
+
+def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
+    """Write a run of two steps with the writers of `swerl train`."""
+    run = root / name
+    run.mkdir(parents=True)
+    write_json(run / "recipe.resolved.json", {"name": name, "steps": 5})
+    save_tokenizer(byte_tokenizer(), run / "initial_model")
+    write_json(run / "initial_model" / "config.json", {"model_type": "qwen3"})
+    with EventLog(run / "events.jsonl") as log:
+        for step in range(2):
+            stage = f"{step:05d}"
+            episodes = tuple(_episode(stage, "some/task", n, said=said) for n in range(2))
+            for episode in episodes:
+                folder = run / "episodes" / stage / f"some_task.{episode.id[-1]}"
+                record.write(folder, episode)
+            entry = prompts.entry(step, Group("some/task", episodes), prompts.Fate.TRAINED)
+            prompts.append(run / "prompts.jsonl", [entry])
+            rows = [
+                row for e in episodes for row in to_samples(e.trajectory, episode=e.id, task="t")
+            ]
+            (run / "samples").mkdir(exist_ok=True)
+            tables.write_samples(run / "samples" / f"{stage}.parquet", rows, [1.0] * len(rows), {})
+            log(StepEnded(step, {"reward": 0.5, "solve_rate": 0.5, "odd": float("nan")}))
+            log(EvalEnded(step, "heldout", 0.5, 10, 0.3, 0.7))
+    write_json(run / "state.json", {"step": 2, "finished": False, "evals_done": []})
+    return run
+
+
+@pytest_asyncio.fixture
+async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
+    app = _server.application(Site(tmp_path), TOKEN)
+    async with TestClient(TestServer(app)) as opened:
+        yield opened
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: list[str] = []
+        self.inline: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for key, value in attrs:
+            if key in ("href", "src") and value and not value.startswith("#"):
+                self.found.append(value)
+            if key == "style" or key.startswith("on"):
+                self.inline.append(f"{tag} {key}")
+
+
+def _links(page: str) -> _Links:
+    parser = _Links()
+    parser.feed(page)
+    return parser
+
+
+async def _crawl(client: TestClient, start: str = f"/{TOKEN}/index.html") -> dict[str, str]:
+    """Return address -> text of every page that links lead to; each must exist."""
+    todo, pages = [start], {}
+    while todo:
+        address = todo.pop()
+        if address in pages:
+            continue
+        answer = await client.get(address)
+        assert answer.status == 200, address
+        pages[address] = await answer.text()
+        if answer.content_type == "text/html":
+            found = _links(pages[address]).found
+            todo += [urljoin(address, link).split("#")[0] for link in found]
+    return pages
+
+
+async def test_every_link_leads_to_a_page_without_inline_script_or_style(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    pages = await _crawl(client)
+    assert sum("/t2.html" in address for address in pages) == 4
+    for address, page in pages.items():
+        if address.endswith(".html"):
+            assert not _links(page).inline, address
+
+
+async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    pages = await _crawl(client)
+    step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
+    assert "attempt 1: solved" in step and "✓" in step and "✗" in step
+    assert "trained in step 1" in step
+
+
+async def test_an_episode_shows_conversation_patch_tests_and_losses(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    address = f"/{TOKEN}/r/a run/e/00001/some_task.1/index.html"
+    page = await (await client.get(address)).text()
+    for text in ("Fix it.", "Hmm.", "I look.", "restored before grading", "3 sampled tokens"):
+        assert text in page
+    assert "sampled, not trained</dt><dd>none" in page
+    assert "test_&lt;b&gt;" in page and "&lt;b&gt;" in page and "<b>'" not in page
+    assert "Tree of turns: 2 branches" in page
+
+
+async def test_tokens_have_exact_ids_and_log_probabilities(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t2.html")).text()
+    episode = _episode("00000", "some/task", 0)
+    turn = episode.trajectory.turns[1]
+    shown = re.search(r'id="ids">([\d ]+)<', page)
+    assert shown and tuple(map(int, shown[1].split())) == turn.prompt_ids + turn.output_ids
+    assert page.count("sampled · log-probability -2.50000 · v1") == len(turn.output_ids)
+
+
+async def test_a_hostile_transcript_is_text(client: TestClient, tmp_path: Path) -> None:
+    make_run(tmp_path, said=HOSTILE)
+    for address, page in (await _crawl(client)).items():
+        if address.endswith(".html"):
+            assert set(_links(page).tags) & {"img", "iframe", "object"} == set()
+            assert _links(page).tags.count("script") == 1
+            assert "\0" not in page and "{{" not in page.replace("{{ 7 * 7 }}", "")
+    page = await (await client.get(f"/{TOKEN}/r/a run/e/00001/some_task.1/index.html")).text()
+    assert "&lt;script&gt;" in page and "␀" in page
+
+
+async def test_only_the_token_opens_and_nothing_leaves_the_folder(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    (tmp_path.parent / "secret.html").write_text("secret")
+    for address in ("/", "/index.html", f"/{TOKEN}x/index.html", f"/{TOKEN[:-1]}/index.html"):
+        assert (await client.get(address)).status == 404
+    for path in (
+        "../secret.html", "..%2f..%2fsecret.html", "r/../../secret.html", "style.css/../x",
+        "r/a run/s/..%2f..%2fsecret.html", "r/a run/e/../../index.html", "r/%00/index.html",
+        "r/a run/e/00000/..%2f00001/index.html", "r/a run/e/..%2f..%2f../x/index.html",
+        "r/a run/e/00000/some_task.0/t9.html", "r/a run/e/00000/some_task.0/t0.html",
+        "r/a run/s/00000~x.html", "r/a run/s/%00.html", "_site.py", "templates/base.html",
+    ):  # fmt: skip
+        answer = await client.get(f"/{TOKEN}/{path}")
+        text = await answer.text()
+        assert answer.status == 404 and "secret</" not in text and "Traceback" not in text
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+async def test_damage_is_shown_as_what_it_is(client: TestClient, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    stage = run / "episodes" / "00001"
+    (stage / "some_task.0" / "episode.json").unlink()
+    (stage / "some_task.1" / "trajectory.json").write_bytes(b'{"turns": [')
+    (stage / "some_task.1" / "grade.json").write_text("[]")
+    (stage / "half.0").mkdir()
+    (run / "samples" / "00001.parquet").write_bytes(b"PAR1")
+    (run / "events.jsonl").open("a").write('{"event": "StepEnded", "step": 9\n{"event": "StepE')
+    (run / "prompts.jsonl").open("ab").write(b"\xff{}\n[]\n")
+    (stage / "odd.0").mkdir()
+    (stage / "odd.0" / "episode.json").write_text('{"timings": 3, "reward": "x", "turns": []}')
+    make_run(tmp_path, name="no state").joinpath("state.json").write_text("{")
+    make_run(tmp_path, name="no recipe").joinpath("recipe.resolved.json").write_text("[1")
+    (tmp_path / "empty" / "x").mkdir(parents=True)
+    pages = await _crawl(client)
+    shown = "\n".join(pages.values())
+    assert "Traceback" not in shown
+    assert "not finished: its summary was never written" in shown
+    assert "trajectory.json" in shown and "is damaged" in shown
+    assert "state.json: Expecting" in shown and "recipe.resolved.json: Expecting" in shown
+
+
+async def test_results_of_rollouts_and_sessions_are_shown(
+    client: TestClient, tmp_path: Path
+) -> None:
+    record.write(tmp_path / "rollouts" / "some_task.0", _episode("x", "some/task", 1))
+    served = tmp_path / "serve" / "0" / "1"
+    served.mkdir(parents=True)
+    said = {"role": "assistant", "text": "Hello there.", "tool_calls": []}
+    line = {"turn": 1, "parent": None, "prompt": [{"role": "user", "text": "Hi!"}], "said": said}
+    (served / "transcript.jsonl").write_text(json.dumps(line) + '\n{"turn": 2')
+    pages = await _crawl(client)
+    shown = "\n".join(pages.values())
+    assert "Hello there." in shown and "Hi!" in shown
+    assert "recorded without a grade" in shown
+    assert "does not name the model" in shown
+
+
+async def test_an_empty_folder_says_how_to_begin(client: TestClient) -> None:
+    assert "swerl train twin_cpu" in await (await client.get(f"/{TOKEN}/")).text()
+
+
+def test_a_stage_of_many_groups_reads_one_page_of_them(tmp_path: Path) -> None:
+    for number in range(GROUPS_A_PAGE + 1):
+        folder = tmp_path / "many" / f"t{number}.0"
+        folder.mkdir(parents=True)
+        (folder / "episode.json").write_text('{"task_id": "t", "verdict": "solved"}')
+    # The last one is beyond the first page, so its damage is not even met.
+    (folder / "episode.json").write_text("{")
+    site = Site(tmp_path)
+    assert "damaged" not in site.page("r/many/s/all.html").body.decode()
+    assert "cannot read" in site.page("r/many/s/all~2.html").body.decode()
+
+
+def test_a_growing_log_is_read_on_and_a_torn_line_waits(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reader = HistoryReader(path)
+    assert reader.read().steps == {}
+    path.write_text('{"event": "StepEnded", "step": 0, "metrics": {}}\n{"event": "StepEnded", "st')
+    assert set(reader.read().steps) == {0}
+    with path.open("a") as file:
+        file.write('ep": 1, "metrics": {"reward": 1.0}}\n')
+    assert reader.read().series("reward") == [1.0]
+    path.write_text('{"event": "StepEnded", "step": 7, "metrics": {}}\n')
+    assert set(reader.read().steps) == {7}
+
+
+def test_prompts_of_both_template_families_split_by_role() -> None:
+    chatml = (
+        "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
+    )
+    glm = "[gMASK]<sop><|system|>\nBe.<|user|>\nHi<|observation|>\nout<|assistant|>"
+    assert [(p.role, p.text) for p in _talk.split(chatml)] == [("system", "Be."), ("tool", "1")]
+    shown = [(p.role, p.text) for p in _talk.split(glm)]
+    assert shown == [("system", "Be."), ("user", "Hi"), ("tool", "out")]
+    assert [p.role for p in _talk.split("no markers")] == ["context"]
+
+
+def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", said=HOSTILE)
+    out = tmp_path / "out"
+    command = ["view", str(tmp_path / "runs"), "-o", str(out), "--tokens"]
+    done = CliRunner().invoke(typer_app, command)
+    assert done.exit_code == 0, done.output
+    pages = sorted(out.rglob("*.html"))
+    assert len(pages) == 1 + 1 + 2 + 4 + 12
+    for page in pages:
+        for link in _links(page.read_text()).found:
+            assert (page.parent / unquote(link).split("#")[0]).exists(), (page, link)
+    again = CliRunner().invoke(typer_app, command)
+    assert isinstance(again.exception, InputError) and "--force" in again.exception.hint
+
+
+async def test_a_taken_port_is_two_lines(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((_server.HOST, 0))
+        taken.listen()
+        with pytest.raises(InputError, match="cannot listen") as error:
+            async with _server.serving(Site(tmp_path), taken.getsockname()[1]):
+                pass
+    assert "--port" in error.value.hint
+
+
+def test_a_folder_without_permission_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    closed = make_run(tmp_path, name="closed")
+    whole = index.os.scandir
+
+    def scandir(path: Path) -> object:
+        if str(path).startswith(str(closed)):
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(index.os, "scandir", scandir)
+    assert run.name in Site(tmp_path).page("index.html").body.decode()
