@@ -273,6 +273,14 @@ def test_a_stage_of_many_groups_reads_one_page_of_them(tmp_path: Path) -> None:
     assert "cannot read" in site.page("r/many/s/all~2.html").body.decode()
 
 
+def test_a_run_of_an_older_version_draws_the_metrics_that_it_has(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    line = {"event": "StepEnded", "step": 0, "metrics": {"odd": 1.0}}
+    (run / "events.jsonl").write_text(json.dumps(line) + "\n")
+    page = Site(tmp_path).page("r/a run/index.html").body.decode()
+    assert "odd" in page and "Verdicts" not in page
+
+
 def test_a_growing_log_is_read_on_and_a_torn_line_waits(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     reader = HistoryReader(path)

@@ -99,6 +99,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def _stacked(title: str, names: Sequence[str], history: RunHistory) -> Panel | None:
     steps = [step for step, _ in _points(history, names[0])]
+    if not steps:
+        return None
     below, lines = [0.0] * len(steps), []
     for name in names:
         own = dict(_points(history, name))
@@ -107,7 +109,7 @@ def _stacked(title: str, names: Sequence[str], history: RunHistory) -> Panel | N
         upper, lower = list(zip(steps, top, strict=True)), list(zip(steps, below, strict=True))
         lines.append(Line(name, _path(upper, steps, 0, 1), values, _area(upper, lower, steps)))
         below = top
-    return Panel(title, steps, lines, 0.0, 1.0) if steps else None
+    return Panel(title, steps, lines, 0.0, 1.0)
 
 
 def _evaluations(history: RunHistory) -> Panel | None:

@@ -1,0 +1,124 @@
+"""Measure `swerl view` on synthetic runs: first page, Step, Episode, memory, size of an export.
+
+    python bench/view.py                 100 steps of 512 short Episodes
+    python bench/view.py --long          64 Episodes of 96,000 tokens in 200 Turns, and their export
+
+Each figure is from a new process, as a user meets it; memory is the peak of that process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+from swerl.cli.view import _server
+from swerl.cli.view._site import Site
+from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
+
+GROUP = 8
+PHASES = ("boot", "agent", "diff", "grade")
+
+
+def make(root: Path, *, steps: int, episodes: int, turns: int, tokens: int) -> None:
+    """Write a run with the names, files and events of a real one, but without Samples."""
+    run = root / "big"
+    save_tokenizer(byte_tokenizer(), run / "initial_model")
+    (run / "initial_model" / "config.json").write_text('{"model_type": "qwen3"}')
+    (run / "recipe.resolved.json").write_text(json.dumps({"name": "big", "steps": steps}))
+    (run / "state.json").write_text(json.dumps({"step": steps, "finished": True, "evals_done": []}))
+    rng = random.Random(0)
+    trajectory = json.dumps(_trajectory(rng, turns, tokens))
+    with (run / "events.jsonl").open("w") as events:
+        for step in range(steps):
+            for number in range(episodes):
+                name = f"task-{number // GROUP}.{number % GROUP}"
+                _episode(run / "episodes" / f"{step:05d}" / name, f"{step:05d}/{name}", trajectory)
+                for phase in PHASES:
+                    line = {"time": 0.0, "episode": name, "phase": phase}
+                    events.write(json.dumps({"event": "PhaseStarted", **line}) + "\n")
+                    events.write(json.dumps({"event": "PhaseEnded", **line, "seconds": 1}) + "\n")
+            metrics = {f"metric_{n}": rng.random() for n in range(60)} | {"reward": rng.random()}
+            ended = {"event": "StepEnded", "time": 0.0, "step": step, "metrics": metrics}
+            events.write(json.dumps(ended) + "\n")
+
+
+def _trajectory(rng: random.Random, turns: int, tokens: int) -> dict[str, object]:
+    each = tokens // turns // 2
+    made = [
+        {
+            "index": n,
+            "parent": n - 1 if n else None,
+            "prompt_ids": [rng.randrange(74, 100) for _ in range(each)],
+            "output_ids": [rng.randrange(74, 100) for _ in range(each)],
+            "logprobs": [-rng.random() for _ in range(each)],
+            "finish": "stop",
+            "weight_version": "1",
+            "started_s": float(n),
+            "duration_s": 0.5,
+        }
+        for n in range(turns)
+    ]
+    return {"session": "s", "turns": made, "dropped": {}, "rewritten": 0}
+
+
+def _episode(folder: Path, name: str, trajectory: str) -> None:
+    folder.mkdir(parents=True)
+    summary = {
+        "id": name, "task_id": name.split("/")[1][:-2], "status": "completed", "verdict": "solved",
+        "reward": 1.0, "turns": 20, "sampled_tokens": 4000, "timings": {"agent": 9, "total": 10},
+    }  # fmt: skip
+    grade = {"verdict": "solved", "tests": {"a": "passed"}, "restored": []}
+    (folder / "grade.json").write_text(json.dumps(grade))
+    (folder / "trajectory.json").write_text(trajectory)
+    (folder / "patch.diff").write_text("")
+    (folder / "episode.json").write_text(json.dumps(summary))
+
+
+def _page(root: Path, path: str, answers: multiprocessing.Queue[tuple[float, float]]) -> None:
+    start = time.perf_counter()
+    site = Site(root)
+    site.page(path)
+    first = time.perf_counter() - start
+    start = time.perf_counter()
+    site.page(path)
+    again = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"  {path:44} {first:7.2f} s first, {again:5.2f} s again, {peak:6.0f} MiB")
+    answers.put((first, peak))
+
+
+def main() -> None:
+    """Make a run, time its pages, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--long", action="store_true")
+    parser.add_argument("--steps", type=int, default=100)
+    chosen = parser.parse_args()
+    size = {"steps": chosen.steps, "episodes": 512, "turns": 2, "tokens": 80}
+    if chosen.long:
+        size = {"steps": 1, "episodes": 64, "turns": 200, "tokens": 96_000}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        make(root, **size)
+        print(f"{size}")
+        context = multiprocessing.get_context("spawn")
+        episode = "r/big/e/00000/task-3.1"
+        paths = ["index.html", "r/big/index.html", "r/big/s/00000.html"]
+        for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html"):
+            answers: multiprocessing.Queue[tuple[float, float]] = context.Queue()
+            process = context.Process(target=_page, args=(root, path, answers))
+            process.start()
+            process.join()
+        if chosen.long:
+            start = time.perf_counter()
+            written = _server.write(Site(root, is_static=True), root / "out", tokens=False)
+            print(f"  export {written / 1e6:.1f} MB in {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
