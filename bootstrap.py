@@ -37,6 +37,7 @@ DEBIAN_PACKAGES = {
         "docker-registry": "docker-registry",
         "skopeo": "skopeo",
         "mmdebstrap": "mmdebstrap",
+        "busybox": "busybox",
         "go": "golang-go",
         "rspec": "ruby-rspec",
         "phpunit": "phpunit",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -242,6 +243,39 @@ async def test_a_laid_tree_equals_the_agents(opened: Open, script: str) -> None:
         assert compared is not None
         assert await worktree.lay(clean, WORKDIR, compared) == ()
         assert await sh(clean, f"{state} | sort") == wanted
+
+
+async def of_kinds(opened: Open, tools: str) -> tuple[dict[str, object], str]:
+    """What is taken after changes of every kind, and the tree in which it is laid."""
+    edits = """printf 'two\n' >code.py; rm -r pkg; echo x >new; chmod +x new; ln -sfn new ln
+    echo y >'a name
+of two lines'; mkdir -p d/e; echo é >d/e/ö; mkfifo pipe; echo object2 >a.o; mkdir empty"""
+    async with opened() as agents:
+        await sh(agents, tools)
+        files = (changes := (await taken(agents, edits)).changes).files
+    async with opened() as clean:
+        await sh(clean, tools)
+        compared = await worktree.compare(clean, WORKDIR, changes)
+        assert compared is not None
+        assert await worktree.lay(clean, WORKDIR, compared) == ()
+        state = "find . -name .git -prune -o ! -type d -exec ls -dn {} + | awk '{print $1, $5, $9}'"
+        tree = await sh(clean, f"{state} | sort; cat code.py new d/e/* a*")
+    return {path: file and (file.data, file.kind) for path, file in files.items()}, tree
+
+
+@pytest.mark.skipif(not shutil.which("busybox"), reason="busybox is not installed")
+async def test_busybox_lists_takes_and_lays_as_other_tools_do(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await of_kinds(opened, "true")
+    monkeypatch.setattr(worktree, "_PATH", "export LC_ALL=C PATH=/tmp/busybox\n")
+    make_tools = """mkdir /tmp/busybox; ln -s "$(command -v git)" /tmp/busybox/git
+    for each in $(busybox --list); do ln -s "$(command -v busybox)" /tmp/busybox/$each; done
+    /tmp/busybox/find . -maxdepth 0
+    if /tmp/busybox/find . -maxdepth 0 -printf '' 2>/dev/null; then exit 3; fi"""
+    files, tree = await of_kinds(opened, make_tools)
+    assert {"code.py", "pkg/a.py", "new", "ln", "a.o", "a name\nof two lines"} <= files.keys()
+    assert (files, tree) == expected
 
 
 async def test_nothing_is_laid_through_a_link_or_over_a_file(opened: Open) -> None:
