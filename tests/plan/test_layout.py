@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swerl.core.errors import RecipeError
-from swerl.plan.layout import Layout, layout
+from swerl.plan.layout import Layout, crossing, layout
 from swerl.plan.plan import plan
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
@@ -128,3 +131,68 @@ def test_key_value_heads_are_split_whole() -> None:
     shape = replace(shape, vocab_size=320, ffn_size=384)
     with pytest.raises(RecipeError, match="does not divide the key-value heads: 2"):
         layout(config, shape)
+
+
+GROUPS = """
+import json, sys
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from swerl.training.rank import megatron_cpu
+megatron_cpu.install()
+from megatron.core import parallel_state as state
+made, new_group = {}, dist.new_group
+dist.new_group = lambda *args, **kwargs: new_group(*args, **{**kwargs, "backend": "fake"})
+sizes = json.loads(sys.argv[1])
+for rank in (0, 15, 41, 63):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=64)
+    state.initialize_model_parallel(**sizes)
+    for name, group in {
+        "tensor": state.get_tensor_model_parallel_group(),
+        "context": state.get_context_parallel_group(),
+        "data": state.get_data_parallel_group(),
+        "pipeline": state.get_pipeline_model_parallel_group(),
+        "expert tensor": state.get_expert_tensor_parallel_group(),
+        "expert": state.get_expert_model_parallel_group(),
+    }.items():
+        made.setdefault(name, []).append(dist.get_process_group_ranks(group))
+    state.destroy_model_parallel()
+    dist.destroy_process_group()
+print(json.dumps(made))
+"""
+
+
+@pytest.mark.parametrize("sizes", [(2, 8, 1, 8, 1), (2, 4, 1, 8, 1), (4, 2, 2, 16, 1)])
+def test_groups_that_cross_nodes_are_those_of_megatron_on_64_ranks(sizes: tuple[int, ...]) -> None:
+    tensor, context, pipeline, expert, expert_tensor = sizes
+    given = {
+        "tensor_model_parallel_size": tensor,
+        "context_parallel_size": context,
+        "pipeline_model_parallel_size": pipeline,
+        "expert_model_parallel_size": expert,
+        "expert_tensor_parallel_size": expert_tensor,
+    }
+    command = [sys.executable, "-c", GROUPS, json.dumps(given)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    groups = json.loads(done.stdout.splitlines()[-1])
+    found = replace(
+        laid_out(),
+        tensor=tensor,
+        context=context,
+        pipeline=pipeline,
+        expert=expert,
+        expert_tensor=expert_tensor,
+    )
+    crossed = {
+        name for name, made in groups.items() if any(len({r // 8 for r in g}) > 1 for g in made)
+    }
+    assert set(crossing(found)) == crossed
+    assert "tensor" not in crossed
+    assert ("context" in crossed) == (tensor * context > 8)
+
+
+def test_a_layout_inside_a_node_is_named() -> None:
+    (note,) = [each for each in plan(load([RECIPE])).notes if "spans nodes" in each]
+    assert "context_parallel = 4 with tokens_per_micro_batch = 24000 stays inside" in note
+    inside = ["trainer.context_parallel=4", "trainer.tokens_per_micro_batch=24000"]
+    assert not any("spans nodes" in each for each in plan(load([RECIPE], inside)).notes)

@@ -143,6 +143,8 @@ def _machines(plan: RecipePlan) -> Iterator[tuple[str, str]]:
 
 
 def _parallel(plan: RecipePlan) -> str:
+    from swerl.plan.layout import crossing
+
     layout = plan.layout
     sizes = {
         "tensor": layout.tensor,
@@ -158,6 +160,9 @@ def _parallel(plan: RecipePlan) -> str:
             f"\nexperts: expert {layout.expert} x expert tensor {layout.expert_tensor} x "
             f"pipeline {layout.pipeline} x expert data {layout.expert_data} = {layout.ranks}"
         )
+    if layout.num_nodes > 1:
+        crossed = [f"{name} {size}" for name, size in crossing(layout).items()]
+        text += f"\ngroups over several nodes: {', '.join(crossed) or 'none'}"
     return text
 
 

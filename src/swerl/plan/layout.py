@@ -55,6 +55,27 @@ class Layout:
         return self.tensor > 1 and self.gpus_per_node > 0
 
 
+def crossing(found: Layout) -> dict[str, int]:
+    """Return the groups of which some span nodes, and their sizes.
+
+    Megatron numbers tensor ranks first, then context, data and pipeline ranks; for experts, expert
+    tensor and expert ranks first (`parallel_state.initialize_model_parallel`: "tp-cp-ep-dp-pp"). So
+    the groups that every layer waits for lie inside a node wherever they fit.
+    """
+    dense = {"tensor": found.tensor, "context": found.context, "data": found.data}
+    experts = {"expert tensor": found.expert_tensor, "expert": found.expert}
+    crossed = {}
+    for axes in (dense | {"pipeline": found.pipeline}, experts):
+        stride = 1
+        for name, size in axes.items():
+            firsts = (r for r in range(found.ranks) if r // stride % size == 0)
+            last, node = (size - 1) * stride, found.gpus_per_node or found.ranks
+            if any(first // node != (first + last) // node for first in firsts):
+                crossed[name] = size
+            stride *= size
+    return crossed
+
+
 def layout(recipe: Recipe, shape: Shape) -> Layout:
     """Return the layout of a recipe.
 

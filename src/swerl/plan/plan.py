@@ -11,7 +11,7 @@ from math import ceil
 from swerl.core import plugins
 from swerl.core.errors import EXTRAS, InputError, RecipeError, missing_package, unknown
 from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
-from swerl.plan.layout import Layout, layout
+from swerl.plan.layout import Layout, crossing, layout
 from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan_memory
 from swerl.plan.parameters import model_params
 from swerl.plan.shape import Shape, shape_of
@@ -211,8 +211,7 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
         )
     if episodes % found.data:
         notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
-    if found.expert > found.gpus_per_node > 0:
-        notes.append(f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node")
+    notes += _crossing_notes(recipe, found)
     if found.num_gpus and recipe.trainer.dtype == "fp32":
         notes.append("trainer.dtype = fp32 on GPUs: bf16 halves time and memory")
     for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
@@ -220,6 +219,24 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
     if on_gpu:
         notes += _memory_notes(recipe, on_gpu)
     return notes
+
+
+def _crossing_notes(recipe: Recipe, found: Layout) -> Iterator[str]:
+    """Yield a note for each group that every layer waits for and that spans nodes."""
+    crossed = crossing(found)
+    if "expert" in crossed:
+        yield f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node"
+    if "context" not in crossed:
+        return
+    text = f"context_parallel = {found.context} x tensor_parallel = {found.tensor} spans nodes"
+    text += ": every layer's exchange leaves the node"
+    if inside := found.gpus_per_node // found.tensor:
+        tokens = -(-recipe.trainer.tokens_per_micro_batch * found.context // inside)
+        text += (
+            f"; context_parallel = {inside} with tokens_per_micro_batch = {tokens} stays inside, "
+            "if it fits"
+        )
+    yield text
 
 
 def _memory_notes(recipe: Recipe, planned: MemoryPlan) -> list[str]:
