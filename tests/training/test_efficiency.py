@@ -127,7 +127,7 @@ def test_sampling_rate_is_over_the_time_that_nothing_else_takes() -> None:
 
 def test_measured_memory_is_compared_with_the_plan() -> None:
     run = Run()
-    planned = run.step(peak_memory_gib=34.0)["planned_memory_gib"]
+    planned = run.step(peak_memory_gib=37.0)["planned_memory_gib"]
     # 44.5 GiB less 4.5 of contexts and 1.8 of gaps.
     assert planned == pytest.approx(38.2, abs=0.1)
     assert not run.notices()
