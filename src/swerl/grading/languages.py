@@ -309,16 +309,16 @@ ARRAYS_EQUAL = {"array_equal": False, "array_equiv": False, "allclose": True, "i
 COMPARERS = _words("strcmp strncmp memcmp strcasecmp wcscmp bcmp")
 COMMON_EXCEPTIONS = {
     "py": "ValueError TypeError KeyError IndexError AttributeError RuntimeError",
-    "js": "Error TypeError RangeError SyntaxError",
-    "ts": "Error TypeError RangeError SyntaxError",
-    "tsx": "Error TypeError RangeError SyntaxError",
+    "js": "TypeError RangeError SyntaxError",
+    "ts": "TypeError RangeError SyntaxError",
+    "tsx": "TypeError RangeError SyntaxError",
     "java": "IllegalArgumentException IllegalStateException NullPointerException"
     " IndexOutOfBoundsException UnsupportedOperationException",
     "rb": "ArgumentError TypeError KeyError IndexError NameError",
-    "php": "InvalidArgumentException RuntimeException LogicException TypeError",
+    "php": "InvalidArgumentException RuntimeException DomainException TypeError",
     "cpp": "std::invalid_argument std::out_of_range std::runtime_error std::domain_error",
 }
-"""Language -> exceptions that tests of any project expect."""
+"""Language -> exceptions that tests of any project expect, none of which is a kind of another."""
 
 
 def language_of(path: str) -> str:
