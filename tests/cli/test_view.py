@@ -90,7 +90,7 @@ def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
             ]
             (run / "samples").mkdir(exist_ok=True)
             tables.write_samples(run / "samples" / f"{stage}.parquet", rows, [1.0] * len(rows), {})
-            log(StepEnded(step, {"reward": 0.5, "solve_rate": 0.5, "odd": float("nan")}))
+            log(StepEnded(step, {"reward": 0.5, "solve_rate": 0.5, "kl": 0.1, "odd": float("nan")}))
             log(EvalEnded(step, "heldout", 0.5, 10, 0.3, 0.7))
     write_json(run / "state.json", {"step": 2, "finished": False, "evals_done": []})
     return run

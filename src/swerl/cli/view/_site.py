@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
-ASSETS = {"style.css": "text/css", "page.js": "text/javascript"}
+ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 GROUPS_A_PAGE = 64
 """Groups whose summaries a Step page reads; more are on its next pages."""
 TOKENS_A_PAGE = 4096

@@ -1,0 +1,150 @@
+"""`swerl view` in a real Chromium: policy, keys, sorting, live refresh, files from disk, widths."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp.test_utils import TestServer
+
+from swerl.cli.view import _server
+from swerl.cli.view._site import Site
+from swerl.core.events import StepEnded
+from swerl.runs.history import EventLog
+from tests.cli import browser
+from tests.cli.browser import Tab
+from tests.cli.test_view import HOSTILE, TOKEN, make_run
+
+EPISODE = "r/a%20run/e/00001/some_task.1"
+PAGES = (
+    "index.html", "r/a%20run/index.html", "r/a%20run/s/00001.html",
+    f"{EPISODE}/index.html", f"{EPISODE}/t2.html",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if browser.program() is None:
+        pytest.skip(f"needs one of {', '.join(browser.PROGRAMS)}: apt-get install chromium")
+    with browser.chromium(tmp_path_factory.mktemp("profile")) as address:
+        yield address
+
+
+@pytest_asyncio.fixture
+async def tab(chromium: str) -> AsyncIterator[Tab]:
+    async with browser.opened_tab(chromium) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    make_run(tmp_path / "runs", said=HOSTILE)
+    server = TestServer(_server.application(Site(tmp_path / "runs"), TOKEN))
+    async with server:
+        yield f"http://127.0.0.1:{server.port}/{TOKEN}/"
+
+
+async def test_every_page_fits_both_widths_and_breaks_no_policy(tab: Tab, url: str) -> None:
+    for width in (1280, 390):
+        await tab.size(width)
+        for page in PAGES:
+            await tab.go(url + page)
+            assert await tab.eval("document.documentElement.scrollWidth") <= width, page
+            assert "owned" not in await tab.eval("document.title")
+            assert await tab.eval("document.scripts.length") == 1
+            assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")
+    assert tab.complaints == []
+
+
+async def test_every_control_and_chart_has_a_name(tab: Tab, url: str) -> None:
+    nameless = """[...document.querySelectorAll('a, button, input, dialog, figure, section, nav')]
+        .filter((e) => !(e.getAttribute('aria-label') || e.textContent.trim() || e.labels?.length))
+        .length"""
+    for page in PAGES:
+        await tab.go(url + page)
+        assert await tab.eval(nameless) == 0, page
+
+
+async def test_keys_walk_from_the_runs_to_a_token(tab: Tab, url: str) -> None:
+    await tab.go(url + "index.html")
+    await tab.press("j", "Enter")
+    await tab.until("document.title.startsWith('a run')")
+    await tab.press("j", "Enter")
+    await tab.until("document.title.startsWith('step 1')")
+    await tab.press("[")
+    await tab.until("document.title.startsWith('step 0')")
+    await tab.press("j", "Enter")
+    await tab.until("document.title.startsWith('some_task.0')")
+    await tab.press("]")
+    await tab.until("document.title.startsWith('some_task.1')")
+    await tab.press("j", "j")
+    assert await tab.eval("document.activeElement.id") == "turn-2"
+    await tab.press("u")
+    await tab.until("document.title.startsWith('step 0')")
+    await tab.press("?")
+    assert await tab.eval("document.querySelector('#help').open")
+
+
+async def test_a_chosen_theme_stays(tab: Tab, url: str) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    await tab.size(1280, theme="dark")
+    await tab.go(url + "index.html")
+    dark = await tab.eval(colour)
+    await tab.press("t")
+    light = await tab.eval(colour)
+    assert light != dark
+    await tab.go(url + PAGES[1])
+    assert await tab.eval(colour) == light
+    await tab.press("t")
+
+
+async def test_rows_are_sorted_and_filtered(tab: Tab, url: str) -> None:
+    await tab.go(url + PAGES[1])
+    first = "document.querySelector('tbody tr:not([hidden])').children[0].textContent.trim()"
+    assert await tab.eval(first) == "1"
+    await tab.eval("document.querySelector('th[data-sort]').click()")
+    assert await tab.eval(first) == "0"
+    await tab.press("/", "n", "o")
+    assert await tab.eval("document.querySelectorAll('tbody tr:not([hidden])').length") == 0
+    await tab.go(url + PAGES[2])
+    await tab.eval("document.querySelector('[data-verdict=solved]').click()")
+    assert await tab.eval("document.querySelectorAll('td.off').length") == 1
+
+
+async def test_tokens_are_found_by_text_and_by_id(tab: Tab, url: str) -> None:
+    await tab.go(url + PAGES[4])
+    await tab.press("/", *"look")
+    assert await tab.eval("document.querySelector('#hits').textContent") == "1 found"
+    assert await tab.eval("document.querySelectorAll('.tok.hit').length") == 4
+    await tab.press("Escape")
+    await tab.eval("document.querySelector('.strip').focus()")
+    await tab.press("ArrowRight")
+    assert "position" in await tab.eval("document.querySelector('#token').textContent")
+
+
+async def test_a_running_run_refreshes_itself(tab: Tab, url: str, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a run"
+    with (run / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        await tab.go(url + PAGES[1])
+        assert await tab.eval("document.querySelector('.live').textContent") == "live"
+        await tab.eval("document.querySelector('details').open = true")
+        with EventLog(run / "events.jsonl") as log:
+            log(StepEnded(2, {"reward": 0.875}))
+        await tab.until("document.querySelector('.facts').textContent.includes('0.875')")
+        assert await tab.eval("document.querySelector('details').open")
+    assert tab.complaints == []
+
+
+async def test_static_files_work_from_disk(tab: Tab, url: str, tmp_path: Path) -> None:
+    _server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out", tokens=True)
+    for page in PAGES:
+        await tab.go((tmp_path / "out").as_uri() + "/" + page)
+        assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")
+        assert await tab.eval("getComputedStyle(document.body).margin") == "0px"
+    await tab.press("?")
+    assert await tab.eval("document.querySelector('#help').open")
+    assert tab.complaints == []
