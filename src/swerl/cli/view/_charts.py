@@ -107,7 +107,9 @@ def _stacked(title: str, names: Sequence[str], history: RunHistory) -> Panel | N
         values = [own.get(step, 0.0) for step in steps]
         top = [a + b for a, b in zip(below, values, strict=True)]
         upper, lower = list(zip(steps, top, strict=True)), list(zip(steps, below, strict=True))
-        lines.append(Line(name, _path(upper, steps, 0, 1), values, _area(upper, lower, steps)))
+        # An empty layer would be drawn as a line on top of the others.
+        path = _path(upper, steps, 0, 1) if any(values) else ""
+        lines.append(Line(name, path, values, _area(upper, lower, steps)))
         below = top
     return Panel(title, steps, lines, 0.0, 1.0)
 
