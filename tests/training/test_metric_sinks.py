@@ -114,6 +114,6 @@ def test_every_metric_that_the_docs_explain_is_reported_somewhere() -> None:
 
 
 def _is_reported(name: str, source: str) -> bool:
-    """Whether a string of the source is the name, or the phase whose seconds it has, or ..._d1, or a sign."""
+    """Whether a string of the source is the name without its ending, such as `_s` or `_d1`."""
     part = re.sub(r"(_s|_d\d+|_positive|_negative|^PHASE_)(?=$|\w)", "", name)
     return any(f'"{each}' in source for each in (name, part)) or f"{name}: float" in source
