@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -17,6 +17,7 @@ from swerl.core.files import shipped_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 _PIPED_WIDTH = 120
 """Columns without a terminal: names in tables stay whole in logs."""
@@ -76,6 +77,20 @@ def with_docs(text: str) -> str:
     """Return the text with each page of the docs as a path on this machine."""
     folder = shipped_folder("docs").parent
     return re.sub(r"\bdocs/[\w/-]+\.md", lambda found: str(folder / found[0]), text)
+
+
+def simple_table(
+    *titles: str, whole: Collection[str] = (), numbers: Collection[str] = (), **settings: Any
+) -> Table:
+    """Return a table with these columns; `whole` ones are never wrapped."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, pad_edge=False, **settings)
+    for title in titles:
+        justify: Any = "right" if title in numbers else "left"
+        table.add_column(title, justify=justify, no_wrap=title in whole, overflow="fold")
+    return table
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

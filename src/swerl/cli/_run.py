@@ -79,7 +79,7 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def progress_bar(title: str, total: int, *, note: str = "") -> Iterator[Callable[..., None]]:
+def progress_bar(title: str, total: int | None, *, note: str = "") -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr; yield the function that advances it with `note`'s fields."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

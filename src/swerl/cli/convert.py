@@ -112,10 +112,8 @@ def _tasks_file(out: Path | None, to: str) -> Path:
 
 
 def _list(*, as_json: bool) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
 
-    from swerl.cli._output import console, print_json
+    from swerl.cli._output import console, print_json, simple_table
     from swerl.tasks import datasets
 
     found = {name: datasets.find_converter(name) for name in datasets.converter_names()}
@@ -123,7 +121,7 @@ def _list(*, as_json: bool) -> None:
         rows = found.items()
         print_json([{"name": n, "source": each.source, "splits": each.splits} for n, each in rows])
         return
-    table = Table("dataset", "hub id", "splits", box=SIMPLE, pad_edge=False)
+    table = simple_table("dataset", "hub id", "splits")
     for name, converter in found.items():
         table.add_row(name, converter.source or "(task folders)", ", ".join(converter.splits))
     console().print(table)
@@ -183,30 +181,23 @@ def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -
 @contextmanager
 def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
     """Show a progress bar and yield the function that advances it."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
-
     from swerl.cli._output import stderr
+    from swerl.cli._run import progress_bar
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=stderr(), transient=True
-    ) as progress:
-        bar = progress.add_task("rows", total=source.count() if progress.console.is_terminal else 0)
+    with progress_bar("rows", source.count() if stderr().is_terminal else 0) as advance:
 
         def tell(num_rows: int) -> None:
             if num_rows % _TELL_EVERY == 0:
-                progress.update(bar, completed=num_rows)
+                advance(completed=num_rows)
 
         yield tell
 
 
 def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None:
     """Print the counts of a conversion. Raises TaskError if no row became a Task."""
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    from swerl.cli._output import console, counted, print_json
+    from swerl.cli._output import console, counted, print_json, simple_table
     from swerl.core.errors import TaskError
     from swerl.grading.log_parsers import unsupported
 
@@ -222,7 +213,7 @@ def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None
         }
         print_json(found)
 
-    table = Table("rows", "came to", box=SIMPLE, pad_edge=False)
+    table = simple_table("rows", "came to")
     table.columns[0].justify = "right"
     table.add_row(f"{summary.num_tasks:,}", "tasks")
     for note, count in unsupported(summary.kinds).items():

@@ -103,14 +103,12 @@ def _print_json(result: Estimate) -> None:
 
 
 def _show(result: Estimate) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
 
-    from swerl.cli._output import console
+    from swerl.cli._output import console, simple_table
     from swerl.cli._plan_view import cases_table
 
     title = "Assumptions: override one with --assume KEY=VALUE"
-    assumed = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    assumed = simple_table(title=title, title_justify="left")
     assumed.add_column("key", no_wrap=True)
     assumed.add_column("value", no_wrap=True, justify="right")
     assumed.add_column("unit")

@@ -50,15 +50,11 @@ def _print_json(checks: list[Check], good: bool) -> None:
 
 
 def _show(checks: list[Check], good: bool) -> None:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    from swerl.cli._output import console
+    from swerl.cli._output import console, simple_table
 
-    table = Table(box=SIMPLE, pad_edge=False)
-    for name in ("", "check", "found", "enables"):
-        table.add_column(name, no_wrap=name in ("", "check"))
+    table = simple_table("", "check", "found", "enables", whole=("", "check"))
     for check in checks:
         state = f"[{_COLOURS[check.state]}]{check.state}[/]"
         table.add_row(state, check.name, escape(check.found), check.enables)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from swerl.cli._options import JsonOption
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 def recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with swerl; `swerl train NAME` runs one."""
-    from swerl.cli._output import console, print_json, safe
+    from swerl.cli._output import console, print_json, safe, simple_table
     from swerl.recipe.load import load, shipped
 
     rows = []
@@ -27,7 +22,7 @@ def recipes(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(rows)
         return
-    table = _table("recipe", "GPUs", "for")
+    table = simple_table("recipe", "GPUs", "for", whole=("recipe",))
     for row in rows:
         table.add_row(str(row["name"]), str(row["gpus"] or "none"), safe(str(row["about"])))
     console().print(table)
@@ -36,7 +31,7 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def plugins(as_json: JsonOption = False) -> None:
     """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
-    from swerl.cli._output import console, counted, print_json, safe, with_docs
+    from swerl.cli._output import console, counted, print_json, safe, simple_table, with_docs
     from swerl.core.plugins import found_plugins
     from swerl.tasks.datasets import built_in_names
 
@@ -44,7 +39,7 @@ def plugins(as_json: JsonOption = False) -> None:
     if as_json:
         print_json(found)
     else:
-        table = _table("kind", "name", "package", "entry point")
+        table = simple_table("kind", "name", "package", "entry point", whole=("name",))
         for each in found:
             package = f"{each.package} {each.version}"
             table.add_row(each.kind, safe(each.name), safe(package), safe(each.value))
@@ -57,13 +52,3 @@ def plugins(as_json: JsonOption = False) -> None:
         console().print(with_docs("next: docs/guides/plug-ins.md explains how to write one"))
     if any(each.problem for each in found):
         raise typer.Exit(1)
-
-
-def _table(*titles: str) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in titles:
-        table.add_column(title, no_wrap=title in ("recipe", "name"))
-    return table

@@ -23,16 +23,13 @@ def ls(as_json: JsonOption = False) -> None:
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted, print_json
+    from swerl.cli._output import console, counted, print_json, simple_table
     from swerl.core.errors import ImageError
     from swerl.images.store import default_store
 
     store = default_store()
-    table = Table("image", "digest", "layers", "unpacked", "since", box=SIMPLE, pad_edge=False)
+    table = simple_table("image", "digest", "layers", "unpacked", "since")
     names, rows, num_damaged = store.names(), [], 0
     for named in names:
         since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
@@ -153,22 +150,20 @@ def _names(arguments: Sequence[str]) -> list[Named]:
 
 def _verify(names: list[Named], *, everything: bool, workers: int) -> list[CheckedPart]:
     from rich.markup import escape
-    from rich.progress import Progress
 
     from swerl.cli._images import shown_bytes
     from swerl.cli._output import console, counted, stderr
-    from swerl.cli._run import run
+    from swerl.cli._run import progress_bar, run
     from swerl.images.store import default_store
     from swerl.images.verify import verify as verify_images
 
-    with Progress(console=stderr(), transient=True) as progress:
-        bar = progress.add_task("blobs and layers", total=None)
+    with progress_bar("blobs and layers", None) as advance:
         job = verify_images(
             default_store(),
             names,
             everything=everything,
             workers=workers,
-            on_done=lambda _: progress.advance(bar),
+            on_done=lambda _: advance(),
         )
         checked = run(job, after="nothing was changed")
     damaged = [each for each in checked if each.problem]

@@ -27,7 +27,7 @@ from swerl.core import patch
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
 from swerl.core.episode import Episode
-from swerl.core.errors import TaskError
+from swerl.core.errors import InputError, TaskError, unknown
 from swerl.core.events import (
     Emit,
     EpisodeEnded,
@@ -73,11 +73,15 @@ _ARTEFACTS = {
 
 def rollout(
     instance: Annotated[
-        str | None, typer.Option(help="Id of the task; the first one by default.")
+        str | None,
+        typer.Option(help="Id of a task, or of a real instance: pallets__flask-4045, …"),
     ] = None,
     tasks: Annotated[
         Path | None,
         typer.Option(help="Task file written by `swerl convert`; generated tasks by default."),
+    ] = None,
+    rows: Annotated[
+        Path | None, typer.Option(help="Rows with a real instance; the hub by default.")
     ] = None,
     agent: Annotated[
         str, typer.Option(help="An agent: builtin, claude-code, codex, …")
@@ -92,9 +96,12 @@ def rollout(
     as_json: JsonOption = False,
 ) -> None:
     """Attempt one task once, print every turn, and print the verdict."""
-    chosen = _read_engine(engine)
+    chosen = read_engine(engine, _SCRIPTS)
     recipe = _recipe(agent, chosen, model, settings or ())
-    task = _find(instance, tasks)
+    if rows and (tasks or not instance):
+        raise InputError("--rows has the row of a real instance", hint="name it with --instance")
+    task = _real(instance, rows) if instance and not tasks else None
+    task = task or _find(instance, tasks)
     if tasks is not None:
         _warn_uncertified(task)
     folder = output or _new_folder(task)
@@ -109,14 +116,30 @@ def rollout(
         raise typer.Exit(1)
 
 
-def _read_engine(text: str) -> EngineChoice:
-    return read_engine(text, _SCRIPTS)
-
-
 def _recipe(agent: str, engine: EngineChoice, model: str | None, settings: Sequence[str]) -> Recipe:
     """Return the recipe of one Episode. Raises RecipeError and UnknownNameError."""
     made = [*_SETTINGS, f"harness.type={agent}"]
     return recipe_of(engine, model, made=made, settings=settings)
+
+
+def _real(instance: str, rows: Path | None) -> Task | None:
+    """Return the Task of an instance that comes with swerl; None for generated ones.
+
+    Raises UnknownNameError with the nearest ids, InputError and ImageError.
+    """
+    from swerl.cli._output import stderr
+    from swerl.images import instances
+
+    known = instances.shipped()
+    if instance not in known:
+        if instance.startswith("twin"):
+            return None
+        raise unknown("instance", instance, known)
+
+    def say(step: str) -> None:
+        stderr().print(f"{instance}: {step} …", style="dim", markup=False)
+
+    return instances.prepare(known[instance], rows, say)
 
 
 def _find(instance: str | None, file: Path | None) -> Task:

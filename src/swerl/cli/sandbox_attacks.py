@@ -97,9 +97,9 @@ def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackRep
 
 
 def _list(chosen: list[Attack]) -> None:
-    from swerl.cli._output import console
+    from swerl.cli._output import console, simple_table
 
-    table = _empty_table("attack", "what it tries")
+    table = simple_table("attack", "what it tries", whole=("attack",))
     for item in chosen:
         table.add_row(item.name, item.sentence)
     console().print(table)
@@ -108,7 +108,10 @@ def _list(chosen: list[Attack]) -> None:
 def _table(report: AttackReport) -> Table:
     from rich.markup import escape
 
-    table = _empty_table("attack", "what it tries", "result", "what was seen")
+    from swerl.cli._output import simple_table
+
+    titles = ("attack", "what it tries", "result", "what was seen")
+    table = simple_table(*titles, whole=("attack", "result"))
     for row in report.rows:
         result = row.finding.result.value
         colour = f"[{_COLOURS[result]}]{result}[/]"
@@ -119,13 +122,3 @@ def _table(report: AttackReport) -> Table:
 def _summary(report: AttackReport) -> str:
     counts = ", ".join(f"{count} {result.value}" for result, count in report.counts.items())
     return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s"
-
-
-def _empty_table(*names: str) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE, pad_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=name in ("attack", "result"), overflow="fold")
-    return table

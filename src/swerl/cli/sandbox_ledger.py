@@ -207,14 +207,14 @@ def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
 
 def ps_table(rows: Sequence[ListedSandbox]) -> Table:
     """Return a table with one line per sandbox."""
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
+
+    from swerl.cli._output import simple_table
 
     now_s = time.time()
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("name", "backend", "image", "run", "owner", "age", "deadline", "cost", "state"):
-        table.add_column(title, no_wrap=title not in {"image", "run"}, overflow="fold")
+    whole = ("owner", "age", "deadline", "cost", "state")
+    titles = ("name", "backend", "image", "run", *whole)
+    table = simple_table(*titles, whole=("name", "backend", *whole))
     for row in rows:
         entry = row.entry
         began_s = entry.opened_s or entry.intended_s

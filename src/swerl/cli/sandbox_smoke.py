@@ -102,15 +102,12 @@ def _print_json(results: list[SmokeResult]) -> None:
 
 
 def _table(results: list[SmokeResult]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
+
+    from swerl.cli._output import simple_table
 
     titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in titles:
-        is_number = title in {"tasks", "MiB", "boot ms", "exec ms"}
-        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    table = simple_table(*titles, numbers={"tasks", "MiB", "boot ms", "exec ms"})
     for each in results:
         has_booted = each.boot_s > 0
         times = (f"{each.boot_s * 1e3:.0f}", f"{each.exec_s * 1e3:.1f}") if has_booted else ("", "")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from swerl.checks.redteam.runner import PolicyResult, RedteamReport, RedteamSettings
 
 _COLOURS = {"held": "green", "BROKE": "bold red", "skipped": "yellow"}
+_WHOLE = ("policy", "result", "verdict")
 
 
 def redteam(
@@ -72,17 +73,19 @@ def _run(
 
 
 def _list(policies: list[Policy]) -> None:
-    from swerl.cli._output import console
+    from swerl.cli._output import console, simple_table
 
-    table = _empty_table("policy", "what it tries", "verdict", "what stops it")
+    table = simple_table("policy", "what it tries", "verdict", "what stops it", whole=_WHOLE)
     for policy in policies:
         table.add_row(policy.name, policy.sentence, policy.verdict.value, policy.stopped_by.value)
     console().print(table)
 
 
 def _table(report: RedteamReport, *, naive: bool) -> Table:
+    from swerl.cli._output import simple_table
+
     titles = ["policy", "what it tries", "result", "verdict", "reward", "what stopped it"]
-    table = _empty_table(*titles, *(["without defences"] if naive else []))
+    table = simple_table(*titles, *(["without defences"] if naive else []), whole=_WHOLE)
     for row in report.rows:
         table.add_row(*_cells(row), *([_naively(row)] if naive else []))
     return table
@@ -109,13 +112,3 @@ def _summary(report: RedteamReport) -> str:
     num_vetted = sum(bool(row.vetting) and row.outcome == "held" for row in report.rows)
     counts = counts.replace(" held", f" held ({num_vetted} by vetting)", bool(num_vetted))
     return f"{report.backend}, image {report.image}: {counts} in {report.duration_s:.1f} s"
-
-
-def _empty_table(*names: str) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE, pad_edge=False)
-    for name in names:
-        table.add_column(name, no_wrap=name in ("policy", "result", "verdict"), overflow="fold")
-    return table

@@ -98,14 +98,12 @@ def _run(
 
 
 def _table(results: Sequence[TaskScan]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked"):
-        is_number = title in {"raw", "scrubbed", "scrub ms", "unchecked"}
-        table.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    from swerl.cli._output import simple_table
+
+    titles = ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked")
+    table = simple_table(*titles, numbers={"raw", "scrubbed", "scrub ms", "unchecked"})
     for each in results:
         last = each.scrubbed or each.raw
         table.add_row(

@@ -83,22 +83,15 @@ def stats(
 
 
 def _list(found: list[Task]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
+    from swerl.cli._output import simple_table
     from swerl.tasks.select import FACTS
 
     rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
     said = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in (_COLUMNS[name] for name in said):
-        table.add_column(
-            title,
-            justify="right" if title in _NUMBERS else "left",
-            overflow="fold",
-            no_wrap=title != "task",
-        )
+    titles = [_COLUMNS[name] for name in said]
+    table = simple_table(*titles, whole=set(titles) - {"task"}, numbers=_NUMBERS)
     for row in rows:
         table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in said))
     return table
@@ -162,16 +155,14 @@ def _section(title: str, text: str) -> None:
 
 
 def _print_stats(found: Stats, path: Path) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
 
-    from swerl.cli._output import console, counted, stderr
+    from swerl.cli._output import console, counted, simple_table, stderr
 
     console().print(
         f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
         soft_wrap=True,
     )
-    table = Table("", "smallest", "median", "mean", "largest", box=SIMPLE, pad_edge=False)
+    table = simple_table("", "smallest", "median", "mean", "largest")
     for column in table.columns[1:]:
         column.justify = "right"
     for name, spread in found.numbers.items():
@@ -190,13 +181,11 @@ def _print_stats(found: Stats, path: Path) -> None:
 
 
 def _group(name: str, counts: dict[str, int]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    from swerl.cli._output import counted
+    from swerl.cli._output import counted, simple_table
 
-    table = Table(name, "tasks", box=SIMPLE, pad_edge=False)
+    table = simple_table(name, "tasks")
     table.columns[1].justify = "right"
     values = list(counts.items())
     for value, number in values[:_NUM_VALUES]:

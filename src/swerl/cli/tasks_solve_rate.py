@@ -197,14 +197,12 @@ def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str],
 
 
 def _table(found: Mapping[str, Attempts]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    titles = ("task", "solved", "attempts", "lost", "tokens", "turns", "seconds")
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="left" if title == "task" else "right", overflow="fold")
+    from swerl.cli._output import simple_table
+
+    numbers = ("solved", "attempts", "lost", "tokens", "turns", "seconds")
+    table = simple_table("task", *numbers, numbers=numbers)
     for each in list(found.values())[:_NUM_SHOWN]:
         rate = each.solve_rate
         table.add_row(

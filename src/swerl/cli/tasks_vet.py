@@ -234,19 +234,12 @@ def show(found: Sequence[Vetted]) -> None:
 
 
 def _task_table(found: Sequence[Vetted]) -> Table:
-    from rich.box import SIMPLE
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("task", "", "test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s"):
-        is_number = title not in {"task", ""}
-        table.add_column(
-            title,
-            justify="right" if is_number else "left",
-            no_wrap=title != "task",
-            overflow="fold",
-        )
+    from swerl.cli._output import simple_table
+
+    numbers = ("test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s")
+    table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
     for each in found:
         if not each.certificate:
             table.add_row(escape(each.task), "[red]failed[/]")
@@ -281,12 +274,10 @@ def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
 
 
 def _reason_table(reasons: Mapping[str, tuple[int, str]]) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
 
-    from swerl.cli._output import safe
+    from swerl.cli._output import safe, simple_table
 
-    table = Table("reason", "tasks", "for example", box=SIMPLE, pad_edge=False)
+    table = simple_table("reason", "tasks", "for example")
     table.columns[1].justify = "right"
     table.columns[2].overflow = "fold"
     for reason, (number, example) in reasons.items():

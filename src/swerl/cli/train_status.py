@@ -107,14 +107,10 @@ def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[
 
 
 def _show_all(rows: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
 
-    from swerl.cli._output import console, safe
+    from swerl.cli._output import console, safe, simple_table
 
-    table = Table(box=SIMPLE, pad_edge=False)
-    for title in ("run", "standing", "step", "reward", "process"):
-        table.add_column(title)
+    table = simple_table("run", "standing", "step", "reward", "process")
     readable = [row for row in rows if "problem" not in row]
     for row in readable:
         process = row["process"]

@@ -88,6 +88,8 @@ class SourceSpec(BaseModel):
     """Shell command that installs the project, run in its folder without a network."""
     env: Mapping[str, str] = {}
     """Environment of the install command and of the image."""
+    sha256: str = ""
+    """Checksum of the source archive; empty to accept any."""
     test_cmd: str
     p2p_exceptions: tuple[TestException, ...] = ()
 
@@ -151,6 +153,7 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
         make_venv(layer, spec.pins)
         say("fetch the source archive")
         archive = fetch_sdist(layer.venv / "bin" / "python", spec.sdist, cache_dir() / "sdists")
+        _check_sum(archive, spec.sha256)
         unpack(layer, archive)
         say("install")
         install(layer, spec.install)
@@ -158,6 +161,14 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
         _write_description(part, {"layers": ["layer"], "binds": binds, "env": env}, _digest(spec))
         shutil.rmtree(home, ignore_errors=True)
         part.rename(home)
+
+
+def _check_sum(archive: Path, wanted: str) -> None:
+    """Raise ImageError if a source archive is not the one that the spec was verified with."""
+    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if wanted and found != wanted:
+        hint = f"remove {archive} and build again, or change the index that pip uses"
+        raise ImageError(f"{archive.name} has another checksum: {found}", hint=hint)
 
 
 def _write_description(home: Path, fields: Mapping[str, object], digest: str) -> None:
