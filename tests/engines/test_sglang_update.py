@@ -307,6 +307,80 @@ async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> No
         assert await versions(engine) == {"1"}
 
 
+class FakeHost:
+    """Implements Host for a fake server; `memory` is free unless a trainer holds it."""
+
+    gpus = ()
+
+    def __init__(self, fake: FakeServer) -> None:
+        self.fake, self.url = fake, fake.url
+        self.died, self.may_end = asyncio.Event(), asyncio.Event()
+        self.may_end.set()
+        self.starts = 0
+        self.trainer_holds_memory = False
+
+    async def start(self) -> None:
+        assert not self.trainer_holds_memory
+        self.starts += 1
+        self.died.clear()
+        await self.may_end.wait()
+        assert not self.trainer_holds_memory
+        await self.fake.restart()
+
+    async def stop(self) -> None: ...
+
+    async def ended(self) -> str:
+        await self.died.wait()
+        return "killed"
+
+    async def die(self) -> None:
+        await self.fake.stop()
+        self.died.set()
+
+
+@asynccontextmanager
+async def hosted(servers: list[FakeServer]) -> AsyncIterator[tuple[HttpEngine, list[FakeHost]]]:
+    hosts = [FakeHost(server) for server in servers]
+    urls = [host.url for host in hosts]
+    settings = ClientSettings(retries=2, wait_s=20)
+    async with connect(urls, shape=ServedShape(VOCAB), settings=settings, hosts=hosts) as engine:
+        yield engine, hosts
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_server_that_died_beside_a_working_trainer_waits_for_its_sleep(
+    servers: list[FakeServer], count: int
+) -> None:
+    async with hosted(servers[:count]) as (engine, hosts):
+        await engine.sleep()
+        hosts[0].trainer_holds_memory = True
+        await hosts[0].die()
+        await asyncio.sleep(0.3)
+        assert hosts[0].starts == 0
+        hosts[0].trainer_holds_memory = False  # `sync` puts the trainer to sleep first
+        await engine.receive(Source("7"))
+        await until(lambda: servers[0].version == "7")
+        assert await versions(engine) == {"7"} and hosts[0].starts == 1
+
+
+async def test_a_trainer_waits_for_a_start_and_gets_that_servers_memory_too(
+    servers: list[FakeServer],
+) -> None:
+    async with hosted(servers) as (engine, hosts):
+        await engine.receive(Source("1"))
+        hosts[0].may_end.clear()
+        await hosts[0].die()
+        await until(lambda: hosts[0].starts == 1)
+        lending = asyncio.create_task(engine.sleep())
+        await asyncio.sleep(0.3)
+        assert not lending.done()
+        hosts[0].may_end.set()
+        await asyncio.wait_for(lending, 30)
+        assert all(server.released == {"weights", "kv_cache"} for server in servers)
+        await engine.receive(Source("2"))
+        assert {server.version for server in servers} == {"2"}
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "words", "message"),
     [(999, "ab", r"other with 999 tokens, .*mine has 512"), (512, "ac", "another tokenizer")],

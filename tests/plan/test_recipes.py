@@ -61,6 +61,11 @@ def test_a_plan_names_the_three_keys_that_leave_gpus_idle() -> None:
         assert key in line
 
 
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.stem)
+def test_a_first_call_has_time_to_compile_its_kernels(path: Path) -> None:
+    assert load([path]).budgets.model_call_s >= 120
+
+
 def test_there_is_a_recipe_for_every_size() -> None:
     sizes = {planned(path).layout.num_gpus for path in GPU_RECIPES}
     assert sizes == {1, 8, 64}

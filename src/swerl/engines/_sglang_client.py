@@ -74,7 +74,8 @@ async def connect(
         for host in hosts:
             server = servers[host.url]
             server.gpus = host.gpus
-            jobs.append(supervise(host, server, restarts=settings.retries, notify=notify))
+            restarts, turn = settings.retries, pool.starting
+            jobs.append(supervise(host, server, restarts=restarts, notify=notify, turn=turn))
         tasks = [asyncio.create_task(job) for job in jobs]
         engine = HttpEngine(pool, shape or ServedShape())
         try:

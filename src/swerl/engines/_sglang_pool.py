@@ -11,7 +11,8 @@ import hashlib
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,11 @@ class ServerPool:
         self.paused = False
         self.asleep = False
         """True while the servers' memory is lent to the trainer."""
+        self.may_start = asyncio.Event()
+        """Cleared while the trainer uses the servers' memory: a starting one would lack it."""
+        self.may_start.set()
+        self._starting: set[asyncio.Event] = set()
+        """One per start under way, set at its end."""
         self.served: list[WeightRef | StreamedWeights] = []
         """Every update that all servers took, oldest first."""
         self.first_version = "default"
@@ -215,6 +221,24 @@ class ServerPool:
         found = await asyncio.gather(*map(answers, self.servers))
         servers = [server for server, is_up in zip(self.servers, found, strict=True) if is_up]
         return servers or self.in_use()
+
+    @asynccontextmanager
+    async def starting(self) -> AsyncIterator[None]:
+        """Hold for the start of a server; wait until its memory is free."""
+        await self.may_start.wait()
+        ended = asyncio.Event()
+        self._starting.add(ended)
+        try:
+            yield
+        finally:
+            ended.set()
+            self._starting.discard(ended)
+
+    async def lend(self) -> None:
+        """Let no further server start, and wait for those that are starting."""
+        self.may_start.clear()
+        for ended in tuple(self._starting):
+            await ended.wait()
 
     async def any_answers(self) -> bool:
         """Return True if a server is in use or answers."""

@@ -24,7 +24,7 @@ import contextlib
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -316,9 +316,14 @@ class Host(Protocol):
 
 
 async def supervise(
-    host: Host, server: SglangServer, *, restarts: int, notify: Callable[[str], None]
+    host: Host,
+    server: SglangServer,
+    *,
+    restarts: int,
+    notify: Callable[[str], None],
+    turn: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> None:
-    """Restart a server each time it ends or hangs, at most `restarts` times.
+    """Restart a server each time it ends or hangs, at most `restarts` times, each within a `turn`.
 
     It starts with the run's first weights. The pool uses it again once it holds the weights that
     serve.
@@ -328,12 +333,15 @@ async def supervise(
         notify(f"the server at {host.url} is marked as lost: {why}")
         server.lose(why, to=ServerState.STALE)
         try:
-            await host.start()
+            async with turn():
+                try:
+                    await host.start()
+                except SwerlError:
+                    await host.stop()  # a process that hangs does not end by itself
+                    raise
+                server.restarted()
         except SwerlError as error:
             notify(f"the server at {host.url} did not restart: {error}")
-            await host.stop()  # a process that hangs does not end by itself
-            continue
-        server.restarted()
     why = await _until_over(host, server)
     notify(f"the server at {host.url} is lost and will not be restarted: {why}")
     server.end(why)

@@ -22,6 +22,7 @@ from swerl.engines._sglang_pool import ServerPool, StreamedWeights
 from swerl.engines._sglang_server import ServerState, SglangServer
 from swerl.engines._sglang_wire import PARTIAL, PauseMode
 
+_KINDS = ("kv_cache", "weights")
 _NUMBER = re.compile(r"\d+")
 _T = TypeVar("_T")
 
@@ -33,6 +34,8 @@ async def load(pool: ServerPool, weights: WeightRef) -> None:
     Raises the EngineError of the first server that refuses. A server that cannot be put back to the
     old weights goes out of use, so that two versions never serve side by side.
     """
+    pool.may_start.set()
+    await pool.await_one()
     async with pool.changing:
         if not any(server.in_use for server in pool.servers):
             for server in await pool.reachable():
@@ -91,6 +94,9 @@ async def receive(pool: ServerPool, source: WeightSource) -> Received:
     Servers out of use take part if they answer. Raises EngineError if no server holds all weights,
     and TrainerError if the source failed, which leaves no server in use.
     """
+    # The trainer sleeps by now: a server that died meanwhile may start.
+    pool.may_start.set()
+    await pool.await_one()
     async with pool.changing:
         servers = await pool.reachable()
         resumes = not pool.paused or pool.asleep
@@ -122,7 +128,8 @@ async def receive(pool: ServerPool, source: WeightSource) -> Received:
 async def sleep(pool: ServerPool) -> None:
     """Release every server's memory; its weights are gone until the next update.
 
-    Raises EngineError if a server on a GPU would keep its memory.
+    A server that is starting finishes first; until the next update no other starts. Raises
+    EngineError if a server on a GPU would keep its memory.
     """
 
     async def require_saver(server: SglangServer) -> None:
@@ -135,14 +142,16 @@ async def sleep(pool: ServerPool) -> None:
 
     async def release(server: SglangServer) -> None:
         server.begin_update()
-        kinds: list[Json] = ["kv_cache", "weights"]
-        await server.post("/release_memory_occupation", {"tags": kinds})
-        server.released |= {"kv_cache", "weights"}
+        kinds: list[Json] = [each for each in _KINDS if each not in server.released]
+        if kinds:
+            await server.post("/release_memory_occupation", {"tags": kinds})
+            server.released |= set(_KINDS)
 
+    await pool.lend()
     async with pool.changing:
-        servers = await pool.call_all(require_saver)
-        if not pool.paused:
-            await pool.pause()
+        # A restarted server that is not in use yet holds memory, too.
+        servers = await pool.call_all(require_saver, await pool.reachable())
+        await pool.pause(servers)
         pool.asleep = True
         await pool.call_all(release, servers)
 
