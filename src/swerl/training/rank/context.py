@@ -25,6 +25,8 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import all_to_all
 
+_HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
@@ -71,10 +73,20 @@ def own_positions(lengths: tuple[int, ...], num_ranks: int, rank: int) -> torch.
 
 
 @lru_cache(maxsize=16)
-def whole_order(lengths: tuple[int, ...], num_ranks: int) -> torch.Tensor:
+def whole_order(
+    lengths: tuple[int, ...], num_ranks: int, device: torch.device = _HOST
+) -> torch.Tensor:
     """Return `order` such that `torch.cat(parts)[order]` is the whole pack, parts in rank order."""
-    held = torch.cat([own_positions(lengths, num_ranks, rank) for rank in range(num_ranks)])
-    return torch.argsort(held)
+    return torch.argsort(held_order(lengths, num_ranks).to(device))
+
+
+@lru_cache(maxsize=16)
+def held_order(
+    lengths: tuple[int, ...], num_ranks: int, device: torch.device = _HOST
+) -> torch.Tensor:
+    """Return the inverse of `whole_order`: the positions of all ranks, in rank order."""
+    held = [own_positions(lengths, num_ranks, rank) for rank in range(num_ranks)]
+    return torch.cat(held).to(device)
 
 
 def gather_context(part: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
@@ -127,7 +139,8 @@ class HeadExchange:
         group = _group()
         if group.size() == 1:
             return x_NGD
-        order = whole_order(self.lengths, group.size()).to(x_NGD.device)
+        # Cached on the device: a copy from the host would stall every layer.
+        order = whole_order(self.lengths, group.size(), x_NGD.device)
         if not self._divides:
             return gather_context(x_NGD, group)[order]
         count, width = len(x_NGD), x_NGD.shape[-1]
@@ -145,9 +158,8 @@ class HeadExchange:
             # Every rank has computed all groups, so it only selects its positions.
             own = own_positions(self.lengths, group.size(), group.rank())
             return y_MGD[own.to(y_MGD.device)]
-        order = whole_order(self.lengths, group.size()).to(y_MGD.device)
         # Back from row order to the order in which the ranks hold positions.
-        ordered = y_MGD[torch.argsort(order)]
+        ordered = y_MGD[held_order(self.lengths, group.size(), y_MGD.device)]
         by_rank = ordered.reshape(group.size(), -1, *y_MGD.shape[1:])
         received: torch.Tensor = all_to_all(group, by_rank)
         return received.transpose(0, 1).flatten(1, 2)

@@ -17,7 +17,7 @@ channels, n chunks, i and j positions within a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -178,7 +178,7 @@ def gated_delta_rule(
 
 def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
     """Return SiLU of the causal convolution, by channel and within each row."""
-    place_M = _places(bounds, x_MC.device)
+    place_M = _places(tuple(bounds), x_MC.device)
     wide, width = x_MC.float(), weight_CW.shape[1]
     total_MC = wide * weight_CW[:, -1].float()
     for back in range(1, min(width, len(x_MC))):
@@ -259,7 +259,13 @@ def _chunks(x: torch.Tensor, size: int) -> torch.Tensor:
     return padded.reshape(x.shape[1], -1, size, *x.shape[2:])
 
 
-def _places(bounds: Sequence[int], device: torch.device) -> torch.Tensor:
+@lru_cache(maxsize=8)
+def _ends(bounds: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(bounds, device=device)
+
+
+@lru_cache(maxsize=8)
+def _places(bounds: tuple[int, ...], device: torch.device) -> torch.Tensor:
     """Return each position's distance from its row's start."""
     lengths = [end - start for start, end in pairwise(bounds)]
     return torch.cat([torch.arange(length, device=device) for length in lengths])
@@ -277,7 +283,7 @@ def _by_kernels(
 
     batch = (part.unsqueeze(0).contiguous() for part in (query, key, value, log_decay, beta))
     q, k, v, g, b = batch
-    ends = torch.tensor(bounds, device=query.device)
+    ends = _ends(tuple(bounds), query.device)
     out, _ = chunk_gated_delta_rule(
         q, k, v, g=g, beta=b, cu_seqlens=ends, use_qk_l2norm_in_kernel=True
     )
