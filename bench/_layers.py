@@ -237,6 +237,7 @@ def _kernel(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.T
     read = sum(map(_size, inputs[1:] if name == "copy_" else inputs))
     if name in _COPIES:
         return Op(name, "copies", read + written)
+    # Reads and writes of fp32 take twice the bytes of bf16, in most cases without need.
     wide = any(each.dtype is torch.float32 for each in (*inputs, *outputs))
     return Op(name, "elementwise fp32" if wide else "elementwise bf16", read + written)
 
@@ -346,17 +347,42 @@ class Grouped(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight) if wanted else None
 
 
+class Fused(torch.autograd.Function):
+    """A kernel that keeps its inputs, and reads them again for its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(inputs[0])
+        # One fp32 number for each row of the first input.
+        ctx.save_for_backward(*inputs, torch.empty(inputs[0].shape[:-1]))
+        _record(Op("fused forward", "fused elementwise", _bytes(*inputs, out)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *inputs, _ = ctx.saved_tensors
+        _record(Op("fused backward", "fused elementwise", 2 * _bytes(*inputs) + _bytes(grad)))
+        # Blocks write parts of the weight's gradient, which a second kernel sums.
+        _record(Op("sum", "fused elementwise", _bytes(inputs[-1])))
+        return tuple(torch.empty_like(each) for each in inputs)
+
+
 def replace_kernels() -> None:
     """Put one operation in place of each kernel; the code around the kernels stays as it is."""
     from swerl.training.rank import attention, gated_delta, moe
 
-    kernels = types.ModuleType("fla.ops.gated_delta_rule")
-
     def rule(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **unused: Any) -> tuple[Any, None]:
         return Rule.apply(q, k, v, g, beta), None
 
-    vars(kernels)["chunk_gated_delta_rule"] = rule
-    sys.modules["fla.ops.gated_delta_rule"] = kernels
+    def convolve(x: Any, weight: Any, **unused: Any) -> tuple[Any, None]:
+        return Fused.apply(x, weight), None
+
+    def norm(x: Any, gate: Any, weight: Any, bias: None, **unused: Any) -> Any:
+        return Fused.apply(x, gate, weight)
+
+    _pretend("fla.ops.gated_delta_rule", chunk_gated_delta_rule=rule)
+    _pretend("fla.modules.causal_conv1d", causal_conv1d=convolve)
+    _pretend("fla.modules.norm.fused_norm_gate", rms_norm_gated=norm)
 
     def gated(q: Any, k: Any, v: Any, *, log_decay_MH: Any, beta_MH: Any, bounds: Any) -> Any:
         return gated_delta._by_kernels(q, k, v, log_decay_MH, beta_MH, bounds)
@@ -371,9 +397,18 @@ def replace_kernels() -> None:
         return Grouped.apply(x, weight)
 
     gated_delta.gated_delta_rule = gated
+    gated_delta.causal_conv = gated_delta._conv_by_kernel
+    gated_delta.gated_norm = gated_delta._norm_by_kernel
     attention.attend = attend
     moe._multiply_in_turn = moe._multiply_grouped
     torch.nn.functional.grouped_mm = grouped_mm
+
+
+def _pretend(name: str, **functions: Callable[..., Any]) -> None:
+    """Put a module of these functions in the place of an installed one."""
+    module = types.ModuleType(name)
+    vars(module).update(functions)
+    sys.modules[name] = module
 
 
 def join_fake_ranks(options: TrainerOptions) -> None:

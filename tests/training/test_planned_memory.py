@@ -117,10 +117,10 @@ def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
     assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
     # Two norms of 2048 for half of the positions: input and scaled value in fp32, output.
     norms = 2 * 1024 * (4 + 4 + 2)
-    # Five fp32 values of 4096 channels; 16 heads: queries, keys and values of 128, 64 in a chunk.
-    linear = 5 * 4096 * 4 + 16 * (3 * 128 + 64) * 2 + 16 * 5 * 4
-    # The norm and gate of 2048 values: three in fp32, three in bf16.
-    linear += 2048 * 3 * (4 + 2)
+    # 4096 channels; 16 heads: queries, keys and values of 128, 64 in a chunk.
+    linear = 4096 * 2 + 16 * (3 * 128 + 64) * 2 + 16 * 6 * 4
+    # The norm of 2048 values: input, gate and output.
+    linear += 2048 * 3 * 2
     # 2048 queries, their gates, 256 keys and values; norms in fp32; rotated; output and log-sums.
     attention = (2 * 2048 + 2 * 256) * 2 + 2304 * (8 + 2) + 2048 * 2 + 8 * 4
     # The gate in fp32 and its product; keys and values of eight ranks, and the output reordered.
@@ -145,7 +145,7 @@ def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
 
 def test_hybrid_models_plan_is_the_one_computed_by_hand() -> None:
     recipe, shape, found = eight_nodes()
-    gradients = 1024 * 2 + 3 * 4096 * 4
+    gradients = 1024 * 2 + 2 * 4096 * 2
     whole = max(layer_bytes(shape, Splits.of(found), layer) for layer in (0, 3))
     kept = 40 * 2048 + whole + 2048 + gradients
     by_hand = 12_000 * kept

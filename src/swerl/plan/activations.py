@@ -73,9 +73,9 @@ def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
 def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:
     """Return the bytes that one layer keeps per position without recomputation.
 
-    `training/rank/` computes norms, convolution and gates unfused in fp32, so these keep more than
-    their kernels would. FlashAttention, the delta rule's kernels and the grouped matrix product
-    keep their inputs and little else. A test counts the living bytes of the real layers.
+    `training/rank/` computes norms and gates unfused in fp32, so these keep more than their
+    kernels would. FlashAttention, the grouped matrix product and the kernels of a delta net keep
+    their inputs and little else. A test counts the living bytes of the real layers.
     """
     norms = 2 * (_norm(shape) + _BF16) * shape.hidden_size / splits.sequence
     mixer = _attention(shape, splits) if shape.has_attention(layer) else _linear(shape, splits)
@@ -106,15 +106,14 @@ def _attention(shape: Shape, splits: Splits) -> float:
 
 
 def _linear(shape: Shape, splits: Splits) -> float:
-    """The convolution's input, its shifts and its sum in fp32; queries and keys copied for each
-    value head, values, each head's matrix within a chunk; the norm's and the gate's fp32 and bf16
-    values; five fp32 numbers of each head."""
+    """The convolution's input; queries and keys copied for each value head, values, each head's
+    matrix within a chunk; the norm's input, gate and output; six fp32 numbers of each head."""
     heads = shape.linear_num_value_heads / splits.tensor
     keys, values = shape.linear_key_size / splits.tensor, shape.linear_value_size / splits.tensor
     key_dim = shape.linear_key_size / shape.linear_num_key_heads
-    convolution = (shape.linear_conv_size + 1) * (2 * keys + values) * _FP32
-    rule = (2 * heads * key_dim + values + _CHUNK * heads) * _BF16 + 5 * heads * _FP32
-    return convolution + rule + 3 * values * (_FP32 + _BF16)
+    convolution = (2 * keys + values) * _BF16
+    rule = (2 * heads * key_dim + values + _CHUNK * heads) * _BF16 + 6 * heads * _FP32
+    return convolution + rule + 3 * values * _BF16
 
 
 def _experts(shape: Shape, splits: Splits) -> float:
@@ -130,14 +129,14 @@ def _experts(shape: Shape, splits: Splits) -> float:
 
 
 def _gradients(shape: Shape, splits: Splits) -> float:
-    """The gradients that exist at once: of a layer's output and of its widest inner tensor, of
-    which the convolution has three in fp32. An estimate."""
+    """The gradients that exist at once: of a layer's output and of its widest inner tensor, and of
+    the convolution's input and output. An estimate."""
     copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
     channels = (2 * shape.linear_key_size + shape.linear_value_size) / splits.tensor
     widest = max(
         2 * shape.ffn_size / splits.tensor * _BF16,
         copies * max(shape.hidden_size, 2 * shape.expert_ffn_size / splits.expert_tensor) * _BF16,
-        3 * channels * _FP32 if shape.num_linear_layers else 0.0,
+        2 * channels * _BF16 if shape.num_linear_layers else 0.0,
         shape.num_heads * shape.head_dim / splits.tensor * _BF16,
     )
     return shape.hidden_size / splits.sequence * _BF16 + widest

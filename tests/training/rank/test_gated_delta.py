@@ -8,7 +8,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from swerl.training.rank.gated_delta import CHUNK, causal_conv, gated_delta_rule
+from swerl.training.rank.gated_delta import (
+    CHUNK,
+    causal_conv,
+    gated_delta_rule,
+    gated_norm,
+    has_kernels,
+)
 
 HEADS, KEY, VALUE = 2, 8, 12
 ROWS = [0, 5, 5 + 2 * CHUNK + 9, 5 + 2 * CHUNK + 10]
@@ -144,3 +150,20 @@ def test_the_state_is_fp32_if_the_model_is_bf16() -> None:
     # bf16 keeps 8 bits: rounding the output alone is an error of 2^-9 of the largest.
     assert gap(out, exact) <= size * 2**-8
     assert gap(by_recurrence(x, state_dtype=torch.bfloat16), exact) >= size * 2**-6
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() and has_kernels()), reason="needs a GPU with fla-core"
+)
+def test_kernels_of_convolution_and_norm_agree_with_torch() -> None:
+    torch.manual_seed(0)
+    x_MC, weight_CW = torch.randn(ROWS[-1], 64), torch.randn(64, 4)
+    out_NHV, gate_NHV = torch.randn(2, ROWS[-1], 4, 16)
+    weight_V = torch.rand(16)
+    on_gpu = [each.cuda() for each in (x_MC, weight_CW, out_NHV, gate_NHV, weight_V)]
+    conv = causal_conv(on_gpu[0], on_gpu[1], ROWS).cpu()
+    torch.testing.assert_close(conv, causal_conv(x_MC, weight_CW, ROWS), atol=1e-5, rtol=1e-5)
+    normed = gated_norm(*on_gpu[2:], epsilon=1e-6).cpu()
+    expected = gated_norm(out_NHV, gate_NHV, weight_V, epsilon=1e-6)
+    torch.testing.assert_close(normed, expected, atol=1e-5, rtol=1e-5)

@@ -4,8 +4,9 @@ Megatron-Core's version supports neither packed rows nor context ranks. Tensor r
 heads, each with its value heads; the projection's rows are grouped accordingly. Context ranks share
 the heads again while the rule runs along whole rows.
 
-State and arithmetic are fp32 for any input type, and start anew at every row. On CUDA the kernel of
-flash-linear-attention is used if it is installed; the plain torch code is its reference.
+State and arithmetic are fp32 for any input type, and start anew at every row. On CUDA the kernels
+of flash-linear-attention compute the rule, the convolution and the gated norm if they are
+installed; the plain torch code is their reference.
 
 Axes: N positions of a context rank, M of all, end to end; G key heads of this rank, r value heads
 of each, W window of the convolution; T positions of one row, H heads, K key width, V value width, C
@@ -95,9 +96,12 @@ class GatedDeltaNet(torch.nn.Module):
         # One exchange carries all inputs of the rule. Gates apply by position and stay.
         whole_MGD = exchange.to_whole(torch.cat([mixed_NGD, beta_NGr, decay_NGr], dim=-1))
         out_NGD = exchange.to_own(self._along_rows(whole_MGD, bounds, exchange.groups))
-        out_NHV = self._norm(
+        out_NHV = gated_norm(
             out_NGD.reshape(-1, self._groups * self._ratio, self._value),
             gate_NGD.reshape(-1, self._groups * self._ratio, self._value),
+            # Tensor ranks hold different heads, so their gradients of this weight are summed.
+            copy_to_tensor_model_parallel_region(self.norm_weight),
+            epsilon=self._epsilon,
         )
         out_N1H, _ = self.out_proj(out_NHV.flatten(1).unsqueeze(1))
         return out_N1H, None
@@ -134,16 +138,6 @@ class GatedDeltaNet(torch.nn.Module):
         )
         return out_MHV.reshape(len(out_MHV), -1, ratio * self._value)
 
-    def _norm(self, out_NHV: torch.Tensor, gate_NHV: torch.Tensor) -> torch.Tensor:
-        """Normalise by head and gate (arXiv 2412.06464, figure 1)."""
-        wide = out_NHV.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        # Tensor ranks hold different heads, so their gradients of this weight are summed.
-        weight = copy_to_tensor_model_parallel_region(self.norm_weight)
-        normed = weight * scaled.to(out_NHV.dtype)
-        gated: torch.Tensor = (normed * F.silu(gate_NHV.float())).to(out_NHV.dtype)
-        return gated
-
 
 def _shared(value: torch.Tensor) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(value)
@@ -178,6 +172,8 @@ def gated_delta_rule(
 
 def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
     """Return SiLU of the causal convolution, by channel and within each row."""
+    if x_MC.is_cuda and has_kernels():
+        return _conv_by_kernel(x_MC, weight_CW, bounds)
     place_M = _places(tuple(bounds), x_MC.device)
     wide, width = x_MC.float(), weight_CW.shape[1]
     total_MC = wide * weight_CW[:, -1].float()
@@ -186,6 +182,19 @@ def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[in
         shifted = F.pad(wide[:-back], (0, 0, back, 0)) * (place_M >= back).unsqueeze(1)
         total_MC = total_MC + shifted * weight_CW[:, -1 - back].float()
     return F.silu(total_MC).to(x_MC.dtype)
+
+
+def gated_norm(
+    out_NHV: torch.Tensor, gate_NHV: torch.Tensor, weight_V: torch.Tensor, *, epsilon: float
+) -> torch.Tensor:
+    """Normalise by head and multiply with SiLU of the gate (arXiv 2412.06464, figure 1)."""
+    if out_NHV.is_cuda and has_kernels():
+        return _norm_by_kernel(out_NHV, gate_NHV, weight_V, epsilon=epsilon)
+    wide = out_NHV.float()
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    normed = weight_V * scaled.to(out_NHV.dtype)
+    gated: torch.Tensor = (normed * F.silu(gate_NHV.float())).to(out_NHV.dtype)
+    return gated
 
 
 @cache
@@ -288,4 +297,24 @@ def _by_kernels(
         q, k, v, g=g, beta=b, cu_seqlens=ends, use_qk_l2norm_in_kernel=True
     )
     result: torch.Tensor = out[0]
+    return result
+
+
+def _conv_by_kernel(
+    x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int]
+) -> torch.Tensor:
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    ends = _ends(tuple(bounds), x_MC.device)
+    out, _ = causal_conv1d(x_MC.unsqueeze(0), weight_CW, activation="silu", cu_seqlens=ends)
+    result: torch.Tensor = out[0]
+    return result
+
+
+def _norm_by_kernel(
+    out_NHV: torch.Tensor, gate_NHV: torch.Tensor, weight_V: torch.Tensor, *, epsilon: float
+) -> torch.Tensor:
+    from fla.modules.norm.fused_norm_gate import rms_norm_gated
+
+    result: torch.Tensor = rms_norm_gated(out_NHV, gate_NHV, weight_V, None, eps=epsilon)
     return result
