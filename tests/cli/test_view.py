@@ -175,6 +175,21 @@ async def test_an_episode_shows_conversation_patch_tests_and_losses(
     assert "Tree of turns: 2 branches" in page
 
 
+async def test_two_attempts_are_shown_from_where_they_part(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path)
+    other = _episode("00001", "some/task", 1, said="Another result.")
+    record.write(run / "episodes" / "00001" / "some_task.1", other)
+    address = f"/{TOKEN}/r/a run/e/00001/some_task.0/vs-some_task"
+    page = await (await client.get(f"{address}.1.html")).text()
+    assert "The first 1 turn is the same" in page and "already see something different" in page
+    assert "Another result." in page and "Fix it." not in page
+    page = await (await client.get(f"{address}.0.html")).text()
+    assert "they say the same in every turn" in page
+    assert (await client.get(f"{address}.9.html")).status == 404
+
+
 async def test_tokens_have_exact_ids_and_log_probabilities(
     client: TestClient, tmp_path: Path
 ) -> None:
@@ -312,7 +327,7 @@ def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> 
     done = CliRunner().invoke(typer_app, command)
     assert done.exit_code == 0, done.output
     pages = sorted(out.rglob("*.html"))
-    assert len(pages) == 1 + 1 + 2 + 4 + 12
+    assert len(pages) == 1 + 1 + 2 + 4 + 12  # comparisons are only served
     for page in pages:
         for link in _links(page.read_text()).found:
             assert (page.parent / unquote(link).split("#")[0]).exists(), (page, link)

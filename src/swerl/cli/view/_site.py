@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
 
 if TYPE_CHECKING:
+    from swerl.cli.view._talk import ShownTurn
     from swerl.core.contracts import Family
     from swerl.core.turn import Trajectory
     from swerl.runs.tables import TrainedEpisode
@@ -36,6 +37,8 @@ ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "im
 GROUPS_A_PAGE = 64
 """Groups whose summaries a Step page reads; more are on its next pages."""
 TOKENS_A_PAGE = 4096
+_TURNS_AFTER = 4
+"""Turns that a comparison shows from the first different one on."""
 _DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Errors that files of another shape cause."""
 MARKS = {
@@ -86,6 +89,9 @@ class Site:
                     return self._step(self._found(run), stage, int(number or 1))
             case ["r", run, "e", stage, name, "index.html"]:
                 return self._episode(self._found(run), stage, name)
+            case ["r", run, "e", stage, name, file] if file.startswith("vs-"):
+                other = file.removeprefix("vs-").removesuffix(".html")
+                return self._compare(self._found(run), stage, name, other)
             case ["r", run, "e", stage, name, file] if file.startswith("t"):
                 turn, _, part = file.removesuffix(".html")[1:].partition("~")
                 if turn.isdecimal() and (part or "1").isdecimal():
@@ -323,6 +329,40 @@ class Site:
             folder=folder,
         )  # fmt: skip
 
+    def _compare(self, run: FoundRun, stage: str, name: str, other: str) -> Page:
+        """Show two attempts from the first Turn in which they differ."""
+        folders = [run.episode(stage, each) for each in (name, other)]
+        told = [_part(partial(self._turns, run, folder)) for folder in folders]
+        left, right = ([*(turns or ())] for turns, _ in told)
+        pairs = zip(map(_words, left), map(_words, right), strict=False)
+        same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+        both = [turns[same : same + _TURNS_AFTER] for turns in (left, right)]
+        attempts = index.read_attempts(folders[0].parent, [name, other])
+        sides = [
+            {
+                "name": attempt.name,
+                "number": attempt.number,
+                "verdict": str(attempt.summary.get("verdict", "")),
+                "problem": attempt.problem or problem,
+                "turns": turns,
+            }
+            for attempt, turns, (_, problem) in zip(attempts, both, told, strict=True)
+        ]
+        return self._render(
+            "compare.html",
+            f"r/{_slug(run.name)}/e/{stage}/{name}/vs.html",
+            run=run,
+            sides=sides,
+            same=same,
+            ended=not any(both),
+            same_prompt=all(both) and both[0][0].prompt == both[1][0].prompt,
+        )
+
+    def _turns(self, run: FoundRun, folder: Path) -> list[ShownTurn]:
+        trajectory, _ = _part(lambda: record.read_trajectory(folder))
+        family, _ = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
+        return _talk.turns_of(folder, trajectory, family)
+
     def _rows_of(
         self, run: FoundRun, entry: prompts.GroupEntry | None, attempt: Attempt
     ) -> TrainedEpisode | None:
@@ -366,6 +406,10 @@ class Site:
             num_pages=_num_pages(len(strip), TOKENS_A_PAGE),
             numbered=_numbered,
         )
+
+
+def _words(turn: ShownTurn) -> tuple[object, ...]:
+    return (turn.parent, list(turn.prompt), turn.thinking, turn.text, list(turn.calls))
 
 
 def _slug(name: str) -> str:
