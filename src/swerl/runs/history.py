@@ -109,7 +109,7 @@ class HistoryReader:
                     break
                 self._offset += len(line)
                 # Most lines are of Episodes; to parse them would take minutes in a long run.
-                if any(name in line[:40] for name in _MILESTONES):
+                if line.startswith(_MILESTONES):
                     self._add(line)
         return self._found
 
@@ -127,7 +127,8 @@ class HistoryReader:
             bounds[step] = (event.get("low", rate), event.get("high", rate))
 
 
-_MILESTONES = tuple(f'"{event.__name__}"'.encode() for event in (StepEnded, EvalEnded))
+_MILESTONES = tuple(f'{{"event": "{event.__name__}"'.encode() for event in (StepEnded, EvalEnded))
+"""Beginnings of the lines that the log writes for them."""
 
 
 @dataclass(slots=True)
