@@ -12,6 +12,8 @@ from swerl.cli._options import JsonOption
 if TYPE_CHECKING:
     from swerl.checks.doctor import Check
 
+_NARROW = 80
+"""Columns below which a table breaks words: the checks are then printed as sentences."""
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
@@ -58,7 +60,10 @@ def _show(checks: list[Check], good: bool) -> None:
     for check in checks:
         state = f"[{_COLOURS[check.state]}]{check.state}[/]"
         table.add_row(state, check.name, escape(check.found), check.enables)
-    console().print(table)
+        if console().width < _NARROW:
+            console().print(f"{state} {check.name}: {escape(check.found)}; for {check.enables}")
+    if console().width >= _NARROW:
+        console().print(table)
     for check in checks:
         if check.fix:
             colour = _COLOURS[check.state]

@@ -71,6 +71,7 @@ class _Job:
 def _run(job: _Job) -> list[SmokeResult]:
     from swerl.checks import smoke
     from swerl.cli._options import backend_options, open_backend
+    from swerl.cli._output import console
     from swerl.cli._run import progress_bar, run
 
     keys = {(task.image, task.workdir) for task in job.tasks}
@@ -78,10 +79,12 @@ def _run(job: _Job) -> list[SmokeResult]:
     done = {key: each for key, each in known.items() if each.ok or not job.again}
     facts = smoke.facts_for(job.backend, backend_options(job.backend, job.settings))
     chosen = smoke.SmokeSettings(num_workers=job.workers, facts=facts, done=done)
+    seen: list[SmokeResult] = []
     with progress_bar("images", len(keys)) as advance:
 
         def on_done(result: SmokeResult, is_new: bool) -> None:
             advance()
+            seen.append(result)
             if job.out and is_new:
                 smoke.append(job.out, result, job.backend)
 
@@ -89,7 +92,12 @@ def _run(job: _Job) -> list[SmokeResult]:
         after = "every sandbox is closed" + (
             f", and the same command resumes from {job.out}" if job.out else ""
         )
-        return run(smoke.check(sandboxes, job.tasks, chosen, on_done=on_done), after=after)
+        try:
+            return run(smoke.check(sandboxes, job.tasks, chosen, on_done=on_done), after=after)
+        except typer.Exit:  # interrupted: what is done is still worth reading
+            if seen:
+                console().print(_table(seen))
+            raise
 
 
 def _print_json(results: list[SmokeResult]) -> None:

@@ -41,7 +41,7 @@ def scan_leaks(
     Exit code 1 if an agent would find one, or if a scan failed.
     """
     from swerl.checks import scan_leaks as leaks
-    from swerl.cli._output import console, print_json, stderr
+    from swerl.cli._output import console, counted, print_json, stderr
 
     chosen = leaks.ScanSettings(
         raw=raw is not False,
@@ -61,10 +61,12 @@ def scan_leaks(
         stderr().print(f"results: {out}", soft_wrap=True, markup=False)
     bad = [result for result in results if not result.ok]
     if bad:
-        stderr().print(f"{len(bad)} of {len(results)} tasks still leak to an agent, or failed")
+        stderr().print(
+            f"{len(bad)} of {counted(len(results), 'task')} still leak to an agent, or failed"
+        )
         raise typer.Exit(1)
     if chosen.scrubbed:
-        stderr().print(f"an agent finds nothing in {len(results)} tasks")
+        stderr().print(f"an agent finds nothing in {counted(len(results), 'task')}")
 
 
 def _history(name: str) -> History:

@@ -126,10 +126,10 @@ def _share(text: str) -> tuple[str, float]:
 
 
 def _say(num_chosen: int, num_all: int, out: Path, *, as_json: bool) -> None:
-    from swerl.cli._output import console, print_json
+    from swerl.cli._output import console, counted, print_json
 
     if as_json:
         print_json({"file": out, "num_tasks": num_chosen, "num_all": num_all})
-    console().print(f"{num_chosen:,} of {num_all:,} tasks: {out}", soft_wrap=True)
+    console().print(f"{num_chosen:,} of {counted(num_all, 'task')}: {out}", soft_wrap=True)
     if num_chosen:
         console().print(f"next: swerl tasks stats {out}", soft_wrap=True)

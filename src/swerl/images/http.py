@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -129,7 +130,10 @@ class RegistryConnection:
             return ImageError(message, hint="run the same command again", retryable=True)
         message = f"registry {self.host} does not answer: {_reason(error)}"
         hint = "check the name and the network, then run the same command again"
-        return ImageError(message, hint=hint, retryable=True)
+        # A name that no server knows stays unknown within the seconds of a retry.
+        why = getattr(error, "os_error", None)
+        unknown = isinstance(why, socket.gaierror) and why.errno == socket.EAI_NONAME
+        return ImageError(message, hint=hint, retryable=not unknown)
 
 
 def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, what: str) -> None:

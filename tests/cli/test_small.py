@@ -1,0 +1,64 @@
+"""Output on narrow terminals, after Ctrl-C, and without a network."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import aiohttp
+import pytest
+import typer
+from aiohttp.client_reqrep import ConnectionKey
+from typer.testing import CliRunner
+
+from swerl.checks import smoke
+from swerl.checks.doctor import Check
+from swerl.checks.smoke import SmokeResult
+from swerl.cli import _output, _run, doctor
+from swerl.cli.main import typer_app
+from swerl.core.task import write_tasks
+from swerl.images.http import ApiCall, RegistryConnection
+from swerl.tasks import twin
+
+
+def test_doctor_breaks_no_word_at_forty_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    _output.stdout.cache_clear()
+    doctor._show([Check("core packages", "ok", "all of them installed", "every command")], True)
+    _output.stdout.cache_clear()
+    words = capsys.readouterr().out.split()
+    assert {"packages:", "installed;", "command"} <= set(words)
+
+
+def test_an_interrupted_smoke_test_prints_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tasks(tmp_path / "t.jsonl", twin.make_tasks(tmp_path, split="heldout", count=1, seed=0))
+
+    def check(*_: object, on_done: object, **__: object) -> None:
+        on_done(SmokeResult("image-one", "/repo", 1, ""), True)  # type: ignore[operator]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise typer.Exit(130)
+
+    monkeypatch.setattr(smoke, "check", check)
+    monkeypatch.setattr(_run, "run", interrupted)
+    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(tmp_path / "t.jsonl")])
+    assert done.exit_code == 130
+    assert "image-one" in done.stdout
+
+
+class Host:
+    """As much of a connection as an error needs."""
+
+    host = "nowhere.invalid"
+
+
+@pytest.mark.parametrize(("errno", "again"), [(socket.EAI_NONAME, False), (socket.EAI_AGAIN, True)])
+def test_an_unknown_registry_is_not_asked_again(errno: int, again: bool) -> None:
+    key = ConnectionKey("nowhere.invalid", 443, True, True, None, None, None)
+    error = aiohttp.ClientConnectorDNSError(key, socket.gaierror(errno, "no"))
+    lost = RegistryConnection.__dict__["_lost"](Host(), ApiCall("GET", "manifests"), error)
+    assert lost.retryable is again
