@@ -73,8 +73,9 @@ def _commands_in(page: Path) -> Iterator[list[str]]:
 def _find(words: list[str]) -> tuple[Any, list[str]] | None:
     """Return the command that the words name and the words after it, or None for prose."""
     command = APP
-    if words[0] == "train" and words[1:] and words[1] not in APP.commands["train"].commands:
-        words = ["train", "run", *words[1:]]  # `train RECIPE` is short for `train run RECIPE`
+    by_default = ("train", "eval")  # `train RECIPE` is short for `train run RECIPE`
+    if words[0] in by_default and words[1:] and words[1] not in APP.commands[words[0]].commands:
+        words = [words[0], "run", *words[1:]]
     while hasattr(command, "commands"):
         if not words or words[0] not in command.commands:
             return (command, words) if getattr(command, "invoke_without_command", False) else None

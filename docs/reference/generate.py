@@ -116,8 +116,8 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     if not inner or getattr(command, "invoke_without_command", False):
         yield name, command
     for word, each in inner.items():
-        if word == "run":  # hidden, because `train RECIPE` is short for it
-            yield f"{name} RECIPE", each
+        if word == "run":  # the default: `train RECIPE` and `eval TASKS` are short for it
+            yield f"{name} {'TASKS' if name.endswith('eval') else 'RECIPE'}", each
         elif not each.hidden:
             yield from _commands(each, f"{name} {word}")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.checks import solve_rate
 from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.certificate import objection
@@ -18,6 +17,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task, read_tasks, write_tasks
 from swerl.core.turn import Trajectory
+from swerl.runs.evaluation import result_of
 from swerl.tasks import twin
 from tests.tasks.test_admission import with_certificate
 
@@ -107,7 +107,7 @@ def test_attempts_that_the_infrastructure_lost_do_not_count() -> None:
         )
         for n, verdict in enumerate(verdicts)
     )
-    found = solve_rate.summary(Group("a", tried))
-    assert (found.attempts, found.solved, found.lost, found.seconds) == (3, 1, 2, 3.0)
-    assert found.solve_rate == 0.3333
-    assert solve_rate.summary(Group("a", tried[3:])).solve_rate is None
+    found = result_of(Group("a", tried)).solve_rate
+    assert (found["attempts"], found["solved"], found["lost"], found["seconds"]) == (3, 1, 2, 3.0)
+    assert found["solve_rate"] == 0.3333
+    assert result_of(Group("a", tried[3:])).solve_rate["solve_rate"] is None

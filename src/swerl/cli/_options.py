@@ -60,6 +60,11 @@ JsonOption = Annotated[
         help="Print JSON on stdout, and text only on stderr.",
     ),
 ]
+RunsOption = Annotated[Path, typer.Option(help="Folder of all run folders.")]
+AgentOption = Annotated[str, typer.Option(help="An agent: builtin, claude-code, codex, …")]
+AttemptsOption = Annotated[
+    int, typer.Option("-k", "--attempts", min=1, help="Attempts at each task.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 
@@ -184,6 +189,12 @@ SETTINGS = (
     "budgets.sandbox_s=7200",
 )
 """Settings for a real agent on a real repository; a recipe's defaults fit a small model."""
+LIMITS = (
+    "rollout.max_turns=200",
+    *("limits.memory_mib=4096", "limits.disk_mib=4096"),
+    *("limits.num_processes=512", "limits.num_cpus=1"),
+)
+"""Limits of an Episode on a real repository."""
 _SERVERS = "torch-cpu, sglang=URL, or openai=URL to debug"
 _REPLY_SHARE = 4
 """Context size divided by the maximum reply."""

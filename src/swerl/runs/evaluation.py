@@ -37,12 +37,31 @@ class TaskResult:
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     """Prompt tokens of every request, cached ones included."""
+    turns: int = 0
     seconds: float = 0.0
 
     @property
     def value(self) -> float:
         """Share of the counted attempts that solved the Task."""
         return self.solved / self.attempts
+
+    @property
+    def num_lost(self) -> int:
+        """Attempts that the infrastructure lost for good."""
+        return len(self.verdicts) - self.attempts
+
+    @property
+    def solve_rate(self) -> dict[str, float | None]:
+        """The solve rate with the means of its attempts, None without a counted attempt."""
+        count = self.attempts
+        means = {"tokens": self.sampled_tokens, "turns": self.turns, "seconds": self.seconds}
+        return {
+            "solve_rate": round(self.value, 4) if count else None,
+            "attempts": count,
+            "lost": self.num_lost,
+            "solved": self.solved,
+            **{name: round(total / max(count, 1), 2) for name, total in means.items()},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +86,7 @@ def result_of(group: Group, repo: str = "") -> TaskResult:
         repo=repo,
         sampled_tokens=sum(each.trajectory.num_sampled_tokens for each in counted),
         prompt_tokens=sum(each.trajectory.num_prompt_tokens for each in counted),
+        turns=sum(len(each.trajectory.turns) for each in counted),
         seconds=round(sum(each.timings.get("total", 0.0) for each in counted), 2),
     )
 
@@ -84,7 +104,7 @@ def summary(results: Sequence[TaskResult], k: int) -> dict[str, Any]:
         "pass_at_k": asdict(rate([pass_at_k(each.attempts, each.solved, k) for each in full])),
         "verdicts": dict(Counter(verdict for each in results for verdict in each.verdicts)),
         "num_attempts": sum(each.attempts for each in results),
-        "num_lost": sum(len(each.verdicts) - each.attempts for each in results),
+        "num_lost": sum(each.num_lost for each in results),
         "noise_floor": noise_floor((each.attempts, each.solved) for each in counted),
         "sampled_tokens": sum(each.sampled_tokens for each in results),
         "prompt_tokens": sum(each.prompt_tokens for each in results),
@@ -99,11 +119,9 @@ def read(path: Path) -> Evaluation:
     if path.is_dir():
         files = sorted(path.glob("evals/*.json"))
         if len(files) != 1:
-            names = (
-                ", ".join(each.name for each in files[:5]) or "the command that began it resumes"
-            )
-            message = f"{path} has {len(files)} finished evaluations"
-            raise InputError(message, hint=f"name one file in {path / 'evals'}: {names}")
+            names = ", ".join(str(each) for each in files[:5])
+            hint = f"name one: {names}" if names else "the command that began it resumes"
+            raise InputError(f"{path} has {len(files)} finished evaluations", hint=hint)
         found = files[0]
     elif not path.exists():
         raise InputError(f"there is no evaluation {path}", hint="`swerl eval` prints its folder")
@@ -135,11 +153,8 @@ def compare(a: Evaluation, b: Evaluation) -> dict[str, Any]:
     for pair in paired:
         by_repo.setdefault(pair[1].repo or pair[0].repo, []).append(pair)
     found = _compared(paired)
-    floors = [
-        noise_floor((each.attempts, each.solved) for each in side)
-        for side in zip(*paired, strict=True)
-    ]
-    known = [floor for floor in floors if floor is not None]
+    sides = [[(pair[n].attempts, pair[n].solved) for pair in paired] for n in (0, 1)]
+    known = [floor for side in sides if (floor := noise_floor(side)) is not None]
     return {
         "a": str(a.path),
         "b": str(b.path),
@@ -171,20 +186,18 @@ def _costs(
 ) -> dict[str, Any]:
     """Return each cost of an attempt for A and B, and its increase for each point gained."""
     sides = [[pair[side] for pair in paired] for side in (0, 1)]
-    attempts = [sum(each.attempts for each in side) for side in sides]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"dollars": (a.dollars_per_attempt, b.dollars_per_attempt)}
     for name in ("sampled_tokens", "prompt_tokens", "seconds"):
-        total = [sum(getattr(each, name) for each in side) for side in sides]
-        found[name] = [total[0] / attempts[0], total[1] / attempts[1]]
-    found["dollars"] = [a.dollars_per_attempt, b.dollars_per_attempt]
-    return {
-        name: {"a": low, "b": high, "per_point": _per_point(low, high, gain)}
-        for name, (low, high) in found.items()
-    }
-
-
-def _per_point(a: float | None, b: float | None, gain: float) -> float | None:
-    return None if a is None or b is None or not gain else (b - a) / (100 * gain)
+        found[name] = [
+            sum(getattr(each, name) for each in side) / sum(each.attempts for each in side)
+            for side in sides
+        ]
+    rows = {}
+    for name, (low, high) in found.items():
+        is_known = gain and None not in (low, high)
+        point = (high - low) / (100 * gain) if is_known else None
+        rows[name] = {"a": low, "b": high, "per_point": point}
+    return rows
 
 
 def blocks(baseline: Mapping[str, TaskResult], k: int) -> Iterator[list[tuple[str, int]]]:

@@ -91,7 +91,8 @@ def exact_p_value(differences: Sequence[float]) -> float:
     (Q. McNemar, 1947), a binomial test on the Tasks that one side alone solved. Differences are
     counted in a common fraction, in 64ths if none is larger than a 64th.
     """
-    grid = next((g for g in range(1, 64) if all(_is_whole(each * g) for each in differences)), 64)
+    off = [max((abs(v * g - round(v * g)) for v in differences), default=0) for g in range(1, 65)]
+    grid = next((number for number, most in enumerate(off, 1) if most < 1e-9), 64)
     sizes = [size for each in differences if (size := round(abs(each) * grid))]
     observed = abs(sum(round(each * grid) for each in differences))
     # Coefficient j of the product of (1 + x^size) counts the choices with a positive sum of j. A
@@ -229,10 +230,6 @@ def _walk(looks: tuple[tuple[float, float], ...]) -> _Walk:
         density = sum(m * exp(-(((place - p) / step) ** 2) / 2) for p, m in before.points)
         points.append((place, weight * width / 3 * density / (step * sqrt(2 * pi))))
     return _Walk(high, tuple(points))
-
-
-def _is_whole(value: float) -> bool:
-    return abs(value - round(value)) < 1e-9
 
 
 def _wilson(mean: float, count: int) -> tuple[float, float]:

@@ -1,0 +1,231 @@
+"""Evaluate a policy: attempt each Task, stop early against a baseline, write the results.
+
+Attempts are kept in a run folder, under the digest of the Task's row. So a killed evaluation
+resumes, more attempts add to fewer, and a changed Task is attempted anew. Results go to `evals/`,
+in SWE-bench's formats to `swebench/`, or as solve rates into the rows of a task file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from swerl.core.certificate import row_digest
+from swerl.core.chat import Json
+from swerl.core.episode import Episode
+from swerl.core.files import disk_errors, write_bytes, write_json, write_text
+from swerl.core.grade import LEARNABLE, Verdict
+from swerl.core.jobs import run_jobs
+from swerl.core.task import Task, write_tasks
+from swerl.recipe.schema import Recipe
+from swerl.rollout import group
+from swerl.rollout.parts import Parts
+from swerl.rollout.versions import versions_of
+from swerl.runs.evaluation import Evaluation, TaskResult, blocks, result_of, summary
+from swerl.runs.layout import RunFolder
+from swerl.runs.statistics import Decision, Look, SequentialTest
+from swerl.tasks import select
+
+_MISSING = ("token ids", "log-probabilities", "weight versions")
+"""Facts that an engine without token ids does not give."""
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """The outcome of an evaluation."""
+
+    results: dict[str, TaskResult] = field(default_factory=dict)
+    """By Task id."""
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Of each Task, a row for each attempt."""
+    looks: list[Look] = field(default_factory=list)
+    """Of a comparison with a baseline that stops early."""
+    num_planned: int = 0
+
+    @property
+    def num_episodes(self) -> int:
+        """Attempts, lost ones included."""
+        return sum(map(len, self.rows.values()))
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    parts: Parts,
+    folder: RunFolder,
+    *,
+    num_attempts: int,
+    baseline: Evaluation | None = None,
+    on_done: Callable[[int], None] = lambda _: None,
+) -> Evaluated:
+    """Attempt every Task `num_attempts` times; with a baseline, until their comparison is decided.
+
+    Infrastructure failures are repeated and then excluded. `on_done` gets the number of Episodes
+    that ended. Of a baseline only its own Tasks are attempted.
+    """
+    found, known = Evaluated(), {task.id: task for task in tasks}
+
+    async def attempt(slot: tuple[str, int]) -> None:
+        task, before = known[slot[0]], len(found.rows.get(slot[0], ()))
+        stage = row_digest(task)
+        done = await group.run_one(task, stage, parts, size=slot[1], folder=folder)
+        found.results[task.id] = result_of(done, task.repo)
+        name = group.id_prefix(task, stage)
+        found.rows[task.id] = [_row(k, f"{name}{k}", e, task) for k, e in enumerate(done.episodes)]
+        on_done(slot[1] - before)
+
+    others = baseline.results if baseline else {}
+    rates = {name: each for name, each in others.items() if name in known}
+    plan = blocks(rates, num_attempts) if baseline else [[(name, num_attempts) for name in known]]
+    found.num_planned = len(rates if baseline else known) * num_attempts
+    test = SequentialTest()
+    at_once = math.ceil(parts.rollout.concurrency / (1 if baseline else num_attempts))
+    for block in plan:
+        # A block may hold a Task twice; its later slot has more attempts.
+        await run_jobs(dict(block).items(), attempt, limit=at_once)
+        counted = [each for _, each in sorted(found.results.items()) if each.attempts]
+        if baseline and counted:
+            differences = [each.value - rates[each.task].value for each in counted]
+            found.looks.append(test.look(differences, found.num_episodes / found.num_planned))
+            if found.looks[-1].decision is not Decision.OPEN:
+                break
+    return found
+
+
+def _row(number: int, folder: str, episode: Episode, task: Task) -> dict[str, Any]:
+    trajectory = episode.trajectory
+    return {
+        "task": task.id,
+        "repo": task.repo,
+        "attempt": number,
+        "folder": folder,
+        "verdict": str(episode.verdict),
+        "counted": episode.learnable,
+        "reason": episode.grade.reason or episode.error,
+        "status": str(episode.status),
+        "turns": len(trajectory.turns),
+        "sampled_tokens": trajectory.num_sampled_tokens,
+        "prompt_tokens": trajectory.num_prompt_tokens,
+        "seconds": episode.timings.get("total", 0.0),
+        "has_token_ids": all(turn.trainable for turn in trajectory.turns),
+        "has_patch": bool(episode.patch),
+        "versions": sorted(versions_of(episode)),
+    }
+
+
+def report_of(
+    found: Evaluated, recipe: Recipe, engine: str, k: int, price: tuple[float, float]
+) -> dict[str, Any]:
+    """Return an evaluation's report as JSON.
+
+    `price` is in dollars per million prompt and sampled tokens; if it is 0, dollars are unknown.
+    """
+    rows = [row for each in found.rows.values() for row in each]
+    result = summary(list(found.results.values()), k)
+    tokens = result["prompt_tokens"], result["sampled_tokens"]
+    return {
+        "name": recipe.name,
+        "agent": recipe.harness.type,
+        "engine": engine,
+        "model": str(recipe.model.path or recipe.engine.options.get("model", "")),
+        "missing": [] if all(row["has_token_ids"] for row in rows) else _MISSING,
+        "versions": sorted({name for row in rows for name in row["versions"]}),
+        **result,
+        "dollars": sum(p * n for p, n in zip(price, tokens, strict=True)) / 1e6 or None,
+        "num_planned": found.num_planned,
+        "looks": [asdict(each) for each in found.looks],
+    }
+
+
+def write(folder: RunFolder, found: Evaluated, policy: str, report: Mapping[str, Any]) -> None:
+    """Write `evals/eval.json`, `evals/attempts.parquet` if pyarrow is here, and SWE-bench's files.
+
+    `policy` names the agent and its model in SWE-bench's files. Raises RunError.
+    """
+    rows = [row for each in found.rows.values() for row in each]
+    if rows and find_spec("pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        out = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist(rows), out, compression="zstd")
+        write_bytes(folder.root / "evals" / "attempts.parquet", out.getvalue().to_pybytes())
+    by_attempt = defaultdict(list)
+    for row in rows:
+        by_attempt[row["attempt"]].append(row)
+    swebench = folder.root / "swebench"
+    with disk_errors(swebench):
+        swebench.mkdir(exist_ok=True)
+    for k, some in by_attempt.items():
+        # A lost attempt without a patch has submitted nothing.
+        some = [row for row in some if row["counted"] or row["has_patch"]]
+        lines = [json.dumps(_prediction(folder, row, policy)) + "\n" for row in some]
+        write_text(swebench / f"predictions.{k}.jsonl", "".join(lines))
+        name = f"{policy.replace('/', '__')}.attempt-{k}.json"
+        write_json(swebench / name, swebench_report(list(found.rows), some))
+    write_json(folder.evaluation("eval"), report)
+
+
+def _prediction(folder: RunFolder, row: Mapping[str, Any], policy: str) -> dict[str, str]:
+    path = folder.root / "episodes" / row["folder"] / "patch.diff"
+    with disk_errors(path):
+        patch = path.read_bytes().decode("utf-8", "replace")
+    return {"instance_id": row["task"], "model_name_or_path": policy, "model_patch": patch}
+
+
+def swebench_report(tasks: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one attempt at each Task as `swebench.harness.reporting.make_run_report` writes it.
+
+    An attempt that ran out of time or cheated is unresolved. One that the infrastructure lost is an
+    error and an infrastructure failure. Takes the rows of attempts that submitted something.
+    """
+    submitted = {row["task"] for row in rows}
+    empty = {row["task"] for row in rows if not row["has_patch"]}
+    graded = [row for row in rows if row["task"] not in empty]
+    resolved = {row["task"] for row in graded if row["verdict"] == Verdict.SOLVED}
+    completed = {row["task"] for row in graded if row["verdict"] in LEARNABLE}
+    lost = {row["task"]: row["reason"] for row in graded if row["task"] not in completed}
+    ids = {
+        "completed": completed,
+        "incomplete": set(tasks) - submitted,
+        "empty_patch": empty,
+        "submitted": submitted,
+        "resolved": resolved,
+        "unresolved": completed - resolved,
+        "infra_failure": set(lost),
+        "ambiguous_failure": set(),
+        "error": set(lost),
+    }
+    counts = {f"{name}_instances": len(ids[name]) for name in ids if name != "incomplete"}
+    return {
+        "total_instances": len(tasks),
+        **counts,
+        **{f"{name}_ids": sorted(each) for name, each in ids.items()},
+        "failure_reasons": lost,
+        "schema_version": 2,
+    }
+
+
+def write_rates(
+    tasks: Path, out: Path, found: Mapping[str, TaskResult], policy: Mapping[str, str]
+) -> int:
+    """Copy a task file with the solve rates added; return the number of Tasks that have one.
+
+    `policy` names agent, engine and model. Rates are metadata, so a Certificate stays valid.
+    """
+    rated = {name: each for name, each in found.items() if each.attempts}
+
+    def added(task: Task) -> Task:
+        if task.id not in rated:
+            return task
+        probe: dict[str, Json] = {**rated[task.id].solve_rate, **policy}
+        new: dict[str, Json] = {"solve_rate": probe["solve_rate"], "probe": probe}
+        return replace(task, metadata={**task.metadata, **new})
+
+    write_tasks(out, (added(task) for _, task in select.lines(tasks)))
+    return len(rated)
