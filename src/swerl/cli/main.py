@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
     "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
+    "eval": ("eval.app", "Score engines, checkpoints and agents; compare two scores."),
     "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
     "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),

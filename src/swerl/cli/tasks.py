@@ -10,10 +10,10 @@ from swerl.cli import (
     tasks_scan_leaks,
     tasks_select,
     tasks_show,
-    tasks_solve_rate,
     tasks_vet,
 )
 from swerl.cli._run import add_old_name
+from swerl.cli.eval import solve_rate
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and select the tasks of a file.")
 
@@ -24,10 +24,10 @@ app.command("filter")(tasks_select.filter_tasks)
 app.command("sample")(tasks_select.sample)
 app.command("split")(tasks_select.split)
 app.command("vet")(tasks_vet.vet)
-app.command("solve-rate")(tasks_solve_rate.solve_rate)
+app.command("solve-rate")(solve_rate)
 app.command("scan-leaks")(tasks_scan_leaks.scan_leaks)
 app.command("redteam")(tasks_redteam.redteam)
-add_old_name(app, "probe", "tasks solve-rate", tasks_solve_rate.solve_rate)
+add_old_name(app, "probe", "tasks solve-rate", solve_rate)
 add_old_name(app, "sweep", "tasks scan-leaks", tasks_scan_leaks.scan_leaks)
 
 

@@ -1,0 +1,356 @@
+"""`swerl eval`: score engines, checkpoints and agents, compare two scores; `tasks solve-rate`."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from swerl.cli._options import (
+    LIMITS,
+    AgentOption,
+    AttemptsOption,
+    EngineChoice,
+    JsonOption,
+    ModelOption,
+    RecipeSettingsOption,
+    RunsOption,
+    kinds,
+    read_engine,
+    recipe_of,
+    require_made_from,
+    tasks_in,
+)
+from swerl.cli._output import console, counted, print_json, safe, stderr, simple_table
+from swerl.cli._run import progress_bar, run, waiting
+from swerl.cli.tasks_select import TasksArgument
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import InputError
+from swerl.core.task import Task, find_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from swerl.checks.evaluate import Evaluated
+    from swerl.core.chat import Message
+    from swerl.recipe.schema import Recipe
+    from swerl.runs.evaluation import Evaluation
+
+_SCRIPTS = ("gold", "noop")
+_NUM_SHOWN = 100
+"""Tasks of a table of solve rates."""
+_RUN = "run"
+"""The default command: `swerl eval TASKS`."""
+
+
+class _EvaluatesByDefault(TyperGroup):
+    """A group that accepts a task file instead of a command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert `run` if the first argument is not a command."""
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_EvaluatesByDefault, no_args_is_help=True)
+
+
+@app.command(_RUN)
+def evaluate(
+    tasks: TasksArgument,
+    *,
+    engine: Annotated[list[str], typer.Option(help=f"{kinds(_SCRIPTS)}; may be repeated.")],
+    agent: Annotated[
+        list[str], typer.Option(help="An agent: builtin, claude-code, …; may be repeated.")
+    ] = ["builtin"],  # noqa: B006  read only
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Model or run folder, or openai's model name; may be repeated."),
+    ] = None,
+    attempts: AttemptsOption = 1,
+    settings: RecipeSettingsOption = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="BASELINE", help="Compare with this evaluation.")
+    ] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Stop as soon as that comparison is decided.")
+    ] = False,
+    price: Annotated[
+        tuple[float, float],
+        typer.Option(metavar="IN OUT", help="Dollars per million prompt and sampled tokens."),
+    ] = (0.0, 0.0),
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Attempt each task k times; print solve rates with intervals, costs and comparisons.
+
+    Each agent runs with each engine and model. The same command resumes, and more attempts add
+    to fewer.
+    """
+    from swerl.checks.evaluate import report_of, write
+    from swerl.runs.evaluation import compare as compared_with
+    from swerl.runs.evaluation import read
+    from swerl.runs.layout import RunFolder
+
+    if sequential and against is None:
+        raise InputError("--sequential compares with a baseline", hint="name it with --against")
+    baseline = None if against is None else _find(against, runs)
+    found = tasks_in(tasks)
+    if len({task.id for task in found}) < len(found):
+        raise InputError(f"{tasks} has a task twice", hint="each id may occur once")
+    if baseline and sequential and not any(task.id in baseline.results for task in found):
+        raise InputError(f"{baseline.path} has no task of {tasks}", hint="name another baseline")
+    chosen = list(product(agent, engine, model or [""]))
+    policies = [_policy(tasks, *each, settings or []) for each in chosen]
+    if len({recipe.name for _, recipe in policies}) < len(policies):
+        raise InputError("two of the policies have one name", hint="leave out --set name=…")
+    reports = []
+    for kind, recipe in policies:
+        folder = RunFolder(runs / recipe.name)
+        stop_by = baseline if sequential else None
+        done = attempt_all(recipe, found, folder.root, kind, attempts, stop_by)
+        report = report_of(done, recipe, kind.text, attempts, price)
+        write(folder, done, recipe.name, report)
+        new = read(path := folder.evaluation("eval"))
+        compared = compared_with(baseline, new) if baseline and new.results else None
+        reports.append({**report, "path": str(path), "comparison": compared})
+    if as_json:
+        print_json(reports)
+    else:
+        _print(reports)
+    if not all(report["num_attempts"] for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="The baseline: a run's name or folder, or a file.")],
+    b: Annotated[str, typer.Argument(help="The evaluation that is compared with it.")],
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two evaluations task by task; also those inside of training runs."""
+    from swerl.runs.evaluation import compare as compared
+
+    found = compared(_find(a, runs), _find(b, runs))
+    if as_json:
+        print_json(found)
+    else:
+        _print_comparison(found)
+
+
+def attempt_all(
+    recipe: Recipe,
+    tasks: Sequence[Task],
+    root: Path,
+    engine: EngineChoice,
+    attempts: int,
+    baseline: Evaluation | None = None,
+) -> Evaluated:
+    """Attempt each Task in the run folder at `root`, and show the progress.
+
+    Raises RunError if the folder belongs to another recipe, TaskError for the script `gold` if a
+    Task has no known solution.
+    """
+    from swerl.checks.evaluate import evaluate
+    from swerl.core.events import Event, Notice
+    from swerl.rollout import wiring
+    from swerl.runs.layout import open_run
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Notice):
+            stderr().print(event.text, markup=False)
+
+    async def work(advance: Callable[..., None]) -> Evaluated:
+        with open_run(root, recipe.model_dump(mode="json")) as folder:
+            setup = EngineSetup(
+                family=wiring.family_of(recipe, recipe.model.path),
+                log_dir=folder.new_attempt(),
+                model=recipe.model.path,
+                script=None if engine.script is None else _script(engine.script, recipe, tasks),
+            )
+            await wiring.reap_leftovers(recipe, emit)
+            async with (
+                wiring.engine_of(recipe, setup) as opened,
+                wiring.gateway_of(recipe, opened, setup, emit) as gateway,
+            ):
+                parts = wiring.parts_of(recipe, gateway, emit)
+                return await evaluate(
+                    *(tasks, parts, folder),
+                    num_attempts=attempts,
+                    baseline=baseline,
+                    on_done=lambda count: advance(advance=count),
+                )
+
+    with waiting(f"preparing the agent {recipe.harness.type}"):
+        wiring.harness_of(recipe).mounts()
+    num_tasks = sum(task.id in baseline.results for task in tasks) if baseline else len(tasks)
+    with progress_bar("attempts", num_tasks * attempts) as advance:
+        return run(work(advance), after="every sandbox is closed, and the same command resumes")
+
+
+def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
+    """Return each session's replies; a session id begins with the digest of its Task's row."""
+    from swerl.cli.rollout import replies
+    from swerl.core.certificate import row_digest
+    from swerl.rollout import wiring
+
+    harness = wiring.harness_of(recipe)
+    known = {row_digest(task): replies(name, harness, task) for task in tasks}
+    return lambda session: known[session.partition("/")[0]]
+
+
+def solve_rate(
+    tasks: TasksArgument,
+    *,
+    engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS)}.")],
+    attempts: AttemptsOption = 8,
+    agent: AgentOption = "builtin",
+    model: ModelOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="File to write; TASKS.probed.jsonl by default."),
+    ] = None,
+    instance: Annotated[
+        list[str] | None,
+        typer.Option("--instance", help="Attempt only this task; may be repeated."),
+    ] = None,
+    settings: RecipeSettingsOption = None,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Attempt each task several times, and write its solve rate into its row.
+
+    The same command resumes after an interruption, and more attempts add to fewer.
+    """
+    from swerl.checks.evaluate import write_rates
+
+    chosen = read_engine(engine, _SCRIPTS)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
+    made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
+    recipe = recipe_of(chosen, model, made=made, settings=settings or ())
+    out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
+    if out.resolve() == tasks.resolve():
+        hint = "name another file with -o: the original is needed to attempt again"
+        raise InputError(f"{out} is the task file itself", hint=hint)
+    every = tasks_in(tasks)
+    require_made_from(out, [task.id for task in every])
+    wanted = [find_task(every, name) for name in instance or ()] or every
+    found = attempt_all(recipe, wanted, runs / recipe.name, chosen, attempts).results
+    policy = {"agent": agent, "engine": chosen.text, "model": model or ""}
+    num_rated = write_rates(tasks, out, found, policy)
+    if as_json:
+        print_json([{"task": name, **each.solve_rate} for name, each in found.items()])
+    else:
+        titles = ("solved", "attempts", "lost", "tokens", "turns", "seconds")
+        table = simple_table("task", *titles, numbers=titles)
+        for name, each in list(found.items())[:_NUM_SHOWN]:
+            solved = f"{each.value:.0%}" if each.attempts else ""
+            means = (f"{each.solve_rate[name]:,.1f}" for name in titles[3:])
+            table.add_row(safe(name), solved, str(each.attempts), str(each.num_lost or ""), *means)
+        console().print(table)
+    _warn_of_lost(sum(each.num_lost for each in found.values()))
+    stderr().print(f"{counted(num_rated, 'solve rate')}: {out}", soft_wrap=True, markup=False)
+    stderr().print(
+        f"next: swerl tasks filter {out} --solve-rate 0.1..0.9 -o some.jsonl",
+        soft_wrap=True,
+        markup=False,
+    )
+    if num_rated < len(found):
+        raise typer.Exit(1)
+
+
+def _find(name: str, runs: Path) -> Evaluation:
+    """Read the evaluation of a run's name, a folder or a file. Raises InputError, RunError."""
+    from swerl.runs.evaluation import read
+
+    return read(runs / name if not Path(name).exists() else Path(name))
+
+
+def _policy(
+    tasks: Path, agent: str, engine: str, model: str, settings: Sequence[str]
+) -> tuple[EngineChoice, Recipe]:
+    """Return the engine and recipe of one policy. Raises InputError, RecipeError."""
+    chosen = read_engine(engine, _SCRIPTS)
+    words = f"eval-{tasks.stem}-{agent}-{model or engine}"
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")
+    made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
+    return chosen, recipe_of(chosen, model or None, made=made, settings=settings)
+
+
+def _print(reports: Sequence[Mapping[str, Any]]) -> None:
+    k = max(report["k"] for report in reports)
+    counts = ("tasks", "attempts", "lost", "noise", "tokens", "$", "seconds")
+    numbers = ("pass@1", f"pass@{k}" if k > 1 else "", *counts)
+    table = simple_table("policy", *numbers, numbers=numbers)
+    for report in reports:
+        count = max(report["num_attempts"], 1)
+        table.add_row(
+            safe(report["name"]),
+            _interval(report["pass_at_1"]),
+            _interval(report["pass_at_k"]) if k > 1 else "",
+            str(report["pass_at_1"]["num_tasks"]),
+            str(report["num_attempts"]),
+            str(report["num_lost"] or ""),
+            _number(report["noise_floor"], "±{:.1%}"),
+            f"{(report['prompt_tokens'] + report['sampled_tokens']) / count:,.0f}",
+            _number(report["dollars"], "{:.2f}"),
+            f"{report['seconds'] / count:.1f}",
+        )
+    console().print(table)
+    for report in reports:
+        verdicts = ", ".join(f"{n} {name}" for name, n in sorted(report["verdicts"].items()))
+        console().print(f"{safe(report['name'])}: {verdicts}", soft_wrap=True)
+        if report["missing"]:
+            missing = ", ".join(report["missing"])
+            console().print(f"  the engine gives no {missing}: no attempt can be trained on")
+        if report["looks"]:
+            planned = f"{sum(report['verdicts'].values()):,} of {report['num_planned']:,} episodes"
+            console().print(f"  [bold]{report['looks'][-1]['decision']}[/] after {planned}")
+        _warn_of_lost(report["num_lost"])
+        if report["comparison"]:
+            _print_comparison(report["comparison"])
+        stderr().print(f"report: {report['path']}", soft_wrap=True, markup=False)
+    stderr().print("next: swerl eval compare A B", markup=False)
+
+
+def _print_comparison(found: Mapping[str, Any]) -> None:
+    out = console()
+    out.print(f"A = {safe(found['a'])}\nB = {safe(found['b'])}", soft_wrap=True)
+    numbers = ("tasks", "A", "B", "B - A", "p", "B better", "A better")
+    table = simple_table("repository", *numbers, numbers=numbers)
+    for row in [*(found["repos"] if found["repos"][1:] else []), {**found, "repo": "all"}]:
+        a, b = (f"{mean:.1%}" for mean in row["pass_at_1"])
+        change = (_interval(row["difference"], "+"), f"{row['p_value']:.3g}")
+        won = (str(row["num_b_better"]), str(row["num_a_better"]))
+        table.add_row(safe(row["repo"] or "unknown"), str(row["num_tasks"]), a, b, *change, *won)
+    out.print(table)
+    floor = _number(found["noise_floor"], "{:.1%}") or "unknown without two attempts on both sides"
+    out.print(f"noise floor, the most that two evaluations of one policy differ by: {floor}")
+    for name, cost in found["cost"].items():
+        if cost["a"] is not None and cost["b"] is not None:
+            point = _number(cost["per_point"], "; {:+,.4g} for each point gained")
+            out.print(f"{name} an attempt: {cost['a']:,.4g} → {cost['b']:,.4g}{point}")
+    only = f"{found['num_only_a']} tasks only in A, {found['num_only_b']} only in B"
+    lost = "{} in A, {} in B".format(*found["num_lost_tasks"])
+    out.print(f"not paired: {only}; all attempts lost: {lost}", soft_wrap=True)
+
+
+def _interval(found: Mapping[str, Any], sign: str = "") -> str:
+    percents = (f"{100 * found[name]:{sign}.1f}" for name in ("mean", "low", "high"))
+    return "{} ({} … {})".format(*percents)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _warn_of_lost(number: int) -> None:
+    if number:
+        lost = counted(number, "attempt")
+        stderr().print(f"{lost} lost to the infrastructure; the same command tries again")
