@@ -100,19 +100,15 @@ def evaluate(
     if sequential and against is None:
         raise InputError("--sequential compares with a baseline", hint="name it with --against")
     baseline = None if against is None else _find(against, runs)
-    found = tasks_in(tasks)
-    if len({task.id for task in found}) < len(found):
-        raise InputError(f"{tasks} has a task twice", hint="each id may occur once")
-    if baseline and sequential and not any(task.id in baseline.results for task in found):
-        raise InputError(f"{baseline.path} has no task of {tasks}", hint="name another baseline")
-    chosen = list(product(agent, engine, model or [""]))
+    stop_by = baseline if sequential else None
+    found = _tasks_of(tasks, stop_by)
+    chosen = product(agent, engine, model or [""])
     policies = [_policy(tasks, *each, settings or []) for each in chosen]
     if len({recipe.name for _, recipe in policies}) < len(policies):
         raise InputError("two of the policies have one name", hint="leave out --set name=…")
     reports = []
     for kind, recipe in policies:
         folder = RunFolder(runs / recipe.name)
-        stop_by = baseline if sequential else None
         done = attempt_all(recipe, found, folder.root, kind, attempts, stop_by)
         report = report_of(done, recipe, kind.text, attempts, price)
         write(folder, done, recipe.name, report)
@@ -270,6 +266,16 @@ def _find(name: str, runs: Path) -> Evaluation:
     from swerl.runs.evaluation import read
 
     return read(runs / name if not Path(name).exists() else Path(name))
+
+
+def _tasks_of(file: Path, baseline: Evaluation | None) -> list[Task]:
+    """Read a task file whose ids differ and which shares a task with the baseline."""
+    found = tasks_in(file)
+    if len({task.id for task in found}) < len(found):
+        raise InputError(f"{file} has a task twice", hint="each id may occur once")
+    if baseline and not any(task.id in baseline.results for task in found):
+        raise InputError(f"{baseline.path} has no task of {file}", hint="name another baseline")
+    return found
 
 
 def _policy(
