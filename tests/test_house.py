@@ -21,7 +21,7 @@ def _house() -> ModuleType:
 
 HOUSE = _house()
 FOUND = HOUSE.static()
-STILL = {"lines": 86_000}
+STILL = {"lines": 86_000, "pages for readers": 36}
 """Measures that are over their bound, and the value that they may not exceed until then."""
 
 
