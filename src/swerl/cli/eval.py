@@ -25,7 +25,7 @@ from swerl.cli._options import (
     require_made_from,
     tasks_in,
 )
-from swerl.cli._output import console, counted, print_json, safe, stderr, simple_table
+from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr
 from swerl.cli._run import progress_bar, run, waiting
 from swerl.cli.tasks_select import TasksArgument
 from swerl.core.contracts import EngineSetup
