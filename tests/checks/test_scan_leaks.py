@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from swerl.checks import scan_leaks
 from swerl.checks.scan_leaks import Leak, LeakKind, scan
 from swerl.cli.main import typer_app
 from swerl.core.contracts import Sandbox
@@ -213,3 +215,16 @@ async def test_a_scan_changes_nothing(task: Task) -> None:
         before = await sh(sandbox, listing)
         await scan(sandbox, task)
         assert await sh(sandbox, listing) == before
+
+
+async def test_files_that_there_is_no_time_to_read_are_counted(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = scan_leaks._program()
+    late = program.replace('time.time() + request["budget_s"]', "time.time() - 1")
+    assert late != program
+    monkeypatch.setattr(scan_leaks, "_program", lambda: late)
+    async with opened(task) as sandbox:
+        found = await scan(sandbox, task)
+    [reason] = found.unchecked
+    assert re.fullmatch(r"text: out of time: [\d,]+ files of [\d,]+ MiB were not read", reason)

@@ -46,6 +46,8 @@ class Rigour:
     """Runs in which the known solution must solve it."""
     drop_flaky: bool = False
     """Drop tests to keep that do not pass in every run, and vet the Task without them."""
+    whole_image: bool = False
+    """Reject a Task if a part of its image could not be scanned for leaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ async def _make_runs(found: _Findings, runs: Runs, rigour: Rigour) -> None:
     _judge_noop(found, noop.grade)
     _judge_gold(found, gold)
     await _search(found, runs)
+    if rigour.whole_image and found.unchecked:
+        found.add(Defect.UNCHECKED, _named(found.unchecked))
     if not found.findings:
         await _cheat(found, runs, noop)
 

@@ -52,6 +52,10 @@ def vet(
         bool,
         typer.Option("--drop-flaky", help="Drop flaky pass-to-pass tests, then vet the rest."),
     ] = False,
+    whole_image: Annotated[
+        bool,
+        typer.Option("--whole-image", help="Reject a task if its image is not scanned whole."),
+    ] = False,
     backend: BackendOption = "local",
     settings: SettingsAndLimitsOption = None,
     as_json: JsonOption = False,
@@ -72,7 +76,7 @@ def vet(
     with vet_files.locked(journal):
         vetting = VetSettings(
             backend=backend,
-            rigour=Rigour(gold_runs, drop_flaky),
+            rigour=Rigour(gold_runs, drop_flaky, whole_image),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
             facts=_facts(backend, options),
@@ -231,6 +235,8 @@ def show(found: Sequence[Vetted]) -> None:
             number = counted(len(removed), "file with the solution", "files with the solution")
             told = f"{each.task}: {number} removed from every sandbox: {', '.join(removed)}"
             console().print(told, markup=False, soft_wrap=True)
+        for reason in each.certificate.unchecked if each.certificate else ():
+            console().print(f"{each.task}: not checked: {reason}", markup=False, soft_wrap=True)
 
 
 def _task_table(found: Sequence[Vetted]) -> Table:

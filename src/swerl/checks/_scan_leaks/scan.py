@@ -92,6 +92,7 @@ class Scan:
         self.unchecked = set()  # type: set[str]
         self.seen = set()  # type: set[Any]
         self.num_files = 0
+        self.num_left = self.bytes_left = 0
         self.tracked = self.list_tracked(request["base"])
         self.drop_what_base_has()
         lines = self.added.union(*self.wanted.values())
@@ -99,6 +100,9 @@ class Scan:
         self.keys = {line.translate(None, MARKS) for line in lines}
 
     def result(self) -> "dict[str, Any]":
+        if self.num_left:
+            left = f"{self.num_left:,} files of {self.bytes_left >> 20:,} MiB"
+            self.unchecked.add("text: out of time: " + left + " were not read")
         return {
             "hits": self.hits[:MAX_HITS],
             "packages": self.packages[:MAX_HITS],
@@ -151,11 +155,21 @@ class Scan:
         except OSError:
             return
         for folder, folders, files in os.walk(root, onerror=self.cannot_list):
-            if self.is_late(folder):
-                return
             folders[:] = [name for name in folders if self.enters(folder, name, device)]
             for name in files:
-                self.look_at(os.path.join(folder, name), name)
+                look = self.count if time.time() > self.deadline else self.look_at
+                look(os.path.join(folder, name), name)
+
+    def count(self, path: str, name: str) -> None:
+        """Count a file that there is no time to read."""
+        try:
+            own = os.lstat(path)
+        except OSError:
+            return
+        if path not in self.tracked and path not in self.seen and stat.S_ISREG(own.st_mode):
+            self.seen.add(path)
+            self.num_left += 1
+            self.bytes_left += own.st_size
 
     def cannot_list(self, error: OSError) -> None:
         self.unchecked.add("text: cannot be listed: " + str(error.filename))
