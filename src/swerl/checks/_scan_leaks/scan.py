@@ -162,14 +162,9 @@ class Scan:
 
     def count(self, path: str, name: str) -> None:
         """Count a file that there is no time to read."""
-        try:
-            own = os.lstat(path)
-        except OSError:
-            return
-        if path not in self.tracked and path not in self.seen and stat.S_ISREG(own.st_mode):
-            self.seen.add(path)
+        if path not in self.tracked and path not in self.seen and os.path.isfile(path):
             self.num_left += 1
-            self.bytes_left += own.st_size
+            self.bytes_left += 0 if os.path.islink(path) else os.path.getsize(path)
 
     def cannot_list(self, error: OSError) -> None:
         self.unchecked.add("text: cannot be listed: " + str(error.filename))
@@ -473,7 +468,6 @@ class Scan:
             position = end
 
     def hit(self, path: str, label: str, example: str, count: int, total: int) -> None:
-        # One hit tells enough of an archive.
         if (path.split("!")[0], label) in self.told:
             return
         self.told.add((path.split("!")[0], label))
