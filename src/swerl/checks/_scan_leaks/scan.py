@@ -101,7 +101,7 @@ class Scan:
 
     def result(self) -> "dict[str, Any]":
         if self.num_left:
-            left = f"{self.num_left:,} files of {self.bytes_left >> 20:,} MiB"
+            left = str(self.num_left) + " files of " + str(self.bytes_left >> 20) + " MiB"
             self.unchecked.add("text: out of time: " + left + " were not read")
         return {
             "hits": self.hits[:MAX_HITS],
