@@ -20,8 +20,10 @@ from typer.testing import CliRunner
 
 from swerl.cli import _output
 from swerl.cli.main import typer_app, whole_command
+from swerl.core.files import write_json
 from swerl.core.task import Task, write_tasks
 from swerl.recipe.load import load
+from swerl.runs.evaluation import TaskResult, summary
 from swerl.tasks import twin
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +110,10 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_tasks(Path("tasks.jsonl"), some)
     rated = [replace(task, metadata={**task.metadata, "solve_rate": 0.5}) for task in some]
     write_tasks(Path("tasks.certified.probed.jsonl"), rated)
+    results = summary([TaskResult("ID", 2, 1, ("solved", "unsolved"))], 2)
+    for name in ("eval-tasks-builtin-base", "eval-tasks-builtin-runs-mine"):
+        Path("runs", name, "evals").mkdir(parents=True)
+        write_json(Path("runs", name, "evals", "eval.json"), results)
     guide = (ROOT / "docs" / "guides" / "plug-ins.md").read_text()
     match = re.search(r"cat > mine.py <<'END'\n(.*?)END", guide, re.DOTALL)
     assert match is not None
