@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from swerl.cli import _output, rollout
 from swerl.cli import rollout as _rollout_run
+from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
 from swerl.core.episode import Episode
 from swerl.core.errors import InputError, SwerlError
@@ -190,7 +191,8 @@ def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
         tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
-    recipe = rollout._recipe("builtin", rollout._read_engine("torch-cpu"), str(tmp_path), ())
+    engine = read_engine("torch-cpu", rollout._SCRIPTS)
+    recipe = rollout._recipe("builtin", engine, str(tmp_path), ())
     assert recipe.model.path == tmp_path / "weights" / "000010"
     assert (recipe.rollout.max_context_tokens, recipe.rollout.max_new_tokens) == (1024, 256)
 
@@ -207,7 +209,7 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
     async with TestServer(app) as server:
-        engine = rollout._read_engine(f"openai={server.make_url('/v1')}")
+        engine = read_engine(f"openai={server.make_url('/v1')}", rollout._SCRIPTS)
         recipe = rollout._recipe("builtin", engine, "some-model", ())
         _output.stdout.cache_clear()
         with RolloutView(trainable=engine.trainable) as view:
@@ -244,7 +246,7 @@ async def test_claude_code_solves_a_generated_task_with_its_own_tools(
         claude_code.fetch(claude_code.DEFAULT_VERSION)
     except SwerlError as error:
         pytest.skip(f"no Claude Code bundle: {error}")
-    engine = rollout._read_engine("scripted:gold")
+    engine = read_engine("scripted:gold", rollout._SCRIPTS)
     recipe = rollout._recipe("claude-code", engine, None, ())
     episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
     assert episode.verdict == "solved", episode.grade.reason + episode.log
@@ -265,7 +267,8 @@ async def test_claude_code_solves_a_real_instance_through_the_gateway(
         build.build(spec)
     except SwerlError as error:
         pytest.skip(f"no bundle or no image: {error}")
-    recipe = rollout._recipe("claude-code", rollout._read_engine("scripted:gold"), None, ())
+    engine = read_engine("scripted:gold", rollout._SCRIPTS)
+    recipe = rollout._recipe("claude-code", engine, None, ())
     task = build.make_task(spec, row)
     episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
     assert episode.verdict == "solved", episode.grade.reason + episode.log
