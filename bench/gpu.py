@@ -276,10 +276,11 @@ def _read_bucket(link: Any) -> None:
     import torch
 
     bucket = link.recv()
-    link.send(float(bucket.float().sum()))
+    total = float(bucket.float().sum())
     bucket[0] = _WRITTEN
     if bucket.is_cuda:
         torch.cuda.synchronize()
+    link.send(total)
     link.recv()
 
 
