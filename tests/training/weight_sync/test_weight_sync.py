@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
