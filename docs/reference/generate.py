@@ -77,7 +77,9 @@ def recipe_plug_ins() -> str:
 `type` in these sections names a plug-in, and the plug-in defines the section's other keys. A
 plug-in without a table has none. {NOTE}"""
     titles = {"sandboxes": "sandbox", "harnesses": "harness", "engines": "engine"}
-    found = [
+    several = _table(schema.AgentSection, schema.AgentSection.__annotations__)
+    found = [("`[[harness]]`: [several agents](../guides/agents.md)", several)]
+    found += [
         (f"`[{section}]` {title}", table)
         for kind, section in titles.items()
         for title, table in _plugins(kind)

@@ -116,6 +116,11 @@ def test_sandbox_seconds_follow_the_agent_budget() -> None:
 def test_evaluations_of_generated_tasks_are_counted() -> None:
     rows = {row.key: row for row in from_recipe(recipe(steps=45, eval={"every": 15}))}
     assert rows["eval_episodes"].value == 4 * 300
+    agents = [{"type": "builtin"}, {"type": "pi", "held_out": True}]
+    mixed = recipe(steps=45, eval={"every": 15, "attempts": 3}, harness=agents)
+    rows = {row.key: row for row in from_recipe(mixed)}
+    assert rows["eval_episodes"].value == 4 * 300 * 3 * 2
+    assert "3 attempts each, by 2 agents" in rows["eval_episodes"].source
 
 
 def test_a_gpu_without_a_price_is_an_error_with_a_remedy() -> None:

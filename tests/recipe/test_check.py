@@ -57,7 +57,9 @@ FREE = {
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a recipe whose values are texts or paths."""
     for name, field in model.model_fields.items():
-        parts = [field.annotation, *get_args(field.annotation)]
+        some = get_args(field.annotation)
+        # `harness` is a section or a list of them, each with a mark.
+        parts = [field.annotation, *some, *(part for each in some for part in get_args(each))]
         inner = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
         if inner:
             yield from _keys(inner[0], f"{prefix}{name}.")
@@ -128,3 +130,34 @@ def test_a_rendering_that_contradicts_the_model_is_an_obstacle(tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_text("{}")
     found = _found(f"model.path={tmp_path}", "model.family=tiny")
     assert "is not a tokenizer" in found
+
+
+MIX = 'harness=[{type="builtin"},%s]'
+
+
+@pytest.mark.parametrize(
+    ("agent", "says"),
+    [
+        ('{type="bultin"}', "harness.1.type: unknown agent 'bultin'"),
+        ('{type="builtin",name="b",max_trns=3}', "unknown recipe key harness.1.'max_trns'"),
+        ('{type="builtin"}', "two agents of [[harness]] have the name 'builtin'"),
+        ('{type="builtin",name="../b"}', "recipe key harness.1.name"),
+        ('{type="builtin",weight=0}', "recipe key harness.1.weight = 0"),
+        ('{type="builtin",held_out=1.5}', "recipe key harness.1.held_out = 1.5"),
+        ("{weight=2}", "the recipe has no 'harness.1.type'"),
+    ],
+)
+def test_every_agent_of_a_mix_is_looked_up(agent: str, says: str) -> None:
+    assert says in _found(MIX % agent)
+    assert not _found(MIX % '{type="builtin",name="b",weight=2,held_out=true,max_turns=3}')
+
+
+def test_a_mix_trains_at_least_one_agent() -> None:
+    assert "held out of training" in _found('harness=[{type="builtin",held_out=true}]')
+    assert "harness = []" in _found("harness=[]")
+
+
+def test_a_setting_of_one_agent_replaces_the_whole_mix() -> None:
+    recipe = load([], ["name=a", MIX % '{type="pi",weight=3}', "harness.type=pi"])
+    assert [each.type for each in recipe.agents] == ["pi"]
+    assert recipe.agent_shares == (1.0,)

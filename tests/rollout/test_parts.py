@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.group import run as run_group
-from swerl.rollout.parts import Clock, Parts, Provisioner
+from swerl.rollout.parts import Clock, MixedAgent, Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
@@ -118,3 +120,34 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
     assert [each.verdict for each in group.episodes] == [Verdict.INVALID]
     assert len([event for event in told if isinstance(event, EpisodeEnded)]) == 1
     assert "cannot be used" in group.episodes[0].grade.reason
+
+
+def _mixed(seed: int = 0, **shares: float) -> Parts:
+    absent: Any = None
+    return Parts(
+        gateway=absent, provisioner=absent, harness=HARNESS, reward=reward_of("solved"),
+        rollout=RolloutSection(), budgets=BudgetsSection(), seed=seed, emit=lambda _: None,
+        mix=tuple(MixedAgent(name, HARNESS, share) for name, share in shares.items()),
+    )  # fmt: skip
+
+
+def test_groups_draw_their_agent_by_share_and_never_one_that_is_held_out() -> None:
+    parts = _mixed(none=0.0, few=0.25, most=0.75, held=0.0)
+    drawn = Counter(parts.drawn(f"{number:05d}/task").agent for number in range(4000))
+    assert drawn.keys() == {"few", "most"}
+    assert drawn["few"] / 4000 == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_draw_depends_on_seed_and_group_alone() -> None:
+    shares = {"a": 0.5, "b": 0.5}
+    names = [f"{step:05d}/t{task}" for step in range(8) for task in range(8)]
+    drawn = [_mixed(**shares).drawn(name).agent for name in names]
+    assert drawn == [_mixed(**shares).drawn(name).agent for name in names]
+    assert drawn != [_mixed(1, **shares).drawn(name).agent for name in names]
+    # A Task meets both agents over the epochs.
+    assert len({_mixed(**shares).drawn(f"{step:05d}/t").agent for step in range(20)}) == 2
+
+
+def test_one_agent_is_not_drawn() -> None:
+    alone = replace(_mixed(), agent="only")
+    assert alone.drawn("00000/task") is alone

@@ -4,6 +4,7 @@ import base64
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
 from swerl.recipe.schema import RolloutSection
 from swerl.rollout import group, record
+from swerl.rollout.parts import Parts
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
 
@@ -200,10 +202,10 @@ async def _one(root: Path) -> Episode:
         async def __aenter__(self) -> None: ...
         async def __aexit__(self, *_: object) -> None: ...
 
-    class Some:
-        rollout = RolloutSection(refills=3)
-        spool = None
-        provisioner = type("Provisioner", (), {"slot": Slot()})
-
-    found: Group = await group.run_one(TASK, "00000", Some(), size=1, folder=RunFolder(root))  # type: ignore[arg-type]  # what it uses of Parts
+    absent: Any = None
+    slot: Any = type("Provisioner", (), {"slot": Slot()})
+    parts = Parts(
+        absent, slot, absent, absent, RolloutSection(refills=3), absent, seed=0, emit=absent
+    )
+    found: Group = await group.run_one(TASK, "00000", parts, size=1, folder=RunFolder(root))
     return found.episodes[0]

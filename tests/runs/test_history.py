@@ -5,7 +5,7 @@ import pytest
 from swerl.core.errors import RunError
 from swerl.core.events import EvalEnded, PhaseStarted, Progress, StepEnded
 from swerl.runs import history
-from swerl.runs.history import EventLog
+from swerl.runs.history import EventLog, read
 
 
 def test_a_step_done_twice_counts_once_and_a_torn_line_is_passed_over(tmp_path: Path) -> None:
@@ -36,3 +36,21 @@ def test_a_full_disk_is_one_error_and_hides_no_other() -> None:
     with pytest.raises(KeyError), EventLog(full) as log:
         log(PhaseStarted("e", "agent"))
         raise KeyError
+
+
+def test_solve_rates_by_agent_are_a_matrix_with_those_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for step in range(12):
+            # Not every step has a Group of each agent.
+            rates = {"solve_rate/a": step / 10} | ({"solve_rate/b": 0.5} if step % 2 else {})
+            log(StepEnded(step, rates))
+        for step, rate in ((0, 0.1), (12, 0.7)):
+            log(EvalEnded(step, "heldout", rate, 4, agent="a"))
+            log(EvalEnded(step, "heldout", rate / 2, 4, agent="held"))
+            log(EvalEnded(step, "alone", rate, 4))
+    found = read(path).by_agent()
+    assert found == {
+        "train": {"a": (pytest.approx(0.2), pytest.approx(0.9)), "b": (0.5, 0.5)},
+        "heldout": {"a": (0.1, 0.7), "held": (0.05, 0.35)},
+    }

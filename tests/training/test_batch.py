@@ -225,6 +225,31 @@ def gradients(
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_advantage_depends_on_the_groups_of_another_agent(name: str) -> None:
+    """Two algorithms scale over the step: by agent, or a strong one would shrink the others."""
+
+    def advantages(*others: str) -> dict[str, float]:
+        verdicts = {"a": ("solved", "unsolved"), "b": ("solved", "solved", "unsolved")}
+        groups = [
+            Group(task, tuple(_by("weak", f"{task}.{k}", v) for k, v in enumerate(some)), "weak")
+            for task, some in verdicts.items()
+        ]
+        more = tuple(_by("strong", f"c.{k}", verdict) for k, verdict in enumerate(others))
+        groups.insert(1, Group("c", more, "strong"))
+        samples = collect(0, groups, make(name)).batch.samples
+        assert {(each.agent, each.task) for each in samples} >= {("weak", "a"), ("strong", "c")}
+        return {each.episode: each.advantage for each in samples if each.agent == "weak"}
+
+    found = advantages("solved", "unsolved")
+    assert found == advantages("unsolved", "unsolved") == advantages("solved", *["unsolved"] * 7)
+    assert found["a.0"] >= found["a.1"]
+
+
+def _by(agent: str, name: str, verdict: str) -> Episode:
+    return replace(episode(name, Verdict(verdict)), agent=agent)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_all_solved_and_one_all_failed_teach_nothing(name: str, tmp_path: Path) -> None:
     """One rollout of the solved prompt is two Samples; without one vote that would matter."""
     solved = Group("a", tuple(episode(f"a.{k}", Verdict.SOLVED, 1 + (k == 0)) for k in range(4)))

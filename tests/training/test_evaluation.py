@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
 from swerl.rollout import step as rollout_step
-from swerl.rollout.parts import Parts
+from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.reward import reward_of
 from swerl.runs.layout import Best, RunFolder, open_run
 from swerl.training.evaluation import evaluate, is_due
@@ -136,3 +137,35 @@ async def test_mixed_weights_are_reported(monkeypatch, tmp_path: Path) -> None:
 def test_evaluations_come_first_and_at_every_nth_step() -> None:
     assert [step for step in range(7) if is_due(step, EvalSection(every=3))] == [0, 3, 6]
     assert [step for step in range(7) if is_due(step, EvalSection())] == [0]
+
+
+async def test_each_agent_attempts_every_task_and_trained_ones_select_the_best_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rates = {"half": "unsolved", "all": "solved", "held": "unsolved"}
+
+    async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
+        assert not parts.mix
+        assert stage == f"eval-heldout-{parts.agent}-00003"
+        return [group(task.id, "solved", rates[parts.agent]) for task in tasks]
+
+    monkeypatch.setattr(rollout_step.group, "run", run)
+    events: list[Event] = []
+    absent: Any = None
+    shares = {"half": 0.25, "all": 0.75, "held": 0.0}
+    mix = tuple(MixedAgent(name, absent, share) for name, share in shares.items())
+    parts = replace(parts_of(events), mix=mix)
+    schedule: Any = Settled()
+    with open_run(tmp_path / "run", {}) as folder:
+        for _ in range(2):
+            settings = EvalSection(attempts=2)
+            await evaluate(SPLITS, 3, parts, folder, section=settings, schedule=schedule)
+        state = folder.read_state()
+        written = json.loads(folder.evaluation("eval-heldout-held-00003").read_text())
+    assert state.evals_done == tuple(f"eval-heldout-{name}-00003" for name in shares)
+    assert state.best == Best(3, "heldout", 0.25 * 0.5 + 0.75 * 1.0)
+    ended = [event for event in events if isinstance(event, EvalEnded)]
+    assert {event.name: event.solve_rate for event in ended} == {
+        "heldout/half": 0.5, "heldout/all": 1.0, "heldout/held": 0.5,
+    }  # fmt: skip
+    assert (written["agent"], written["split"]) == ("held", "heldout")

@@ -198,6 +198,11 @@ def _gpus(count: int) -> str:
 def _work(plan: RecipePlan) -> Iterator[tuple[str, str]]:
     recipe, rollout = plan.recipe, plan.recipe.rollout
     part = "GPU" if plan.layout.num_gpus else "rank"
+    if len(recipe.agents) > 1:
+        pairs = zip(recipe.agents, recipe.agent_shares, strict=True)
+        shares = {agent.title: f"{share:.0%}" if share else "held out" for agent, share in pairs}
+        shown = ", ".join(f"{agent} {share}" for agent, share in shares.items())
+        yield "agents", f"{shown}; a group has one, and an evaluation runs each"
     yield (
         "a step",
         f"{rollout.groups_per_step} tasks x {rollout.episodes_per_group} attempts = "

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from swerl.cli._output import console
+from swerl.cli._output import console, safe, simple_table
 from swerl.core.events import (
     EpisodeEnded,
     EvalEnded,
@@ -30,6 +30,7 @@ from swerl.training.efficiency import MEASURED, PLANNED, compare_memory
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.table import Table
 
 _BARS = "▁▂▃▄▅▆▇█"
 _REFRESH_S = 0.25
@@ -162,11 +163,23 @@ def show_summary(folder: Path, past: RunHistory) -> None:
         table.add_column(title)
     for split, points in past.evals.items():
         table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
-    out.print(table)
+    out.print(_matrix(past.by_agent()) or table)
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
     out.print(f"\nrun folder      {folder}\npictures        {folder / 'reward.png'}, metrics.png")
     out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
+
+
+def _matrix(columns: Mapping[str, Mapping[str, tuple[float, float]]]) -> Table | None:
+    """Return solve rates before and after by agent, if the run has several."""
+    if not columns:
+        return None
+    table = simple_table("solved by agent", *columns, numbers=[*columns])
+    for agent in dict.fromkeys(agent for column in columns.values() for agent in column):
+        ends = [column.get(agent) for column in columns.values()]
+        shown = (f"{each[0]:.2f} → {each[1]:.2f}" if each else "held out" for each in ends)
+        table.add_row(safe(agent), *shown)
+    return table
 
 
 def _accounts(past: RunHistory) -> Iterator[str]:
@@ -220,7 +233,7 @@ def _shares(metrics: Mapping[str, float]) -> str:
 
 def _eval_line(event: EvalEnded) -> str:
     line = (
-        f"  [bold]eval[/] {event.split:<8} after {event.step} steps: "
+        f"  [bold]eval[/] {event.name:<8} after {event.step} steps: "
         f"[bold]{event.solve_rate:.2f}[/] ({event.low:.2f}-{event.high:.2f}) solved "
         f"of {event.num_episodes} episodes"
     )

@@ -184,7 +184,7 @@ def _new_folder(task: Task) -> Path:
 
 def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Episode:
 
-    show_start(task.id, agent=recipe.harness.type, engine=engine.text, trainable=engine.trainable)
+    show_start(task.id, agent=recipe.agents[0].type, engine=engine.text, trainable=engine.trainable)
     with RolloutView(trainable=engine.trainable) as view:
         episode = _attempt(recipe, task, folder, engine, view=view)
     show_end(episode, _kept(folder), _next_command(episode, task, engine, folder))
@@ -198,7 +198,7 @@ def _attempt(
     from swerl.core.events import ignore
 
     # The first use of an agent downloads it.
-    with waiting(f"preparing the agent {recipe.harness.type}"):
+    with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()
     return run(
         attempt(recipe, task, folder, script=engine.script, emit=view or ignore),

@@ -48,6 +48,8 @@ class Episode:
     """One line about a failure; empty if there was none."""
     lost_tokens: int = 0
     """Tokens sampled in earlier attempts that infrastructure failures lost."""
+    agent: str = ""
+    """Name of the agent; empty in records of older releases."""
 
     @property
     def verdict(self) -> Verdict:
@@ -61,10 +63,12 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The Episodes of one Task in one step."""
+    """The Episodes of one Task and one agent in one step."""
 
     task_id: str
     episodes: tuple[Episode, ...]
+    agent: str = ""
+    """Name of its agent in the training of several; else empty."""
 
     @property
     def has_signal(self) -> bool:

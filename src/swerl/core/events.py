@@ -55,6 +55,7 @@ class EpisodeEnded:
     turns: int
     tokens: int
     seconds: float
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,13 @@ class EvalEnded:
     num_tasks: int = 0
     num_lost: int = 0
     """Attempts lost to infrastructure failures."""
+    agent: str = ""
+    """Name of the agent in a run with several."""
+
+    @property
+    def name(self) -> str:
+        """The split, with the agent if there are several."""
+        return f"{self.split}/{self.agent}" if self.agent else self.split
 
 
 @dataclass(frozen=True, slots=True)

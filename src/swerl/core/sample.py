@@ -35,6 +35,8 @@ class Sample:
     routed: Sequence[RoutedExperts] = ()
     """Experts that the engine chose, in pieces by rising `start`; other positions have no record.
     The pieces end before T - 1: the last id is never a model input."""
+    agent: str = ""
+    """Name of the agent that sampled it; empty if unknown."""
 
     def __post_init__(self) -> None:
         for name, code in _COLUMNS:

@@ -264,11 +264,14 @@ def _minutes(recipe: Recipe) -> tuple[float, float, float]:
 
 
 def _evaluations(recipe: Recipe) -> tuple[float, str, str]:
-    tasks, every = recipe.tasks, recipe.eval.every
+    tasks, every, agents = recipe.tasks, recipe.eval.every, len(recipe.agents)
     times = 2 + ((recipe.steps - 1) // every if every else 0)
     if tasks.source == "twin":
-        num = tasks.num_heldout + tasks.num_unseen
-        return times * num, "episodes", f"{times} evaluations of {num} tasks"
+        num, k = tasks.num_heldout + tasks.num_unseen, recipe.eval.attempts
+        of = f"{times} evaluations of {num} tasks"
+        of += f", {k} attempts each" if k > 1 else ""
+        of += f", by {agents} agents" if agents > 1 else ""
+        return times * num * k * agents, "episodes", of
     return 0.0, "episodes", "not counted for a task file: set it"
 
 

@@ -16,6 +16,7 @@ from swerl.core.errors import InputError, RecipeError, unknown
 from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
+    AgentSection,
     BudgetsSection,
     EvalSection,
     ModelSection,
@@ -60,14 +61,29 @@ def check(recipe: Recipe) -> None:
         raise obstacle
 
 
-def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield section and kind of the plug-ins that a recipe names.
+def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str, PluginSection]]:
+    """Yield key, kind and section of the plug-ins that a recipe names.
 
     Defaults are valid, and checking one would import it: `swerl rollout` needs no algorithm.
     """
-    for section, kind in PLUGIN_SECTIONS.items():
-        if section in recipe.model_fields_set:
-            yield section, kind
+    for key, kind in PLUGIN_SECTIONS.items():
+        section = getattr(recipe, key)
+        if isinstance(section, tuple):
+            yield from ((f"{key}.{number}", kind, each) for number, each in enumerate(section))
+        elif key in recipe.model_fields_set:
+            yield key, kind, section
+
+
+def check_agents(recipe: Recipe) -> None:
+    """Raise RecipeError unless several agents have different names and one of them is trained."""
+    agents = [each for each in recipe.agents if isinstance(each, AgentSection)]
+    names = [each.title for each in agents]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        message = f"two agents of [[harness]] have the name {twice[0]!r}"
+        raise RecipeError(message, hint="set `name` in one of the tables")
+    if agents and all(each.held_out for each in agents):
+        hint = "remove held_out from the agents to train"
+        raise RecipeError("every agent of [[harness]] is held out of training", hint=hint)
 
 
 def check_rollout(rollout: RolloutSection) -> None:
@@ -163,15 +179,17 @@ def check_sandboxes(recipe: Recipe) -> None:
 def obstacles(recipe: Recipe) -> Iterator[InputError]:
     """Yield the reasons why a valid recipe cannot be launched here: names that nothing has.
 
-    Raises RecipeError on settings that an installed plug-in refuses.
+    Raises RecipeError on agents without a name of their own, and on settings that an installed
+    plug-in refuses.
     """
-    for section, kind in _given_sections(recipe):
+    check_agents(recipe)
+    for key, kind, section in _given_sections(recipe):
         try:
-            plugin_options(kind, getattr(recipe, section), section=section)
+            plugin_options(kind, section, section=key)
         except RecipeError:
             raise
         except InputError as error:
-            yield _at(f"{section}.type", error)
+            yield _at(f"{key}.type", error)
     looked_up: tuple[tuple[str, Callable[[], object]], ...] = (
         ("rollout.reward", lambda: plugins.reward(recipe.rollout.reward)),
         ("model", lambda: _require_model(recipe.model)),

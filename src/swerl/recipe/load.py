@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from swerl.core import plugins
 from swerl.core.errors import RecipeError
 from swerl.core.files import shipped_folder
-from swerl.recipe.schema import Recipe
+from swerl.recipe.schema import ONE, SEVERAL, PluginSection, Recipe
 
 
 def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
@@ -34,14 +34,18 @@ def _resolved(recipe: Recipe) -> Recipe:
     A run folder stores them, so the run resumes from any folder and reads its model alike.
     """
     model, rollout = recipe.model, recipe.rollout
-    sections: dict[str, BaseModel] = {
+    sections: dict[str, object] = {
         "rollout": rollout.model_copy(update={"reward": plugins.absolute(rollout.reward)})
     }
+
+    def absolute(section: PluginSection) -> PluginSection:
+        return section.model_copy(update={"type": plugins.absolute(section.type)})
+
     for name in ("sandbox", "harness", "engine", "algorithm"):
         section = getattr(recipe, name)
         if name in recipe.model_fields_set:
-            chosen = {"type": plugins.absolute(section.type)}
-            sections[name] = section.model_copy(update=chosen)
+            several = isinstance(section, tuple)
+            sections[name] = tuple(map(absolute, section)) if several else absolute(section)
     if model.path is not None and (model.path / "config.json").is_file():
         family = plugins.family_name(model.family, model.path)
         sections["model"] = model.model_copy(update={"family": family})
@@ -119,7 +123,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> RecipeError:
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"]]
+    where = [str(part) for part in first["loc"] if part not in (ONE, SEVERAL)]
     key = ".".join(where)
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(where[-1], _fields(where[:-1]), n=3, cutoff=0.4)

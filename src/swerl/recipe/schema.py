@@ -8,13 +8,19 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from swerl.core import plugins
 from swerl.core.plugins import AUTO_FAMILY
+
+ONE, SEVERAL = "[harness]", "[[harness]]"
+"""Ways to write the agents: one table, or a list of tables with weights."""
 
 
 class Section(BaseModel):
@@ -35,6 +41,27 @@ class PluginSection(BaseModel):
     def options(self) -> dict[str, Any]:
         """The settings besides `type`."""
         return dict(self.model_extra or {})
+
+    @property
+    def title(self) -> str:
+        """The name in Episodes and reports: `type` without a folder."""
+        return plugins.short(self.type)
+
+
+class AgentSection(PluginSection):
+    """One of several agents, as a table of `[[harness]]`; the agent's own keys follow these."""
+
+    name: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
+    """Name in Episodes, metrics and evaluations. Empty: that of `type`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the training Groups, relative to the other agents. Each Group has one agent."""
+    held_out: bool = False
+    """Train on no Group of this agent, and only evaluate it: the result shows what carries over to
+    an agent that training has not seen."""
+
+    @property
+    def title(self) -> str:
+        return self.name or super().title
 
 
 class TasksSection(Section):
@@ -413,7 +440,11 @@ class Recipe(Section):
     tasks: TasksSection = TasksSection()
     model: ModelSection = ModelSection()
     sandbox: PluginSection = PluginSection(type="local")
-    harness: PluginSection = PluginSection(type="builtin")
+    harness: Annotated[
+        Annotated[PluginSection, Tag(ONE)]
+        | Annotated[tuple[AgentSection, ...], Field(min_length=1), Tag(SEVERAL)],
+        Discriminator(lambda value: SEVERAL if isinstance(value, list | tuple) else ONE),
+    ] = PluginSection(type="builtin")
     engine: PluginSection = PluginSection(type="torch-cpu")
     algorithm: PluginSection = PluginSection(type="gspo")
     trainer: TrainerSection = TrainerSection()
@@ -426,3 +457,16 @@ class Recipe(Section):
     eval: EvalSection = EvalSection()
     cost: CostSection = CostSection()
     metrics: MetricsSection = MetricsSection()
+
+    @property
+    def agents(self) -> tuple[PluginSection, ...]:
+        """The agents: one, or an AgentSection for each table of `[[harness]]`."""
+        return (self.harness,) if isinstance(self.harness, PluginSection) else self.harness
+
+    @property
+    def agent_shares(self) -> tuple[float, ...]:
+        """Each agent's share of the training Groups; 0 if it is held out."""
+        if isinstance(self.harness, PluginSection):
+            return (1.0,)
+        weights = [0.0 if each.held_out else each.weight for each in self.harness]
+        return tuple(weight / (sum(weights) or 1.0) for weight in weights)

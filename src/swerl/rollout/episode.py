@@ -70,6 +70,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
             timings=seconds,
             log=draft.log,
             error=grade.reason,
+            agent=parts.agent,
         )
     parts.emit(_ended_event(episode))
     return episode
@@ -107,6 +108,7 @@ async def _attempt(
         log=draft.log,
         records=draft.records,
         error=grade.reason if grade.verdict is Verdict.INFRA else "",
+        agent=parts.agent,
     )
 
 
@@ -252,6 +254,7 @@ def _ended_event(episode: Episode) -> EpisodeEnded:
         turns=len(episode.trajectory.turns),
         tokens=episode.trajectory.num_sampled_tokens,
         seconds=episode.timings["total"],
+        agent=episode.agent,
     )
 
 

@@ -36,14 +36,16 @@ async def run_one(
 ) -> Group:
     """Run `size` Episodes of a Task; `stage` names their folder under `episodes/`.
 
-    Episodes already finished on disk are read back and not run again, unless infrastructure had
-    lost them.
+    All of them have one agent. Episodes already finished on disk are read back and not run again,
+    unless infrastructure had lost them.
     """
+    drawn = parts.drawn(f"{stage}/{task.id}")
     async with asyncio.TaskGroup() as running:
         episodes = [
-            running.create_task(_run_recorded(task, stage, k, parts, folder)) for k in range(size)
+            running.create_task(_run_recorded(task, stage, k, drawn, folder)) for k in range(size)
         ]
-    return Group(task.id, tuple(each.result() for each in episodes))
+    agent = drawn.agent if parts.mix else ""
+    return Group(task.id, tuple(each.result() for each in episodes), agent)
 
 
 def id_prefix(task: Task, stage: str) -> str:

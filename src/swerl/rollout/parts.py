@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from swerl.core.contracts import Harness, Reward, Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxFileError
 from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
+from swerl.core.seeds import seed_of
 from swerl.core.task import Task
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
@@ -37,6 +40,35 @@ class Parts:
     """Called with the full text of every Turn, which events leave out; for transcripts."""
     spool: ExpertSpool | None = None
     """Storage for recorded experts until an Episode is written."""
+    agent: str = ""
+    """Name of the agent behind `harness`."""
+    mix: tuple[MixedAgent, ...] = ()
+    """All agents of a run with several; a Group has one of them."""
+
+    def of(self, agent: MixedAgent) -> Parts:
+        """Return the parts with this agent alone."""
+        return replace(self, harness=agent.harness, agent=agent.name, mix=())
+
+    def drawn(self, group: str) -> Parts:
+        """Return the parts with the agent of a Group, drawn by share.
+
+        The draw depends on the run's seed and the Group's name alone, so a resumed run repeats it.
+        """
+        if not self.mix:
+            return self
+        ends = list(accumulate(agent.share for agent in self.mix))
+        point = seed_of(self.seed, f"agent/{group}") / 2**31 * ends[-1]
+        return self.of(self.mix[bisect_right(ends, point)])
+
+
+@dataclass(frozen=True, slots=True)
+class MixedAgent:
+    """One of several agents of a run."""
+
+    name: str
+    harness: Harness
+    share: float
+    """Its share of the training Groups; 0 if it is held out."""
 
 
 class Provisioner:

@@ -44,6 +44,7 @@ def write(folder: Path, episode: Episode) -> Episode:
     summary = {
         "id": episode.id,
         "task_id": episode.task_id,
+        "agent": episode.agent,
         "status": episode.status,
         "verdict": episode.verdict,
         "reward": episode.reward,
@@ -123,6 +124,7 @@ def _read(folder: Path) -> Episode:
         error=summary["error"],
         lost_tokens=summary.get("lost_tokens", 0),
         num_left=summary.get("num_left", 0),
+        agent=summary.get("agent", ""),
     )
 
 

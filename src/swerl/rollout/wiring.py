@@ -34,9 +34,9 @@ from swerl.gateway.prompting import HistoryPolicy
 from swerl.gateway.server import Gateway
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
-from swerl.recipe.schema import Recipe
+from swerl.recipe.schema import AgentSection, PluginSection, Recipe
 from swerl.rollout.draining import DrainingEngine
-from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.parts import MixedAgent, Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.sandboxes.ledger.store import default_ledger
 from swerl.sandboxes.ledger.tracked import tracked
@@ -154,6 +154,7 @@ def parts_of(
     """Build the parts that Episodes share; the default backend is that of the recipe."""
     # A sandbox lives no longer than its budget, even if this process is killed.
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    mix = _mix_of(recipe)
     return Parts(
         gateway=gateway,
         provisioner=Provisioner(
@@ -161,7 +162,9 @@ def parts_of(
             limits,
             concurrency=recipe.rollout.concurrency,
         ),
-        harness=harness_of(recipe),
+        harness=mix[0].harness if mix else harness_of(recipe),
+        agent=mix[0].name if mix else recipe.agents[0].title,
+        mix=mix,
         reward=reward_of(recipe.rollout.reward),
         rollout=recipe.rollout,
         budgets=recipe.budgets,
@@ -170,9 +173,28 @@ def parts_of(
     )
 
 
-def harness_of(recipe: Recipe) -> Harness:
-    """Build the recipe's harness with its validated settings."""
-    return plugins.load("harnesses", recipe.harness.type).build(*_options(recipe, "harness"))
+def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:
+    """Build an agent's harness with its validated settings; the default is the only one.
+
+    Raises RecipeError if there are several and none is named.
+    """
+    if agent is None and len(recipe.agents) > 1:
+        names = ", ".join(each.type for each in recipe.agents)
+        hint = "name one: --set harness.type=…"
+        raise RecipeError(f"the recipe has several agents, and one is needed: {names}", hint=hint)
+    chosen = agent or recipe.agents[0]
+    options = plugin_options("harnesses", chosen, section="harness")
+    module = plugins.load("harnesses", chosen.type)
+    return module.build(*([] if options is None else [options]))
+
+
+def _mix_of(recipe: Recipe) -> tuple[MixedAgent, ...]:
+    """Build the agents of `[[harness]]`; none for a single `[harness]`."""
+    return tuple(
+        MixedAgent(each.title, harness_of(recipe, each), share)
+        for each, share in zip(recipe.agents, recipe.agent_shares, strict=True)
+        if isinstance(each, AgentSection)
+    )
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:

@@ -93,6 +93,7 @@ def to_swerl(row: StepRow) -> ExportRow:
         "step": row.step,
         "episode": sample.episode,
         "task": sample.task,
+        "agent": sample.agent,
         "reward": row.reward,
         "verdict": row.verdict,
         "ids": _numbers(sample.ids, "int32"),
@@ -175,7 +176,7 @@ def _columns(format: ExportFormat) -> pa.Schema:
     kinds: dict[ExportFormat, dict[str, pa.DataType]] = {
         ExportFormat.PARQUET: about
         | {"reward": number, "ids": int32s, "mask": int8s, "logprobs": floats}
-        | {"advantage": number, "share": number, "versions": texts},
+        | {"advantage": number, "share": number, "versions": texts, "agent": text},
         ExportFormat.SLIME: {
             "group_index": pa.int64(),
             "index": pa.int64(),

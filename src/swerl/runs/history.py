@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -27,6 +28,9 @@ from swerl.core.events import (
 from swerl.core.files import disk_errors
 from swerl.runs.layout import RunFolder
 
+_BY_AGENT = "solve_rate/"
+_NUM_ENDS = 5
+"""Steps of a mean at the beginning and the end of a run."""
 TAIL_BYTES = 1 << 22
 """Bytes of events that are read for the progress: more than any step writes in an hour."""
 
@@ -73,13 +77,31 @@ class RunHistory:
 
     steps: dict[int, Mapping[str, float]] = field(default_factory=dict)
     evals: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """Split -> (step, solve rate), by step."""
+    """Split -> (step, solve rate), by step. With several agents the key is `SPLIT/AGENT`."""
     bounds: dict[str, dict[int, tuple[float, float]]] = field(default_factory=dict)
     """Split -> step -> 95 % confidence interval of the solve rate."""
 
     def series(self, metric: str) -> list[float]:
         """Return one metric over the steps."""
         return [metrics[metric] for _, metrics in sorted(self.steps.items()) if metric in metrics]
+
+    def by_agent(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Return column -> agent -> solve rate at first and last, if the run has several agents.
+
+        The column `train` has the means over the first and the last five steps with the agent; the
+        others are evaluations.
+        """
+        found: dict[str, dict[str, tuple[float, float]]] = {}
+        for name in sorted({name for metrics in self.steps.values() for name in metrics}):
+            if name.startswith(_BY_AGENT):
+                rates = self.series(name)
+                ends = fmean(rates[:_NUM_ENDS]), fmean(rates[-_NUM_ENDS:])
+                found.setdefault("train", {})[name.removeprefix(_BY_AGENT)] = ends
+        for name, points in self.evals.items():
+            split, _, agent = name.partition("/")
+            if agent:
+                found.setdefault(split, {})[agent] = (points[0][1], points[-1][1])
+        return found
 
 
 def read(path: Path) -> RunHistory:
@@ -121,6 +143,7 @@ class HistoryReader:
                 self._found.steps[step] = event["metrics"]
                 return
             split, rate = event["split"], event["solve_rate"]
+            split += f"/{event['agent']}" if event.get("agent") else ""
             earlier = [each for each in self._found.evals.get(split, ()) if each[0] != step]
             self._found.evals[split] = sorted([*earlier, (step, rate)])
             bounds = self._found.bounds.setdefault(split, {})

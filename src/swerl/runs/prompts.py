@@ -45,6 +45,7 @@ class GroupEntry:
     """Sampled tokens of each Episode."""
     learned: tuple[bool, ...] = ()
     """True for each trained Episode; those lost to infrastructure are not trained."""
+    agent: str = ""
 
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
@@ -61,6 +62,7 @@ def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
         versions=tuple(sorted(set(names))),
         lengths=tuple(episode.trajectory.num_sampled_tokens for episode in episodes),
         learned=tuple(fate is Fate.TRAINED and episode.learnable for episode in episodes),
+        agent=episodes[0].agent,
     )
 
 

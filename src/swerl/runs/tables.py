@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _TURN_NUMBERS = {"prompt_ids": "i", "output_ids": "i", "logprobs": "d"}
-_TURN_NAMES = ("episode", "task", "verdict", "finish", "weight_version")
+_TURN_NAMES = ("episode", "task", "agent", "verdict", "finish", "weight_version")
 _SAMPLE_NUMBERS = {"ids": "i", "mask": "b", "logprobs": "f"}
 _GROUP_BYTES = 1 << 25
 """Largest row group in bytes; a longer row is a group of its own."""
@@ -41,7 +41,7 @@ _LOCATION = ("offset", "num_bytes", "checksum")
 def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
     """Write every Turn of these Episodes, one row each, atomically. Raises RunError.
 
-    Columns: episode, task, verdict, reward, index, parent (null for a root), prompt_ids,
+    Columns: episode, task, agent, verdict, reward, index, parent (null for a root), prompt_ids,
     output_ids, logprobs, finish, weight_version, weight_changes, started_s, duration_s,
     malformed_calls, num_routed (positions with recorded experts; Samples hold the experts).
     """
@@ -62,6 +62,7 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
         {
             "episode": episode.id,
             "task": episode.task_id,
+            "agent": episode.agent,
             "verdict": str(episode.verdict),
             "reward": episode.reward,
             "index": turn.index,
@@ -100,6 +101,7 @@ def sample_schema() -> pa.Schema:
         [
             ("episode", pa.string()),
             ("task", pa.string()),
+            ("agent", pa.string()),
             ("ids", pa.list_(pa.int32())),
             ("mask", pa.list_(pa.int8())),
             ("logprobs", pa.list_(pa.float32())),
@@ -133,7 +135,7 @@ def write_samples(
             temporary,
             columns,
             compression="zstd",
-            use_dictionary=["episode", "task", f"{_ROUTED}.list.element.file"],
+            use_dictionary=["episode", "task", "agent", f"{_ROUTED}.list.element.file"],
             write_statistics=False,
             data_page_size=_GROUP_BYTES,
         ) as writer:
@@ -232,6 +234,7 @@ def _sample_table(
     plain = {
         "episode": [sample.episode for sample in samples],
         "task": [sample.task for sample in samples],
+        "agent": [sample.agent for sample in samples],
         "advantage": [sample.advantage for sample in samples],
         "share": [sample.share for sample in samples],
         "weight": weights,
@@ -253,7 +256,9 @@ def _read_group(
         name: list(_row_arrays(table.column(name), code)) for name, code in _SAMPLE_NUMBERS.items()
     }
     experts = _read_experts(table.column(_ROUTED), folder) if routed else repeat(())
-    plain = table.select(["episode", "task", "advantage", "share", "versions"]).to_pylist()
+    # Files of older releases name no agent.
+    plain_names = {"episode", "task", "agent", "advantage", "share", "versions"} & {*names}
+    plain = table.select(sorted(plain_names)).to_pylist()
     for row, (values, pieces) in enumerate(zip(plain, experts, strict=False)):
         versions = tuple(values.pop("versions"))
         yield Sample(

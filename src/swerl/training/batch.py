@@ -40,12 +40,12 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
     """Build the Batch of a step. Raises TrainerError unless it trains each sampled token once."""
     samples: list[Sample] = []
     num_episodes = num_sampled = 0
-    for group, advantages in zip(groups, algorithm.advantages(groups), strict=True):
+    for group, advantages in zip(groups, _advantages(groups, algorithm), strict=True):
         for episode, advantage in zip(group.episodes, advantages, strict=True):
             if not episode.learnable:
                 continue
             rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
-            samples += [replace(row, advantage=advantage) for row in rows]
+            samples += [replace(row, advantage=advantage, agent=episode.agent) for row in rows]
             # An Episode without a sampled token has no row and no vote.
             num_episodes += bool(rows)
             num_sampled += episode.trajectory.num_sampled_tokens
@@ -57,6 +57,19 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
             hint="the trajectories under episodes/ show which are missing",
         )
     return CollectedBatch(batch, num_sampled)
+
+
+def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
+    """Return each Episode's advantage; no mean and no deviation mixes agents.
+
+    A Group has one agent. An algorithm that scales over the step scales over an agent's Groups.
+    """
+    found: dict[int, Sequence[float]] = {}
+    for agent in dict.fromkeys(group.agent for group in groups):
+        own = [number for number, group in enumerate(groups) if group.agent == agent]
+        rows = algorithm.advantages([groups[number] for number in own])
+        found |= zip(own, rows, strict=True)
+    return [found[number] for number in range(len(groups))]
 
 
 def weights(batch: Batch) -> list[float]:

@@ -2,20 +2,23 @@
 
 An evaluation runs between two steps, while the newest weights serve and no others are loaded, so
 its Episodes see one version. Episodes lost to the infrastructure enter no mean; they are counted.
+With several agents each one attempts every Task, those that are held out of training too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
+from swerl.core.episode import Group
 from swerl.core.events import EvalEnded, Notice, Progress
-from swerl.core.files import write_json
+from swerl.core.files import read_json, write_json
 from swerl.core.task import Task
 from swerl.recipe.schema import EvalSection
 from swerl.rollout import step as rollout_step
-from swerl.rollout.parts import Parts
+from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.schedules import Schedule
 from swerl.rollout.versions import versions_of
 from swerl.runs.evaluation import result_of, summary
@@ -38,26 +41,46 @@ async def evaluate(
     schedule: Schedule,
 ) -> None:
     """Evaluate every split once per step, however often the run resumes; record the best step."""
+    settings = _settings(parts, section)
     for split, tasks in splits.items():
-        name = f"eval-{split}-{step:05d}"
-        # A name in `evals_done` belongs to a finished evaluation, also of an earlier process.
-        if not tasks or name in folder.read_state().evals_done:
-            continue
-        parts.emit(Progress(f"evaluating {split}", 0, len(tasks) * section.attempts))
-        # From here until the next step no other weights are loaded.
-        await schedule.settle()
-        groups = await rollout_step.evaluate(
-            tasks, name, _settings(parts, section), folder, attempts=section.attempts
-        )
-        repos = {task.id: task.repo for task in tasks}
-        results = [result_of(group, repos.get(group.task_id, "")) for group in groups]
-        episodes = (episode for group in groups for episode in group.episodes)
-        versions = sorted({name for episode in episodes for name in versions_of(episode)})
-        found = {"versions": versions, **summary(results, section.attempts)}
-        write_json(folder.evaluation(name), {"step": step, "split": split, **found})
-        _emit(parts, step, split, found)
-        # The commit comes last: a crash before it repeats the evaluation from finished Episodes.
-        _commit(folder, name, Best(step, split, found["pass_at_1"]["mean"]), section.best)
+        names = {f"eval-{split}-{step:05d}": settings}
+        if parts.mix:
+            names = {f"eval-{split}-{a.name}-{step:05d}": settings.of(a) for a in parts.mix}
+        for name, own in names.items():
+            # A name in `evals_done` belongs to a finished evaluation, also of an earlier process.
+            if not tasks or name in folder.read_state().evals_done:
+                continue
+            # The whole name of a split has its agent, if there are several.
+            event = EvalEnded(step, split, 0.0, 0, agent=own.agent if parts.mix else "")
+            parts.emit(Progress(f"evaluating {event.name}", 0, len(tasks) * section.attempts))
+            # From here until the next step no other weights are loaded.
+            await schedule.settle()
+            groups = await rollout_step.evaluate(
+                tasks, name, own, folder, attempts=section.attempts
+            )
+            found = _found(tasks, groups, section.attempts)
+            about = {"step": step, "split": split, "agent": own.agent}
+            write_json(folder.evaluation(name), about | found)
+            _emit(parts, event, found)
+            # The commit comes last: a crash before it repeats the evaluation from its Episodes.
+            best = None
+            if name == [*names][-1] and split == section.best:
+                best = Best(step, split, _trained_rate(folder, names, parts.mix))
+            _commit(folder, name, best)
+
+
+def _found(tasks: Sequence[Task], groups: Sequence[Group], k: int) -> dict[str, Any]:
+    repos = {task.id: task.repo for task in tasks}
+    results = [result_of(group, repos.get(group.task_id, "")) for group in groups]
+    episodes = (episode for group in groups for episode in group.episodes)
+    versions = sorted({name for episode in episodes for name in versions_of(episode)})
+    return {"versions": versions, **summary(results, k)}
+
+
+def _trained_rate(folder: RunFolder, names: Iterable[str], mix: Sequence[MixedAgent]) -> float:
+    """Return pass@1; of several agents the mean by share, so that none held out has a say."""
+    rates = [read_json(folder.evaluation(name))["pass_at_1"]["mean"] for name in names]
+    return fmean(rates, [agent.share for agent in mix] or None)
 
 
 def _settings(parts: Parts, section: EvalSection) -> Parts:
@@ -66,12 +89,11 @@ def _settings(parts: Parts, section: EvalSection) -> Parts:
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
 
 
-def _emit(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None:
+def _emit(parts: Parts, event: EvalEnded, found: Mapping[str, Any]) -> None:
     at_1, at_k = Rate(**found["pass_at_1"]), Rate(**found["pass_at_k"])
     parts.emit(
-        EvalEnded(
-            step=step,
-            split=split,
+        replace(
+            event,
             solve_rate=at_1.mean,
             num_episodes=found["num_attempts"],
             low=at_1.low,
@@ -86,13 +108,13 @@ def _emit(parts: Parts, step: int, split: str, found: Mapping[str, Any]) -> None
     )
     if len(found["versions"]) > 1:
         names = ", ".join(found["versions"])
-        parts.emit(Notice(f"the evaluation of {split} mixes the weights {names}"))
+        parts.emit(Notice(f"the evaluation of {event.name} mixes the weights {names}"))
 
 
-def _commit(folder: RunFolder, name: str, result: Best, best_of: str) -> None:
+def _commit(folder: RunFolder, name: str, result: Best | None) -> None:
     """Record that an evaluation is done, and its step if it is better than the best so far."""
     state = folder.read_state()
     best = state.best
-    if result.split == best_of and (best is None or result.pass_at_1 > best.pass_at_1):
+    if result and (best is None or result.pass_at_1 > best.pass_at_1):
         best = result
     folder.write_state(replace(state, evals_done=(*state.evals_done, name), best=best))

@@ -199,7 +199,7 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
     yield f"| parameters | {exported.num_params:,} |"
     yield f"| model family | {recipe.model.family} |"
     yield f"| algorithm | {recipe.algorithm.type} |"
-    yield f"| harness | {recipe.harness.type} |"
+    yield f"| harness | {', '.join(each.type for each in recipe.agents)} |"
     yield f"| tasks | {Path(recipe.tasks.source).name} |"
     yield f"| peak learning rate | {recipe.trainer.lr:g} |"
     yield f"| weights' checksum | `{exported.checksum}` |"

@@ -62,7 +62,7 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
         if isinstance(event, StepEnded):
             sink.log(dict(event.metrics), step=event.step)
         elif isinstance(event, EvalEnded):
-            name = f"eval/{event.split}"
+            name = f"eval/{event.name}"
             rates = {name: event.solve_rate, f"{name}_low": event.low, f"{name}_high": event.high}
             if event.k > 1:
                 rates[f"{name}_pass_at_{event.k}"] = event.pass_at_k

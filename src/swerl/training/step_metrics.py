@@ -29,6 +29,7 @@ def metrics(
     return {
         "time": time.time(),
         **_rollout(groups, collected),
+        **_by_agent(groups),
         **_rows(collected),
         **_staleness(groups, versions),
         **_learning(stats, collected),
@@ -59,6 +60,20 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
         "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
         "malformed_calls": sum(turn.malformed_calls for turn in turns),
     }
+
+
+def _by_agent(groups: StepGroups) -> dict[str, float]:
+    """Return rates and trained Groups of each agent, if the run has several."""
+    found: dict[str, float] = {}
+    for agent in sorted({group.agent for group in groups.all if group.agent}):
+        own = [group for group in groups.all if group.agent == agent]
+        learnable = [e for group in own for e in group.episodes if e.learnable]
+        found[f"groups/{agent}"] = sum(group.agent == agent for group in groups.kept)
+        if learnable:
+            solved = sum(e.verdict == "solved" for e in learnable)
+            found[f"solve_rate/{agent}"] = solved / len(learnable)
+            found[f"reward/{agent}"] = sum(e.reward for e in learnable) / len(learnable)
+    return found
 
 
 def _rows(collected: CollectedBatch) -> dict[str, float]:

@@ -68,7 +68,8 @@ def simulate(
 
 
 def _limits(recipe: Recipe) -> LoadLimits:
-    tool_s = float(recipe.harness.options.get("tool_timeout_s", recipe.budgets.tool_s))
+    own = (each.options.get("tool_timeout_s") for each in recipe.agents)
+    tool_s = max(float(each or recipe.budgets.tool_s) for each in own)
     return LoadLimits(
         max_turns=recipe.rollout.max_turns,
         max_new_tokens=recipe.rollout.max_new_tokens,
@@ -105,11 +106,13 @@ def values(rows: Iterable[Assumption]) -> Mapping[str, float]:
 
 
 def _episode_assumptions(recipe: Recipe) -> Iterator[Assumption]:
-    agent, sandbox = recipe.harness.type, recipe.sandbox.type
-    prompt = _FIRST_PROMPT.get(agent, _SMALL_PROMPT)
-    yield Assumption(
-        "first_prompt", prompt, "tokens", f"{agent}'s first request, measured to a few thousand"
-    )
+    sandbox, shares = recipe.sandbox.type, zip(recipe.agents, recipe.agent_shares, strict=True)
+    trained = [(agent.type, share) for agent, share in shares if share]
+    prompt = sum(share * _FIRST_PROMPT.get(agent, _SMALL_PROMPT) for agent, share in trained)
+    agents = " and ".join(f"{agent}'s" for agent in dict(trained))
+    mean = ", mean by weight" if len(trained) > 1 else ""
+    told = f"{agents} first request, measured to a few thousand{mean}"
+    yield Assumption("first_prompt", round(prompt), "tokens", told)
     yield from _generated() if recipe.tasks.source == "twin" else _repositories()
     boot = _BOOT_S.get(sandbox, 5.0)
     yield from _spread("boot_s", boot, 0.5, "s", f"{sandbox}'s start with the image at hand")
