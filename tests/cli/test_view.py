@@ -92,6 +92,7 @@ def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
             tables.write_samples(run / "samples" / f"{stage}.parquet", rows, [1.0] * len(rows), {})
             log(StepEnded(step, {"reward": 0.5, "solve_rate": 0.5, "kl": 0.1, "odd": float("nan")}))
             log(EvalEnded(step, "heldout", 0.5, 10, 0.3, 0.7))
+            log(EvalEnded(step, "heldout", 0.25 + step / 2, 10, 0.3, 0.7, agent="unseen-agent"))
     write_json(run / "state.json", {"step": 2, "finished": False, "evals_done": []})
     return run
 
@@ -150,6 +151,16 @@ async def test_every_link_leads_to_a_page_without_inline_script_or_style(
     for address, page in pages.items():
         if address.endswith(".html"):
             assert not _links(page).inline, address
+
+
+async def test_a_run_of_several_agents_shows_their_solve_rates(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    page = await (await client.get(f"/{TOKEN}/r/a%20run/index.html")).text()
+    matrix = page[page.index('id="agents"') :]
+    row = re.search(r'<th scope="row">unseen-agent</th><td class="num">([^<]*)</td>', matrix)
+    assert row and row[1] == "0.25 → 0.75"
 
 
 async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(

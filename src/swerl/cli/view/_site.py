@@ -197,6 +197,7 @@ class Site:
             lengths=_charts.lengths(entries or []),
             evals=history.evals,
             bounds=history.bounds,
+            agents=history.by_agent(),
             last=last,
             steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
             other=[stage for stage in stages if not stage.isdecimal()],
@@ -256,6 +257,7 @@ class Site:
         rewards = [cell["reward"] for cell in cells if cell["reward"] is not None]
         return {
             "task": attempts[0].task,
+            "agent": entry.agent if entry else "",
             "cells": cells,
             "solved": sum(cell["verdict"] == "solved" for cell in cells),
             "reward": sum(rewards) / len(rewards) if rewards else None,
