@@ -90,6 +90,24 @@ def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
     assert (found["num_tasks"], found["num_b_better"], found["p_value"]) == (3, 3, 0.25)
 
 
+def test_agents_are_a_matrix_of_solve_rates_by_repository(file: Path) -> None:
+    first, second, third = read_tasks(file)
+    repos = ("org/two", "org/one", "org/two")
+    tasks = zip((first, second, third), repos, strict=True)
+    write_tasks(file, [replace(task, repo=repo) for task, repo in tasks])
+    replacer = Path(__file__).parents[2] / "examples" / "plugin" / "swerl_example" / "replacer.py"
+    agents = ("--agent", "builtin", "--agent", replacer)
+    shown = call(file, file, "--engine", "scripted:gold", *agents)
+    rows = [line.split() for line in shown.splitlines()]
+    start = rows.index(["pass@1", "org/two", "org/one"])
+    names = [f"eval-tasks-{name}-scripted-gold" for name in ("builtin", "replacer")]
+    assert [row for row in rows[start:] if row and row[0] in names] == [
+        [names[0], "100.0%", "100.0%"], [names[1], "100.0%", "100.0%"],
+    ]  # fmt: skip
+    alone = call(file, file, "--engine", "scripted:gold", *agents[:2])
+    assert "pass@1  org" not in " ".join(alone.split())
+
+
 def test_more_attempts_add_to_fewer_and_tokens_have_a_price(file: Path) -> None:
     evaluated(file, "--engine", "scripted:gold")
     first = finished(file)

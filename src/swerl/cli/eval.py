@@ -35,6 +35,8 @@ from swerl.core.task import Task, find_task
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from rich.table import Table
+
     from swerl.checks.evaluate import Evaluated
     from swerl.core.chat import Message
     from swerl.recipe.schema import Recipe
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 _SCRIPTS = ("gold", "noop")
 _NUM_SHOWN = 100
 """Tasks of a table of solve rates."""
+_NUM_COLUMNS = 8
+"""Repositories of a matrix: with more the table is wider than a terminal."""
 _RUN = "run"
 """The default command: `swerl eval TASKS`."""
 
@@ -183,7 +187,7 @@ def attempt_all(
                     on_done=lambda count: advance(advance=count),
                 )
 
-    with waiting(f"preparing the agent {recipe.harness.type}"):
+    with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()
     num_tasks = sum(task.id in baseline.results for task in tasks) if baseline else len(tasks)
     with progress_bar("attempts", num_tasks * attempts) as advance:
@@ -282,8 +286,10 @@ def _policy(
     tasks: Path, agent: str, engine: str, model: str, settings: Sequence[str]
 ) -> tuple[EngineChoice, Recipe]:
     """Return the engine and recipe of one policy. Raises InputError, RecipeError."""
+    from swerl.core.plugins import short
+
     chosen = read_engine(engine, _SCRIPTS)
-    words = f"eval-{tasks.stem}-{agent}-{model or engine}"
+    words = f"eval-{tasks.stem}-{short(agent)}-{model or engine}"
     name = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")
     made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
     return chosen, recipe_of(chosen, model or None, made=made, settings=settings)
@@ -309,6 +315,8 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
             f"{report['seconds'] / count:.1f}",
         )
     console().print(table)
+    if matrix := _by_repository(reports):
+        console().print(matrix)
     for report in reports:
         verdicts = ", ".join(f"{n} {name}" for name, n in sorted(report["verdicts"].items()))
         console().print(f"{safe(report['name'])}: {verdicts}", soft_wrap=True)
@@ -323,6 +331,31 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
             _print_comparison(report["comparison"])
         stderr().print(f"report: {report['path']}", soft_wrap=True, markup=False)
     stderr().print("next: swerl eval compare A B", markup=False)
+
+
+def _by_repository(reports: Sequence[Mapping[str, Any]]) -> Table | None:
+    """Return a table of pass@1 by policy and repository, if there are several of both."""
+    from statistics import fmean
+
+    rates: dict[str, dict[str, list[float]]] = {}
+    for report in reports:
+        for task in report["tasks"]:
+            if task["attempts"]:
+                by_name = rates.setdefault(task["repo"] or "unknown", {})
+                by_name.setdefault(report["name"], []).append(task["solved"] / task["attempts"])
+    # The repositories with the most tasks come first.
+    most = sorted(rates, key=lambda repo: (-max(map(len, rates[repo].values())), repo))
+    if len(reports) < 2 or len(most) < 2:
+        return None
+    shown = most[:_NUM_COLUMNS]
+    table = simple_table("pass@1", *map(safe, shown), numbers=[*map(safe, shown)])
+    for report in reports:
+        own = (rates[repo].get(report["name"]) for repo in shown)
+        cells = (f"{fmean(each):.1%}" if each else "" for each in own)
+        table.add_row(safe(report["name"]), *cells)
+    if rest := len(most) - len(shown):
+        table.caption = f"and {counted(rest, 'repository', 'repositories')} more: --json"
+    return table
 
 
 def _print_comparison(found: Mapping[str, Any]) -> None:
