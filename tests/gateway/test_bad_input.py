@@ -18,8 +18,8 @@ from swerl.core.chat import Finish
 from swerl.core.errors import EngineError, EngineLostError, GatewayError
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway import conversation as state
+from swerl.gateway.bodies import read_object
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.router import read_object
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine

@@ -10,6 +10,7 @@ import gc
 import os
 import zlib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from swerl.core.turn import Sampling
 from swerl.engines.families import qwen3_5, tiny
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
 from tests.engines.families.test_templates import write_model
 from tests.gateway._fakes import RecordingEngine
 
@@ -139,10 +141,12 @@ async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family
     sizes: list[float] = []
     async with Gateway(engine=engine, family=family) as gateway:
         for _ in range(0, NUM_REQUESTS // 2, PER_SESSION):
-            statuses += await fuzz(gateway, random)
+            session = gateway.open("s", sampling=Sampling(9), limits=LIMITS)
+            statuses += await fuzz(session, random, PER_SESSION)
+            await session.close()
             engine.calls.clear()
             gc.collect()
-            sizes.append(_resident_mib())
+            sizes.append(resident_mib())
 
         assert gateway._sessions == {}
         assert gateway._router.sessions == {}
@@ -152,21 +156,25 @@ async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family
     assert sizes[-1] - sizes[len(sizes) // 3] < MOST_GROWTH_MIB, sizes
 
 
-async def fuzz(gateway: Gateway, random: Random) -> Counter[int]:
-    """Send mutated requests to a fresh session and count the statuses."""
-    session = gateway.open("s", sampling=Sampling(9), limits=LIMITS)
+async def fuzz(
+    session: Session, random: Random, number: int, *, fresh: bool = False
+) -> Counter[int]:
+    """Send mutated requests to a session and count the statuses; `fresh`: of new, long texts."""
     statuses: Counter[int] = Counter()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.key}"}) as http:
-        for _ in range(PER_SESSION):
+        for _ in range(number):
             path = random.choice(PATHS)
             body, headers = wire(request_body(path, random), random)
-            async with http.post(gateway.url + path, data=body, headers=headers) as response:
+            if fresh:
+                new = f"{random.random()} " * random.choice([1, 10, 500])
+                for word in (b"hi", b"Run.", b"ls"):
+                    body = body.replace(b'"%b"' % word, b'"%b"' % new.encode())
+            async with http.post(session.url + path, data=body, headers=headers) as response:
                 answer = await response.read()
             statuses[response.status] += 1
             assert response.status == 200 or "message" in orjson.loads(answer)["error"], body
             assert response.status < 500, (body, answer)
     assert session.failure is None
-    await session.close()
     return statuses
 
 
@@ -218,6 +226,24 @@ def wire(value: Any, random: Random) -> tuple[bytes, dict[str, str]]:
     return body, {}
 
 
-def _resident_mib() -> float:
+async def test_a_session_without_limits_keeps_its_turns_and_little_else() -> None:
+    """One Session answers requests whose tools, arguments and texts are all new and long."""
+    random, engine, sizes = Random(1), RecordingEngine(), list[float]()
+    free = replace(LIMITS, max_context_tokens=10**9, max_sampled_tokens=10**9)
+    async with Gateway(engine=engine, family=engine.family) as gateway:
+        session = gateway.open("s", sampling=Sampling(9), limits=free)
+        for _ in range(10):
+            await fuzz(session, random, NUM_REQUESTS // 20, fresh=True)
+            engine.calls.clear()
+            gc.collect()
+            delivered = session.conversation._delivered
+            num_ids = sum(len(node.prompt_ids) + len(node.output_ids) for node in delivered)
+            sizes.append(resident_mib() - num_ids * 4 / 2**20)
+
+    assert len(delivered) > NUM_REQUESTS // 50
+    assert sizes[-1] - sizes[2] < MOST_GROWTH_MIB, sizes
+
+
+def resident_mib() -> float:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

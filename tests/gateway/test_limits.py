@@ -16,8 +16,8 @@ from swerl.core.errors import GatewayError, Refusal
 from swerl.core.events import GatewayLoad
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway import router, server
+from swerl.gateway.bodies import read_object
 from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
-from swerl.gateway.router import read_object
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine

@@ -15,8 +15,7 @@ import zstandard
 from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import limits
-from swerl.gateway import router as connections
+from swerl.gateway import bodies, limits
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.router import Server
 from swerl.gateway.server import Gateway
@@ -263,7 +262,7 @@ async def test_a_compressed_body_is_decompressed_up_to_the_cap(
 async def test_a_body_that_never_ends_times_out(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "BODY_S", 0.05)
+    monkeypatch.setattr(bodies, "BODY_S", 0.05)
     session = open_session()
 
     answer = await told(session, http(session)[:-5])

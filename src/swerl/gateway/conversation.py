@@ -20,15 +20,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
-from typing import TypeVar
 
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.seeds import reply_seed
 from swerl.core.turn import Sampling, Trajectory, Turn
 from swerl.gateway.history import Match, MessageTree, ReplyNode
-from swerl.gateway.limits import SessionAdmission, SessionLimits
+from swerl.gateway.limits import FairTurns, SessionAdmission, SessionLimits, T, is_long
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call
 
 RETRY_S = 1.5
@@ -37,8 +37,6 @@ KEPT_S = 60.0
 """Seconds for which a retry can have a delivered reply again; clients back off for up to 8 s."""
 _MOST_KEPT = 32
 """Delivered replies of one Session that a retry can have again."""
-_LONG_CHARS = 20_000
-"""Characters from which a prompt is made in a thread; a shorter one takes under 20 ms."""
 _ABORT_S = 1.0
 """Seconds to wait for the end of an aborted reply, so that its tokens can be counted."""
 
@@ -46,8 +44,6 @@ _NAME_HEADERS = ("x-claude-code-agent-id", "thread-id", "Idempotency-Key")
 """Headers that differ between the branches of an agent: of Claude Code, of Codex, of any client."""
 _RETRY_HEADER = "x-stainless-retry-count"
 """Header in which the vendors' own clients count their attempts."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,9 @@ class Conversation:
         sampling: Sampling,
         limits: SessionLimits,
         on_turn: Callable[[TurnRecord], None] | None,
+        in_thread: FairTurns | None = None,
     ) -> None:
+        """`in_thread`: the turns of work that would block the event loop, shared by Sessions."""
         self.failure: EngineError | BudgetError | None = None
         """Error of the engine's last call; None if it worked."""
         self.limits = limits
@@ -102,6 +100,7 @@ class Conversation:
         self._prompter = prompter
         self._sampling = sampling
         self._on_turn = on_turn
+        self._in_thread = in_thread or FairTurns(1)
         self._history = MessageTree(keeps_blank=not prompter.rereads)
         self._delivered: list[ReplyNode] = []
         self._dropped: Counter[str] = Counter()
@@ -118,7 +117,7 @@ class Conversation:
     async def count(self, request: ChatRequest) -> int:
         """Return the number of tokens in the prompt of this request."""
         self._check_open()
-        match = self._history.match(request)
+        match = await self._match(request)
         return await self._off_loop(self._prompter.count, request, match)
 
     @asynccontextmanager
@@ -131,7 +130,7 @@ class Conversation:
         GatewayError if the Session's limits refuse the request.
         """
         self._check_open()
-        match = self._history.match(request)
+        match = await self._match(request)
         answer = self._duplicates.find(_key(match, request, requester), requester)
         answer = answer or await self._begin(match, request, requester)
         answer.hold()
@@ -157,7 +156,7 @@ class Conversation:
         try:
             self._check_open()
             if has_waited:  # other requests may have extended the tree
-                match = self._history.match(request)
+                match = await self._match(request)
             prompt = await self._prompt(match, request)
             self._check_open()
             key = _key(match, request, requester)
@@ -188,14 +187,20 @@ class Conversation:
             self.admission.reached = ""
         return prompt
 
+    async def _match(self, request: ChatRequest) -> Match:
+        work = partial(self._history.match, request)
+        if not is_long(request.messages, has_text=False):
+            return work()
+        return await self._in_thread.run(self._session, work)
+
     async def _off_loop(
-        self, work: Callable[[ChatRequest, Match], _T], request: ChatRequest, match: Match
-    ) -> _T:
-        """Call `work` on a request; in a thread if its text is long, to keep the loop free."""
+        self, work: Callable[[ChatRequest, Match], T], request: ChatRequest, match: Match
+    ) -> T:
+        """Call `work` on a request; in a thread if it is long, to keep the event loop free."""
         whole = match.parent is None or self._prompter.rereads
         messages = request.messages if whole else match.new
-        if sum(len(message.text) for message in messages) > _LONG_CHARS:
-            return await asyncio.to_thread(work, request, match)
+        if is_long(messages):
+            return await self._in_thread.run(self._session, partial(work, request, match))
         return work(request, match)
 
     def _start(self, prompt: Prompt) -> asyncio.Task[Sampled]:

@@ -36,6 +36,8 @@ _LEFT_OUT = bytes((*range(33), 127))
 """White space and control characters."""
 _WIDE_SPACES = "\u00a0\ufeff\u2028\u2029"
 """Further characters that JavaScript trims as white space."""
+_MOST_TEXT_KEYS = 50_000
+"""Texts whose keys are kept, in 10 MiB; a conversation has hundreds."""
 _SHORT = 32
 """Bytes up to which a text is its own key; a longer one is hashed."""
 
@@ -176,7 +178,10 @@ class MessageTree:
         """Minted call id -> key of its reply, and number of the call in it."""
 
     def match(self, request: ChatRequest) -> Match:
-        """Find the longest known branch that the request continues."""
+        """Find the longest known branch that the request continues.
+
+        May run in a thread while the event loop adds or discards replies.
+        """
         root = _tools_key(request.tools)
         root = self._names.get(root, root)
         parent, place, num_steps, num_messages = None, None, 0, 0
@@ -190,10 +195,11 @@ class MessageTree:
                 before_reply = (place, num_steps)
             steps.append(step)
             # The step is unknown, or its reply was discarded, or it lies between two replies.
-            if there is None or not there.replies:
-                continue
             # If the same text was sampled twice, the newest reply is the parent.
-            parent, place, num_steps, num_messages = there.replies[-1], there, len(steps), step.end
+            newest = next(reversed(there.replies), None) if there else None
+            if newest is None:
+                continue
+            parent, place, num_steps, num_messages = newest, there, len(steps), step.end
             if len(step.messages) == 1:
                 known.append((step.end - 1, parent))
         # The parent is the last known reply; every step after it is new.
@@ -336,9 +342,12 @@ class MessageTree:
         """Identify consecutive texts, however they are cut; empty if they are blank."""
         known = hash(texts)
         # Histories repeat in every request, so most texts are found here.
-        if known not in self._text_keys:
-            self._text_keys[known] = _short(b"".join(map(_squeezed, texts)))
-        return self._text_keys[known]
+        key = self._text_keys.get(known)
+        if key is None:
+            if len(self._text_keys) >= _MOST_TEXT_KEYS:
+                self._text_keys.clear()
+            self._text_keys[known] = key = _short(b"".join(map(_squeezed, texts)))
+        return key
 
     def _owner(self, message: Message) -> Key | None:
         """Return the key of the reply whose minted call ids the message holds."""
@@ -372,12 +381,18 @@ def _joined(run: Sequence[Message]) -> Message:
 def _tools_key(tools: Sequence[Tool]) -> Key:
     """Identify the offered tools, in any order."""
     ordered = sorted(tools, key=lambda tool: tool.name)
-    return _written([[tool.name, tool.description, dict(tool.parameters)] for tool in ordered])
+    named: Json = [[tool.name, tool.description, dict(tool.parameters)] for tool in ordered]
+    return _short(_written(named))
 
 
 def _call_key(call: ToolCall) -> Key:
     """Identify a call by content: clients reorder its arguments and coerce their values."""
-    return (call.name, frozenset((key, _plain(value)) for key, value in call.arguments.items()))
+    plain = ((key, _plain(value)) for key, value in call.arguments.items())
+    # Arguments may be whole files, and the tree keeps every key.
+    return (
+        _short(_encoded(call.name)),
+        frozenset((_short(_encoded(key)), _short(_encoded(value))) for key, value in plain),
+    )
 
 
 def _plain(value: Json) -> str:
@@ -395,7 +410,11 @@ def _squeezed(text: str) -> bytes:
     if not text.isascii():
         for space in _WIDE_SPACES:
             text = text.replace(space, "")
-    return text.encode("utf-8", "surrogatepass").translate(None, _LEFT_OUT)
+    return _encoded(text).translate(None, _LEFT_OUT)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _short(text: bytes) -> bytes:

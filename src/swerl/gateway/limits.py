@@ -10,15 +10,38 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
+from swerl.core.chat import Message
 from swerl.core.errors import GatewayError, Refusal
 
+MOST_MESSAGES = 10_000
+"""Messages of one request, each of which costs up to 0.1 ms; an agent compacts after hundreds."""
+MOST_TOOLS = 1_000
+"""Tools of one request; OpenAI's API accepts 128."""
+MOST_VALUES = 100_000
+"""JSON values of one request, under 10 MiB in memory. A prompt has fewer values than tokens."""
+LONG_MESSAGES = 1_000
+"""Messages from which work on a request leaves the event loop; fewer take under 20 ms."""
+LONG_VALUES = 10_000
+"""JSON values from which it does so too: they may be the blocks of one message."""
+LONG_CHARS = 20_000
+"""Characters of new messages from which their prompt is made in a thread."""
+LONG_BYTES = 2**20
+"""Bytes of a body from which it does so too."""
+_MOST_THREADS = 2
+"""More threads would delay the event loop, which waits up to 5 ms for each."""
+_REST = 3.0
+"""Seconds for which a Session starts no long work after each second of it: its budget is a quarter
+of a core. Most requests only add to a known history, and need none."""
 _WINDOW_S = 60.0
 _MOST_WAITING = 64
 """Requests of one Session that wait for a slot; each holds a whole conversation."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,10 @@ class GatewayAdmission:
         self.num_waiting = 0
         self.num_refused = 0
         """Requests refused since the start because no slot was free."""
-        self.parsing = OnePerIteration()
+        self.in_loop = FairTurns(1)
+        """Short work: one request in each iteration of the event loop."""
+        self.in_thread = FairTurns(_MOST_THREADS)
+        """Work that would block the event loop."""
         self._limits = limits
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting requests by Session; the next Session first."""
@@ -206,36 +232,100 @@ class GatewayAdmission:
         return GatewayError(message, refusal=Refusal.OVERLOADED)
 
 
-class OnePerIteration:
-    """Lets one request run in each iteration of the event loop.
+def is_long(messages: Sequence[Message], *, has_text: bool = True) -> bool:
+    """Return True if work on these messages would block the event loop.
 
-    A request is parsed without a break. Between two of them the loop serves its sockets; otherwise
-    a thousand first requests would block every client for seconds.
+    `has_text`: their texts are worked on, and not only looked up.
+    """
+    if len(messages) > LONG_MESSAGES:
+        return True
+    return has_text and sum(len(message.text) for message in messages) > LONG_CHARS
+
+
+class FairTurns:
+    """Gives turns to Sessions; of those that wait, the one that used least comes first.
+
+    Start-time fair queueing (Goyal et al. 1996): a new Session starts level with the one served
+    last, so it neither waits for the past of others nor saves turns up.
     """
 
-    def __init__(self) -> None:
-        self._is_free = True
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, most: int) -> None:
+        """Let at most `most` requests have a turn at once."""
+        self._num_free = most
+        self._level = 0.0
+        self._used: dict[str, float] = {}
+        """What each Session used since requests began to wait."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._rests: dict[str, float] = {}
+        """Time until which a Session has used up its budget."""
 
-    async def wait(self) -> None:
-        """Return in an iteration in which no other request runs."""
-        loop = asyncio.get_running_loop()
-        if self._is_free:
-            self._is_free = False
-            # `call_soon` runs in the next iteration of the loop.
-            loop.call_soon(self._next)
+    async def wait(self, session: str) -> None:
+        """Return when it is this Session's turn; the caller must `leave`."""
+        if self._num_free:
+            self._num_free -= 1
             return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            # Granted at the same moment: the turn goes to the next request.
+            if turn.done() and not turn.cancelled():
+                self.leave(session, 0.0)
+            raise
 
-    def _next(self) -> None:
-        loop = asyncio.get_running_loop()
+    def leave(self, session: str, used: float) -> None:
+        """End a turn that used this much, and begin the next one."""
+        self._used[session] = max(self._used.get(session, 0.0), self._level) + used
+        self._num_free += 1
         while self._waiting:
-            turn = self._waiting.popleft()
-            # A cancelled request passes its turn on at once.
+            first = min(self._waiting, key=lambda name: self._used.get(name, self._level))
+            turn = self._waiting[first].popleft()
+            if not self._waiting[first]:
+                del self._waiting[first]
             if not turn.done():
+                self._level = max(self._level, self._used.get(first, 0.0))
+                self._num_free -= 1
                 turn.set_result(None)
-                loop.call_soon(self._next)
                 return
-        self._is_free = True
+        # Nobody is delayed, so nothing has to be shared.
+        self._used.clear()
+        self._level = 0.0
+
+    async def wait_in_loop(self, session: str) -> None:
+        """Return in an iteration of the event loop in which no other request works.
+
+        The turn ends with the iteration, and uses its CPU time.
+        """
+        await self.wait(session)
+        began_s = time.thread_time()
+        asyncio.get_running_loop().call_soon(
+            lambda: self.leave(session, time.thread_time() - began_s)
+        )
+
+    async def run(self, session: str, work: Callable[[], T]) -> T:
+        """Return `work()`, called in a thread, within the Session's budget of CPU time.
+
+        The turn lasts until the work has ended, even if the caller is cancelled: a client that
+        leaves must not start more threads.
+        """
+        await asyncio.sleep(max(0.0, self._rests.get(session, 0.0) - time.monotonic()))
+        await self.wait(session)
+        began_s = time.monotonic()
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+
+        def end(done: asyncio.Future[T]) -> None:
+            now_s = time.monotonic()
+            self.leave(session, now_s - began_s)
+            self._rests = {name: end_s for name, end_s in self._rests.items() if end_s > now_s}
+            self._rests[session] = now_s + _REST * (now_s - began_s)
+            if not done.cancelled():
+                done.exception()  # the caller may be gone
+
+        working.add_done_callback(end)
+        try:
+            return await asyncio.shield(working)
+        finally:
+            # An error's traceback holds this frame: with the future, it would hold itself, and
+            # the request's body with it.
+            del working

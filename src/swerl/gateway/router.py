@@ -8,24 +8,37 @@ is closed.
 from __future__ import annotations
 
 import asyncio
-import re
+import ctypes
 import time
 import uuid
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 from aiohttp import web
 
 from swerl.core import plugins
-from swerl.core.chat import Json
+from swerl.core.chat import ChatRequest, Json
 from swerl.core.contracts import Dialect
 from swerl.core.errors import GatewayError, Refusal, SwerlError
-from swerl.gateway.conversation import Conversation, read_requester
-from swerl.gateway.limits import GatewayAdmission
+from swerl.gateway.bodies import (
+    count_values,
+    num_items,
+    read_body,
+    read_object,
+    too_large,
+)
+from swerl.gateway.conversation import read_requester
+from swerl.gateway.limits import (
+    LONG_BYTES,
+    LONG_MESSAGES,
+    LONG_VALUES,
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    GatewayAdmission,
+)
 from swerl.gateway.sessions import Session
 
 if TYPE_CHECKING:
@@ -33,6 +46,8 @@ if TYPE_CHECKING:
 
 PING_S = 5.0
 """Seconds between two signs to a streaming client that its answer is pending."""
+GIVE_BACK_S = 2.0
+"""Seconds after a large body until its memory is returned to the system."""
 
 _MODELS = "/v1/models"
 _HEALTH_CHECKS = frozenset({"", "/api/hello", "/healthz"})
@@ -55,6 +70,7 @@ class Router:
         """Callback by connection, if it breaks after its last answer."""
         self._model_name = model_name
         self._admission = admission
+        self._is_giving_back = False
         self._on_refused = on_refused
         self._routes = _Routes()
 
@@ -80,7 +96,10 @@ class Router:
                 return web.Response(status=499)  # the client is gone
             if self._on_refused:
                 self._on_refused(session.id if session else "", error)
-            return await _fail(request, stream, dialect, error)
+            try:
+                return await _fail(request, stream, dialect, error)
+            finally:
+                _forget_frames(error)
 
     def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
         key = dialect.session_key(headers)
@@ -101,22 +120,23 @@ class Router:
         # Counted before the wait for a slot: an agent in a loop must not fill the queue.
         session.conversation.admission.count_request()
         async with self._admission.slot(session.id):
-            return await self._answer(request, stream, route, session.conversation)
+            return await self._answer(request, stream, route, session)
 
     async def _answer(
         self,
         request: web.BaseRequest,
         stream: EventStream,
         route: _Route,
-        conversation: Conversation,
+        session: Session,
     ) -> web.StreamResponse:
+        conversation = session.conversation
         most = conversation.limits.max_body_bytes
         encoding = request.headers.get("Content-Encoding", "")
         async with conversation.admission.reading:
             body = await read_body(request, most)
-        # From here to the first wait the loop serves no other request.
-        await self._admission.parsing.wait()
-        chat_request = route.dialect.parse(read_object(body, encoding, most))
+        if encoding or len(body) > LONG_BYTES:
+            self._give_back_soon()
+        chat_request = await self._read(session.id, route.dialect, body, encoding, most)
         # A body may have 32 MiB, and the engine may sample for minutes.
         del body
         if route.operation == "count_tokens":
@@ -139,6 +159,40 @@ class Router:
             self.on_break[request.protocol] = answer.broke
             return response
 
+    async def _read(
+        self, session: str, dialect: Dialect, packed: bytearray, encoding: str, most: int
+    ) -> ChatRequest:
+        """Read a body of at most `most` bytes; what could block the event loop runs in a thread."""
+        admission = self._admission
+        # From here to the first wait the loop serves no other request.
+        await admission.in_loop.wait_in_loop(session)
+        unpack = partial(read_object, packed, encoding, most)
+        is_long = bool(encoding) or len(packed) > LONG_BYTES
+        body = await admission.in_thread.run(session, unpack) if is_long else unpack()
+        parse = partial(dialect.parse, body)
+        is_long = count_values(body) > LONG_VALUES or num_items(body) > LONG_MESSAGES
+        request = await admission.in_thread.run(session, parse) if is_long else parse()
+        for name, num, bound in (
+            ("messages", len(request.messages), MOST_MESSAGES),
+            ("tools", len(request.tools) + len(request.late_tools), MOST_TOOLS),
+        ):
+            if num > bound:
+                raise too_large(f"{num} {name} > {bound} maximum")
+        return request
+
+    def _give_back_soon(self) -> None:
+        """Return freed memory to the system, once for all large bodies of the next seconds."""
+        if not self._is_giving_back:
+            self._is_giving_back = True
+            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._is_giving_back = False
+        # glibc keeps what a large body used, several times over as bodies grow.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim:
+            asyncio.get_running_loop().run_in_executor(None, trim, 0)
+
 
 async def _fail(
     request: web.BaseRequest, stream: EventStream, dialect: Dialect, error: Exception
@@ -149,6 +203,17 @@ async def _fail(
         return await (stream.fail(reply) if stream.started else send(request, reply))
     except ConnectionError:
         return web.Response(status=499)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop an error's tracebacks.
+
+    Their frames hold the request, and an answer's frames hold its error: a refused body would stay
+    in memory until the next full garbage collection, which is rare in a large process.
+    """
+    while error:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +271,9 @@ def _model(name: str) -> Json:
     }
 
 
-BODY_S = 120.0
-"""Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
 PING = b": ping\n\n"
 """A comment, which every reader of server-sent events skips."""
 
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
-    rb"|(?P<half>\\u[dD][89a-fA-F][\da-fA-F]{2})|\\."
-)
-"""An escape in JSON text: a pair of surrogates, a lone surrogate, or any other."""
-_WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-"""zlib's `wbits` for each content encoding."""
 
 _Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -300,106 +356,6 @@ class AgentConnection(web.RequestHandler):
         response = web.Response(status=status, body=body, content_type="application/json")
         response.force_close()
         return response
-
-
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytearray:
-    """Return a request's raw body. Raises GatewayError if it is too large or too slow."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S):
-            async for chunk in request.content.iter_any():
-                body += chunk
-                if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
-    except TimeoutError as error:
-        raise GatewayError(f"the request body did not arrive within {BODY_S:g} s") from error
-    except web.RequestPayloadError as error:
-        raise GatewayError(f"the request body cannot be read: {error}") from error
-    return body
-
-
-def read_object(body: bytearray, encoding: str, max_bytes: int) -> dict[str, Json]:
-    """Return the JSON object in a body with this `Content-Encoding`.
-
-    Raises GatewayError if it is too large, no JSON, or no object.
-    """
-    plain = _decompressed(body, encoding, max_bytes)
-    try:
-        value = _parsed(plain)
-    except orjson.JSONDecodeError as error:
-        raise GatewayError(f"the request body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise GatewayError(f"the request body must be a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _parsed(body: bytes | bytearray) -> Json:
-    """Parse JSON; a lone surrogate becomes the replacement character.
-
-    Agents cut tool results at a length. A cut inside an emoji leaves half of a surrogate pair,
-    which JavaScript writes as a lone escape. A refusal would end the agent's run.
-    """
-    try:
-        value: Json = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        fixed = _ESCAPE.sub(lambda at: rb"\ufffd" if at["half"] else at[0], body)
-        if fixed == body:
-            raise
-        value = orjson.loads(fixed)
-    return value
-
-
-def _decompressed(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:
-    """Undo a `Content-Encoding`; stop at the cap, so that a small body cannot fill the memory."""
-    match encoding.strip().lower():
-        case "" | "identity":
-            return body
-        case ("gzip" | "x-gzip" | "deflate") as name:
-            plain = _inflated(body, name, max_bytes + 1)
-        case "zstd":
-            plain = _unzstd(body, max_bytes + 1)
-        case other:
-            raise GatewayError(
-                f"the body's encoding {other!r} is not known: send gzip, deflate or zstd"
-            )
-    if len(plain) > max_bytes:
-        raise _too_large(max_bytes)
-    return plain
-
-
-def _inflated(body: bytearray, name: str, most: int) -> bytes:
-    decompressor = zlib.decompressobj(_WBITS[name])
-    try:
-        plain = decompressor.decompress(body, most)
-    except zlib.error as error:
-        raise GatewayError(f"the request body cannot be read as {name}") from error
-    if len(plain) < most and not decompressor.eof:
-        raise GatewayError(f"the request body cannot be read as {name}")
-    return plain
-
-
-def _unzstd(body: bytearray, most: int) -> bytes:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise GatewayError(
-            "the body is packed with zstd, which this gateway cannot read: send gzip",
-            hint="pip install zstandard",
-        ) from error
-    library: Any = zstandard
-    try:
-        with library.ZstdDecompressor(max_window_size=2**27).stream_reader(BytesIO(body)) as reader:
-            plain: bytes = reader.read(most)
-    except library.ZstdError as error:
-        raise GatewayError("the request body cannot be read as zstd") from error
-    return plain
-
-
-def _too_large(max_bytes: int) -> GatewayError:
-    message = f"the request is larger than {max_bytes} bytes"
-    return GatewayError(message, refusal=Refusal.TOO_LARGE)
 
 
 async def send(request: web.BaseRequest, reply: WireReply) -> web.StreamResponse:

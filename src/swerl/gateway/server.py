@@ -132,6 +132,7 @@ class Gateway:
             sampling=sampling,
             limits=limits,
             on_turn=on_turn,
+            in_thread=self._admission.in_thread,
         )
         session = Session(
             session_id,
