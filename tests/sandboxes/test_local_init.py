@@ -95,6 +95,29 @@ async def test_it_reports_the_system_call_filter(sandbox: Sandbox) -> None:
     assert ("syscalls" in sandbox.limits) == (platform.machine() in ("x86_64", "aarch64"))
 
 
+CACHED_PAGES = """
+import ctypes, os, platform, sys
+fd = os.open(sys.executable, os.O_RDONLY)
+print(os.preadv(fd, [bytearray(4)], 0))
+try:
+    print("read", os.preadv(fd, [bytearray(4)], 0, os.RWF_NOWAIT))
+except OSError:
+    print("hidden")
+libc = ctypes.CDLL(None, use_errno=True)
+number, buffer = (27 if platform.machine() == "x86_64" else 232), bytes(4096)
+print(libc.syscall(number, ctypes.c_long(id(buffer) & ~4095), ctypes.c_long(4096), bytes(9)))
+"""
+
+
+async def test_no_call_shows_which_pages_of_a_file_are_in_memory(sandbox: Sandbox) -> None:
+    """Code under test could leave notes for a later sandbox in the cache of a shared file."""
+    assert isinstance(sandbox, LocalSandbox)
+    if "syscalls" not in sandbox.limits:
+        pytest.skip("no system call filter on this processor")
+    done = await sandbox.run(["python3", "-c", CACHED_PAGES])
+    assert done.stdout.split() == [b"4", b"hidden", b"-1"], done.text
+
+
 async def test_a_crash_starts_no_program_of_the_host(sandbox: Sandbox) -> None:
     script = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE))"
     assert await sh(sandbox, f"python3 -c '{script}'") == "(1, 1)\n"

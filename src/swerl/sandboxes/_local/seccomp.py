@@ -1,8 +1,9 @@
 """The system call filter of every process in a sandbox.
 
 A deny list: calls that reach outside the namespaces (keys, eBPF, performance counters, modules,
-vsock), calls that make namespaces or mounts, and io_uring, which no filter can inspect. A denied
-call fails with EPERM, or with ENOSYS if programs have a fallback for it.
+vsock), calls that make namespaces or mounts, calls that show which pages of a shared file are in
+memory (code under test could leave notes for a later sandbox there), and io_uring, which no filter
+can inspect. A denied call fails with EPERM, or with ENOSYS if programs have a fallback for it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DENIED = {
 }  # fmt: skip
 _ABSENT = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "clone3": (435, 435),
+    "clone3": (435, 435), "preadv2": (327, 286), "mincore": (27, 232), "cachestat": (451, 451),
 }  # fmt: skip
 _UNSHARE = (272, 97)
 _CLONE = (56, 220)

@@ -30,6 +30,7 @@ hide_in_repository() {
   choose_history "$3"
   remove_clutter
   forget_conflicts
+  unstage_tests
   write_refs
   if [ "$kept" = full ] && [ -z "$rebuild" ] && holds_no_more; then :; else rebuild_objects; fi
   write_tags
