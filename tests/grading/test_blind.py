@@ -389,3 +389,44 @@ async def test_the_solution_passes_tests_with_a_state_or_a_tolerance(
     for _ in range(3):
         found = await grade(task, GOLD)
         assert found.verdict is Verdict.SOLVED, found.reason
+
+
+KIND_OF = """
+import unittest
+
+import calc
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        with self.assertRaises({}):
+            calc.add(None, 3)
+        with self.assertRaises(KeyError):
+            {{}}["a key"]
+"""
+NARROW = """\
+diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -6,2 +6,4 @@
+ def add(a, b):
+-    return a - b
++    if a is None:
++        raise {}("no number")
++    return a + b
+"""
+
+
+@pytest.mark.parametrize("expected", ["LookupError", "Exception"])
+async def test_a_patch_may_raise_a_kind_of_the_expected_exception(
+    expected: str, make: Callable[..., Task]
+) -> None:
+    text = KIND_OF.format(expected)
+    files = {"tests/__init__.py": "", "tests/test_calc.py": text}
+    task = replace(
+        make(test_files=files, pass_to_pass=()),
+        gold_patch=NARROW.format(expected.replace("Exception", "RuntimeError")),
+    )
+    for _ in range(3):
+        found = await grade(task, NARROW.format("KeyError"))
+        assert found.verdict is Verdict.SOLVED, found.reason

@@ -172,6 +172,37 @@ def test_no_swap_has_a_shape_that_nobody_writes() -> None:
             compile(changed, "test_it.py", "exec")
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "never"),
+    [
+        ("test_a.py", "pytest.raises(LookupError)", "KeyError|IndexError"),
+        ("test_a.py", "pytest.raises(Exception)", "."),
+        ("test_a.py", "pytest.raises(ValueError)", "AppError"),
+        ("test_a.rb", "assert_raises(IndexError)", "KeyError"),
+        ("TestA.java", "assertThrows(RuntimeException.class, () -> f());", "Illegal|Null|Index"),
+        ("ATest.php", "expectException(LogicException::class);", "InvalidArgument|Domain"),
+        ("test_a.cpp", "EXPECT_THROW(f(), std::logic_error);", "invalid|out_of|domain"),
+    ],
+)
+def test_an_exception_is_never_replaced_by_a_kind_of_it(path: str, text: str, never: str) -> None:
+    """A patch that raises the narrower one passes either way, though it is honest."""
+    forms = {
+        "py": f"import pytest\n\ndef test_it():\n    with {text}:\n        f()\n"
+        "    with pytest.raises(AppError):\n        g()\n",
+        "rb": f"class T < Minitest::Test\n  def test_it\n    {text} {{ f }}\n  end\nend\n",
+        "java": f"class TestA {{ @Test public void it() {{ {text} }} }}\n",
+        "php": "<?php\nclass ATest extends TestCase {\n"
+        f"  public function testIt() {{ $this->{text} f(); }}\n}}\n",
+        "cpp": f"TEST(A, It) {{ {text} }}\n",
+    }
+    whole = forms[path.rpartition(".")[2]]
+    at = whole.index(text)
+    for seed in range(20):
+        for each in _all(path, whole, seed):
+            if at <= each.start < at + len(text):
+                assert not re.search(never, each.new), each
+
+
 def test_overlapping_swaps_are_refused() -> None:
     found = _all("test_it.py", "def test_it():\n    assert f(1) == 2\n")
     assert len(found) >= 2

@@ -318,7 +318,32 @@ COMMON_EXCEPTIONS = {
     "php": "InvalidArgumentException RuntimeException DomainException TypeError",
     "cpp": "std::invalid_argument std::out_of_range std::runtime_error std::domain_error",
 }
-"""Language -> exceptions that tests of any project expect, none of which is a kind of another."""
+"""Language -> exceptions that tests of any project expect."""
+EXCEPTION_KINDS = {
+    "java": {
+        "RuntimeException": COMMON_EXCEPTIONS["java"],
+        "IllegalArgumentException": "NumberFormatException",
+        "IndexOutOfBoundsException": "ArrayIndexOutOfBoundsException"
+        " StringIndexOutOfBoundsException",
+    },
+    "rb": {
+        "IndexError": "KeyError StopIteration",
+        "NameError": "NoMethodError",
+        "RangeError": "FloatDomainError",
+        "RuntimeError": "FrozenError",
+    },
+    "php": {
+        "LogicException": "InvalidArgumentException DomainException LengthException"
+        " OutOfRangeException BadFunctionCallException BadMethodCallException",
+        "RuntimeException": "OutOfBoundsException OverflowException RangeException"
+        " UnderflowException UnexpectedValueException",
+    },
+    "cpp": {
+        "logic_error": "invalid_argument out_of_range domain_error length_error",
+        "runtime_error": "range_error overflow_error underflow_error system_error",
+    },
+}
+"""Language -> exception -> those that are kinds of it. Python's own are looked up."""
 
 
 def language_of(path: str) -> str:

@@ -7,6 +7,7 @@ by a small step in its own spelling: a digit for a digit, a word of the file for
 
 from __future__ import annotations
 
+import builtins
 import random
 import re
 from collections import Counter, defaultdict
@@ -300,9 +301,30 @@ class Plausible:
         pools = [expected, named, common] if prefix else [expected, common, named]
         names: list[str] = []
         for pool in pools:
-            fit = [name for name in dict.fromkeys(pool) if _is_other_exception(name, last)]
+            fit = [
+                name
+                for name in dict.fromkeys(pool)
+                if _is_other_exception(name, last) and not self._may_be_kind(name, last)
+            ]
             names += [name for name in self._rng.sample(fit, len(fit)) if name not in names]
         return [Replacement(Kind.EXCEPTION, each.start, each.end, name) for name in names[:2]]
+
+    def _may_be_kind(self, name: str, old: str) -> bool:
+        """Return True if an exception may be a kind of the old one, as far as names tell.
+
+        An honest patch may raise the narrower one, which a test of either name accepts.
+        """
+        new = _split(name)[1]
+        if old in _BASES:
+            return True
+        if self._language == "py":
+            types = [getattr(builtins, each, None) for each in (old, new)]
+            kinds = [each for each in types if isinstance(each, type)]
+            return types[0] in kinds and (len(kinds) < 2 or issubclass(kinds[1], kinds[0]))
+        table = known.EXCEPTION_KINDS.get(self._language, {})
+        listed = [*table, *table.values(), known.COMMON_EXCEPTIONS.get(self._language, "")]
+        names = {_split(each)[1] for each in " ".join(listed).split()}
+        return new in table.get(old, "").split() or (old in names and new not in names)
 
 
 def _form(each: Expectation) -> tuple[str, ...]:
