@@ -107,7 +107,8 @@ async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int
     _print({"ports": ports, "pids": pids, "chars_per_token": per_token})
     while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
         if word == "status":
-            _print({"cpu_s": time.process_time()})
+            # The words are answered by the event loop's own thread.
+            _print({"cpu_s": time.process_time(), "loop_s": time.thread_time()})
         elif word == "close":
             began = time.perf_counter()
             trees = await asyncio.gather(*(session.close() for session in sessions))

@@ -1,14 +1,16 @@
-"""Measure the gateway: CPU, memory and latency, with an engine that answers at once.
+"""Measure the gateway: CPU, memory and latency, with an engine behind HTTP that answers at once.
 
     python bench/gateway.py [--only CASE …] [--agents N] [--json FILE]
 
 Agents replay their whole history every turn, in Anthropic Messages with streaming and 15 tools,
-over 400 new tokens a turn, each over its own connection. The family is qwen3, with the tokenizer
-and template beside the checkout; if they are absent it is `tiny`, over bytes.
+over 400 new tokens a turn, each over its own connection. The engine has SGLang's contract and runs
+in another process, as in every run on GPUs. The family is qwen3, with the tokenizer and template
+beside the checkout; if they are absent it is `tiny`, over bytes.
 
     turn      CPU of one turn by length of history; memory of a session; the first request
     load      64 sessions at 42,000 tokens: one process on one core
-    agents    1,024 agents, each a turn every 10 s, the engine behind a URL: one process, one core
+    inside    both with the engine inside the gateway's process
+    agents    1,024 agents, each a turn every 10 s: one process, one core
     replay    share of sampled tokens that is trained when a client or the model drifts
     samples   a session of a million tokens from tree to rows
 """
@@ -25,7 +27,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +44,7 @@ NEAR = 8
 SESSION_TURNS = 200
 NUM_SESSIONS = 4
 LOAD_SESSIONS, LOAD_TURNS, LOAD_TOKENS = 64, 6, 41_000
+FIRST_TOKENS, NUM_FIRST = 40_000, 5
 AGENT_TOKENS, PERIOD_S = (30_000, 96_000), 10.0
 REPLY_S = 3.0
 """Seconds after which the engine behind a URL answers; not counted as the gateway's."""
@@ -82,15 +86,66 @@ def model_folder(folder: Path) -> str:
     return str(folder)
 
 
+@contextmanager
+def behind_url(model: str, num_sessions: int, reply_s: float = 0.0) -> Iterator[Served]:
+    """Run a gateway pinned to one core; this process and the engine get the rest."""
+    rest = sorted(os.sched_getaffinity(0) - {0}) or [0]
+    os.sched_setaffinity(0, rest)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        served("engine", model, reply_s, cores=rest) as engine,
+        served("url", model, num_sessions, engine.url, logs, cores=[0]) as gateway,
+    ):
+        yield gateway
+
+
 def measure_turn(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Conversations past the last point, one request at a time."""
+    with behind_url(model, NUM_SESSIONS + NUM_FIRST) as gateway:
+        return [*_conversations(gateway), *asyncio.run(_first_turns(gateway))]
+
+
+def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Many sessions at once; the gateway is pinned to one core."""
+    with behind_url(model, LOAD_SESSIONS) as gateway:
+        return [{"what": "one process on one core", **_loaded(gateway)}]
+
+
+def measure_inside(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The same without HTTP to the engine."""
     with served("alone", model, NUM_SESSIONS) as gateway:
-        memory = [gateway.rss_mib()[0]]
-        turns, costs = asyncio.run(_converse(gateway, 0, SESSION_TURNS))
-        memory.append(gateway.rss_mib()[0])
-        for number in range(1, NUM_SESSIONS):
-            asyncio.run(_converse(gateway, number, SESSION_TURNS))
-        memory.append(gateway.rss_mib()[0])
+        rows = _conversations(gateway)
+    with served("alone", model, LOAD_SESSIONS, cores=[0]) as gateway:
+        return [*rows, {"what": "64 sessions, one process on one core", **_loaded(gateway)}]
+
+
+async def _first_turns(gateway: Served) -> list[dict[str, Any]]:
+    """Begin sessions with a long history: CPU of the event loop's thread, and of all threads."""
+    loop_ms, cpu_ms = list[float](), list[float]()
+    async with aiohttp.ClientSession() as http:
+        for number in range(NUM_SESSIONS, NUM_SESSIONS + NUM_FIRST):
+            before = gateway.ask("status")
+            turn = await Agent(gateway, number, FIRST_TOKENS).turn(http)
+            after = gateway.ask("status")
+            loop_ms.append(1000 * (after["loop_s"] - before["loop_s"]))
+            cpu_ms.append(1000 * (after["cpu_s"] - before["cpu_s"]))
+    return [
+        {
+            "what": f"first turn of {turn.prompt_tokens:,} tokens",
+            "CPU ms": round(statistics.median(cpu_ms), 1),
+            "of the loop ms": round(statistics.median(loop_ms), 1),
+            "body kB": round(turn.body_bytes / 1000),
+        }
+    ]
+
+
+def _conversations(gateway: Served) -> list[dict[str, Any]]:
+    memory = [gateway.rss_mib()[0]]
+    turns, costs = asyncio.run(_converse(gateway, 0, SESSION_TURNS))
+    memory.append(gateway.rss_mib()[0])
+    for number in range(1, NUM_SESSIONS):
+        asyncio.run(_converse(gateway, number, SESSION_TURNS))
+    memory.append(gateway.rss_mib()[0])
     held = f"{SESSION_TURNS} turns, {turns[-1].prompt_tokens:,} tokens"
     further = (memory[2] - memory[1]) / (NUM_SESSIONS - 1)
     first = 1000 * (turns[0].wall_s - turns[1].wall_s)
@@ -127,22 +182,10 @@ def _point(turns: Sequence[Turn], costs: Sequence[float], point: int) -> dict[st
     }
 
 
-def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Many sessions at once; the gateway is pinned to one core."""
-    with served("alone", model, LOAD_SESSIONS, cores=[0]) as gateway:
-        return [{"what": "one process on one core", **_loaded(gateway)}]
-
-
 def measure_agents(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A thousand agents at their usual pace, with histories of 30,000 to 96,000 tokens."""
     count = options.agents
-    rest = sorted(os.sched_getaffinity(0) - {0}) or [0]
-    os.sched_setaffinity(0, rest)
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        served("engine", model, REPLY_S, cores=rest) as engine,
-        served("url", model, count, engine.url, logs, cores=[0]) as gateway,
-    ):
+    with behind_url(model, count, REPLY_S) as gateway:
         steps = [number / max(1, count - 1) for number in range(count)]
         random.Random(0).shuffle(steps)
         first, last = AGENT_TOKENS
@@ -222,6 +265,7 @@ def measure_samples(model: str, options: argparse.Namespace) -> list[dict[str, A
 CASES: dict[str, Case] = {
     "turn": measure_turn,
     "load": measure_load,
+    "inside": measure_inside,
     "agents": measure_agents,
     "replay": measure_replay,
     "samples": measure_samples,
