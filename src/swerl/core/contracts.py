@@ -128,6 +128,21 @@ class MeteredSandbox(Protocol):
         """Return its usage since the start."""
 
 
+@runtime_checkable
+class SnapshotSandbox(Protocol):
+    """A Sandbox whose files can be kept as an image."""
+
+    snapshot_root: str
+    """The folder whose files a snapshot keeps; empty: none can be taken."""
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its files as an image and return the image's reference. Processes are not kept.
+
+        A name that has a snapshot already keeps it; an empty one is replaced by a fresh one. Raises
+        SandboxError if the files cannot be kept.
+        """
+
+
 class SandboxBackend(Protocol):
     """Creates sandboxes of one kind."""
 
@@ -154,6 +169,20 @@ class SandboxBackend(Protocol):
 
     def price(self, limits: Limits) -> float:
         """Return the price of such a sandbox in US dollars an hour; 0 on one's own machine."""
+
+
+@runtime_checkable
+class SnapshotBackend(Protocol):
+    """A SandboxBackend that opens snapshots by their references."""
+
+    async def identify(self, image: str) -> str:
+        """Return a text that changes with the image's content; empty if that is unknown."""
+
+    async def find_snapshot(self, name: str) -> str:
+        """Return the reference of the snapshot of this name; empty if there is none."""
+
+    async def drop_snapshot(self, name: str) -> None:
+        """Remove the snapshot of this name, if it exists and no open sandbox uses it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def parse_target(text: str) -> Target:
 
 def is_local(image: str) -> bool:
     """True if the image exists only on this machine and in no registry."""
-    return image == "host" or image.startswith(("built:", "dir:"))
+    return image == "host" or image.startswith(("built:", "dir:", "snapshot:"))
 
 
 def base_url(registry: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
@@ -69,6 +69,21 @@ class OnDemand:
 
     def price(self, limits: Limits) -> float:
         return self._inner.price(limits)
+
+    async def identify(self, image: str) -> str:
+        """Return a text that changes with the image's content; pull the image if it is absent."""
+        if not is_local(image):
+            await self._ensure(image)
+        inner = self._inner
+        return await inner.identify(image) if isinstance(inner, SnapshotBackend) else ""
+
+    async def find_snapshot(self, name: str) -> str:
+        inner = self._inner
+        return await inner.find_snapshot(name) if isinstance(inner, SnapshotBackend) else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        if isinstance(self._inner, SnapshotBackend):
+            await self._inner.drop_snapshot(name)
 
     @asynccontextmanager
     async def _open(

@@ -84,6 +84,20 @@ class StoredLayer:
     """Digest of the file `listing` beside it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The record of a layer with a sandbox's changes, stored as `snapshot.json` beside the tree."""
+
+    base: str
+    """Reference of the image under it."""
+    identity: str
+    """Text for the content of that image; other content does not fit under the changes."""
+    digest: str = ""
+    """Digest of the image's manifest, if it is in the store: the snapshot is a part of it."""
+    workdir: str = ""
+    """Folder inside that holds the tree; empty: the root."""
+
+
 class Store:
     """One store. Methods raise ImageError for absent parts, and OSError for a broken disk."""
 
@@ -173,6 +187,30 @@ class Store:
     def layer_record(self, layer_id: str) -> StoredLayer:
         """Return a layer's record. Raises OSError, ValueError, TypeError."""
         return StoredLayer(**json.loads((self.layer(layer_id) / "layer.json").read_bytes()))
+
+    def snapshot(self, layer_id: str) -> Snapshot:
+        """Return the record of a snapshot. Raises ImageError if there is none, or it is damaged."""
+        try:
+            return Snapshot(**json.loads((self.layer(layer_id) / "snapshot.json").read_bytes()))
+        except (OSError, ValueError, TypeError) as error:
+            raise ImageError(
+                f"snapshot {layer_id} is not on this machine",
+                hint="take it again; `swerl images gc` removes snapshots that nothing needs",
+            ) from error
+
+    def snapshots(self) -> dict[str, Snapshot]:
+        """Return the snapshots of the store by layer id."""
+        found = {}
+        for path in (self.root / "layers").glob("*/snapshot.json"):
+            with suppress(ImageError):
+                found[f"sha256:{path.parent.name}"] = self.snapshot(f"sha256:{path.parent.name}")
+        return found
+
+    def drop_layer(self, layer_id: str) -> None:
+        """Remove a layer, unless a sandbox of any process uses it."""
+        with self.owner().scratch() as bin, self.exclusive() as used:
+            if layer_id not in used and self.layer(layer_id).exists():
+                self.layer(layer_id).rename(bin / "layer")
 
     def has_blob(self, blob: Blob) -> bool:
         """Return whether a blob has its full size; `verify` reads its bytes."""
@@ -266,11 +304,18 @@ class Store:
                 hint="check the folder's permissions and run it again",
             )
 
-    def _place_layer(self, folder: Path, done: Unpacked, diff_id: str, place: Path) -> None:
+    def add_snapshot(self, folder: Path, layer_id: str, snapshot: Snapshot) -> None:
+        """Make a layer of a temporary folder that holds `tree`. Raises OSError."""
+        (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
+        self._place_layer(folder, None, layer_id, self.layer(layer_id))
+
+    def _place_layer(self, folder: Path, done: Unpacked | None, diff_id: str, place: Path) -> None:
         """Complete a layer's folder and move it to its final path."""
-        listing = make_listing(folder / "tree", done.sums)
+        listing = make_listing(folder / "tree", done.sums if done else None)
         (folder / "listing").write_text(listing)
-        note = StoredLayer(diff_id, done.num_bytes, listing.count("\n"), sha256(listing.encode()))
+        sizes = (int(line.split(" ", 3)[2]) for line in listing.splitlines())
+        size = done.num_bytes if done else sum(sizes)
+        note = StoredLayer(diff_id, size, listing.count("\n"), sha256(listing.encode()))
         (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not (place / "layer.json").is_file():  # its record is missing

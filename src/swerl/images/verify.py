@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from swerl.core.errors import ImageError
 from swerl.images.manifest import sha256
 from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
-from swerl.images.store import Named, Store, differences
+from swerl.images.store import Named, Snapshot, Store, differences
 
 _MAX_NAMED = 3
 """Most changed files named in a message."""
@@ -111,8 +111,12 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
     """Return the parts of images, each once; an image with a damaged manifest has no others."""
     images: defaultdict[tuple[PartKind, str], list[str]] = defaultdict(list)
     sizes: dict[str, int] = {}
+    snapshots = store.snapshots()
     for named in names:
-        for kind, digest, size in _parts(store, named):
+        found = [*_parts(store, named)]
+        # A snapshot needs its image, and goes with it.
+        found += [(PartKind.LAYER, key, None) for key in _over(snapshots, named.digest)]
+        for kind, digest, size in found:
             images[kind, digest].append(named.reference)
             if size is not None:
                 sizes[digest] = size
@@ -122,6 +126,11 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
         StorePart(kind, digest, tuple(users), sizes.get(digest))
         for (kind, digest), users in images.items()
     ]
+
+
+def _over(snapshots: Mapping[str, Snapshot], digest: str) -> list[str]:
+    """Return the layer ids of the snapshots of an image."""
+    return [key for key, snapshot in snapshots.items() if snapshot.digest == digest]
 
 
 def present(store: Store) -> Iterator[tuple[PartKind, str]]:

@@ -33,9 +33,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.liveness import start_time_s
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, folder_owner_lives, new_name
+from swerl.images.store import default_store
 from swerl.sandboxes._local import kernel, wire
 from swerl.sandboxes._local import limits as cgroups
-from swerl.sandboxes._local.image import LocalImage, use
+from swerl.sandboxes._local.image import LocalImage, identify, snapshot_id, use
 from swerl.sandboxes._local.process import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.sandboxes._local.wire import SandboxPlan
@@ -129,6 +130,16 @@ class LocalBackend:
     def price(self, limits: Limits) -> float:
         return 0.0
 
+    async def identify(self, image: str) -> str:
+        return await asyncio.to_thread(identify, image)
+
+    async def find_snapshot(self, name: str) -> str:
+        layer_id = snapshot_id(name)
+        return f"snapshot:{layer_id}" if default_store().has_layer(layer_id) else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        await asyncio.to_thread(default_store().drop_layer, snapshot_id(name))
+
     @asynccontextmanager
     async def _open(
         self, name: str, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount]
@@ -155,6 +166,7 @@ class LocalBackend:
             layers=[str(path) for path in image.layers],
             is_whole=image.is_whole,
             content=str(image.content) if image.content else "",
+            over=[str(path) for path in image.over],
             binds=[(str(mount.source), mount.target) for mount in image.binds],
             mounts=[(str(mount.source), mount.target) for mount in mounts],
             links=list(image.links.items()),

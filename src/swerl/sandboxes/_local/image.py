@@ -3,6 +3,7 @@
 host          this machine's own programs, read-only; everything private is absent
 built:<name>  those, with layers over them; kept in the cache folder by `write_image`
 dir:/folder   those, with the folder's content in the workdir
+snapshot:<id> the image of a sandbox with its changes, a layer in the store
 any other     the name of an OCI image in the store
 
 A sandbox of an OCI image shows nothing of the host. A few files go over the image: the accounts,
@@ -12,6 +13,7 @@ with `agent` before the image's own, and names for a machine without a network.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -22,9 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import is_local, parse
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
-from swerl.images.store import StoredImage, default_store
+from swerl.images.store import Snapshot, StoredImage, default_store
 from swerl.sandboxes._local import files
 
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
@@ -59,6 +62,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SHELLS = ("/bin/bash", "/usr/bin/bash")
 _MAX_ACCOUNTS = 1 << 20
 """Largest number of bytes read of an account file; real ones have a few thousand."""
+_SNAPSHOT = "snapshot"
+_ANY_NAME = ("utf-8", "surrogateescape")
+_MAX_FINGERPRINTED = 50_000
+"""Most files of a `dir:` image that are compared, which takes about 0.3 s."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -78,6 +85,8 @@ class LocalImage:
     """Folder with the initial content of the workdir."""
     is_whole: bool = False
     """True if the layers are a complete system. The base then goes over them, without programs."""
+    over: tuple[Path, ...] = ()
+    """Folders of snapshots over everything else, lowest first."""
 
 
 @contextmanager
@@ -90,9 +99,48 @@ def use(image: str) -> Iterator[LocalImage]:
         yield _resolve_built(image)
     elif kind == "dir":
         yield _resolve_folder(image)
+    elif kind == _SNAPSHOT:
+        with _use_snapshot(image) as found:
+            yield found
     else:
         with _use_stored(image) as found:
             yield found
+
+
+def snapshot_id(name: str) -> str:
+    """Return the layer id of the snapshot of this name; its reference is `snapshot:` and the id."""
+    return f"sha256:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def identify(image: str) -> str:
+    """Return a text that changes with an image's content; empty if that is unknown."""
+    kind, _, rest = image.partition(":")
+    with suppress(OSError, ImageError, InputError):
+        if kind == "dir":
+            return _fingerprint(rest)
+        if kind == "built":
+            folder = image_folder(rest)
+            layers = [each.stat() for each in _resolve_built(image).layers]
+            stats = [(folder / "image.json").stat(), *layers]
+            return " ".join(f"{each.st_ino}.{each.st_mtime_ns}" for each in stats)
+        if kind == _SNAPSHOT:
+            return image if default_store().has_layer(rest) else ""
+        if kind != "host":
+            return default_store().named(image).digest
+    return ""
+
+
+def snapshot_of(image: str, workdir: str) -> Snapshot:
+    """Return the record of a snapshot that is taken of a sandbox of `image`."""
+    kind, _, rest = image.partition(":")
+    digest, below = "", workdir if kind == "dir" else ""
+    if kind == _SNAPSHOT:
+        under = default_store().snapshot(rest)
+        digest, below = under.digest, under.workdir
+    elif not is_local(image):
+        named = default_store().named(image)
+        digest, image = named.digest, str(parse(named.reference).pinned(named.digest))
+    return Snapshot(image, identify(image), digest, below)
 
 
 def image_folder(name: str) -> Path:
@@ -184,6 +232,39 @@ def _resolve_built(image: str) -> LocalImage:
     # With a layer, even an empty one, the whole root is writable.
     layers = layers or (_empty_layer(folder),)
     return replace(base, binds=base.binds + binds, env={**base.env, **env}, layers=layers)
+
+
+@contextmanager
+def _use_snapshot(image: str) -> Iterator[LocalImage]:
+    store, layer_id = default_store(), image.partition(":")[2]
+    with store.owner().using([layer_id]):
+        found = store.snapshot(layer_id)
+        if identify(found.base) != found.identity:
+            raise ImageError(
+                f"{found.base} has other content than when snapshot {layer_id} was taken",
+                hint="take the snapshot again",
+            )
+        with suppress(OSError):  # `gc` keeps the snapshots that were used last
+            os.utime(store.layer(layer_id) / "layer.json")
+        with use(found.base) as base:
+            yield replace(base, over=(*base.over, store.layer_tree(layer_id)))
+
+
+def _fingerprint(folder: str) -> str:
+    """Return a digest of the names, kinds, sizes and times of a folder's files; empty if many."""
+    digest, todo, num = hashlib.sha256(b"%d" % Path(folder).stat().st_mode), [folder], 0
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                found = entry.stat(follow_symlinks=False)
+                facts = found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
+                digest.update(f"{entry.path}\0{facts}{found.st_ctime_ns}\n".encode(*_ANY_NAME))
+                num += 1
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+        if num > _MAX_FINGERPRINTED:
+            return ""
+    return digest.hexdigest()
 
 
 def _empty_layer(folder: Path) -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import secrets
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -23,7 +25,9 @@ from swerl.core.sandbox import (
     file_error,
     require_path,
 )
+from swerl.images.store import default_store
 from swerl.sandboxes._local import files, limits
+from swerl.sandboxes._local.image import snapshot_id, snapshot_of
 from swerl.sandboxes._local.process import Link, LocalSandboxProcess, MakeRequest, launch
 from swerl.sandboxes._local.wire import Command, SandboxPlan
 
@@ -51,6 +55,9 @@ class LocalSandbox:
         self._cap = cap
         self._root = -1
         self._upper = -1
+        self._plan = plan
+        self.snapshot_root = ""
+        """The folder whose files a snapshot keeps: the root, or the workdir of a `dir:` image."""
         self._owner = -1
         """Host user id of its processes."""
         self.pid = 0
@@ -63,6 +70,8 @@ class LocalSandbox:
         if "failed" in body:
             raise OSError(body["errno"], body["failed"])
         self._root, self._upper = (*packet.fds, -1)[:2]
+        if self._upper >= 0:
+            self.snapshot_root = self._workdir if self._plan.content else "/"
         packet.fds.clear()
         self.limits = frozenset(body["limits"])
         self.pid, self._owner = body["ready"], body["owner"]
@@ -145,6 +154,9 @@ class LocalSandbox:
             )
         dest.mkdir(parents=True)
         source = f"/proc/self/fd/{self._upper}/."
+        if not os.listdir(self._upper):  # noqa: PTH208  it is a descriptor
+            shutil.copystat(source, dest)
+            return
         copy = await asyncio.create_subprocess_exec(
             *("cp", "-a", "--no-preserve=ownership", source, str(dest)),
             pass_fds=(self._upper,),
@@ -156,6 +168,26 @@ class LocalSandbox:
                 f"cannot capture sandbox {self.id}: {detail.decode().strip()[:300]}",
                 hint=f"is there space at {dest}?",
             )
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its changes as a layer in the image store; return the image's reference.
+
+        /tmp, /dev/shm and processes are not kept. A process that writes meanwhile may leave a file
+        half written. Raises SandboxError if the sandbox has no overlay or the disk is full.
+        """
+        store, layer_id = default_store(), snapshot_id(name or secrets.token_hex(16))
+        if not store.has_layer(layer_id):
+            try:
+                note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir)
+                with store.owner().scratch() as folder:
+                    await self.capture(folder / "tree")
+                    await asyncio.to_thread(store.add_snapshot, folder, layer_id, note)
+            except OSError as error:
+                raise SandboxError(
+                    f"cannot keep a snapshot of sandbox {self.id}: {error}",
+                    hint=f"free some space in {store.root}",
+                ) from error
+        return f"snapshot:{layer_id}"
 
     async def usage(self) -> Usage:
         """Return its peak memory, if a cgroup counts it, and its disk usage.

@@ -79,7 +79,7 @@ def choose_user(plan: SandboxPlan) -> HostUser:
     spaces: dict[tuple[int, int], int] = {}
     views: dict[str, int] = {}
     try:
-        sources = [*plan.layers, *filter(None, [plan.content])]
+        sources = [*plan.layers, *filter(None, [plan.content]), *plan.over]
         for source in [*sources, *(source for source, _ in plan.mounts)]:
             status = Path(source).stat()
             owner = status.st_uid, status.st_gid
@@ -226,15 +226,18 @@ class _Builder:
             return None
         layers = self._shown(plan.layers)
         lowers = [*layers, str(base)] if plan.is_whole else [str(base), *layers]
-        return self._overlay(lowers, ROOT, "root")
+        over = () if plan.content else plan.over
+        return self._overlay([*lowers, *self._shown(over)], ROOT, "root")
 
     def _make_content(self) -> int | None:
         fd = self._make_target(self.plan.workdir)
         target = f"/proc/self/fd/{fd}"
-        content = self._shown([self.plan.content])
+        content = self._shown([self.plan.content, *self.plan.over])
         try:
             return self._overlay(content, target, "content")
         except OSError:  # this kernel has no overlays in user namespaces, or no user attributes
+            if self.plan.over:
+                raise
             with self._owner():
                 shutil.copytree(content[0], target, symlinks=True, dirs_exist_ok=True)
             return None

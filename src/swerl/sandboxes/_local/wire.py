@@ -37,6 +37,8 @@ class SandboxPlan:
     """True if the layers are a complete system. If so, the base goes over them, not below."""
     content: str = ""
     """Folder with the initial content of the workdir."""
+    over: Sequence[str] = ()
+    """Folders of snapshots over the content, or over the root if there is none; lowest first."""
     binds: Sequence[tuple[str, str]] = ()
     """(host path, path inside) of the host's programs, read-only."""
     mounts: Sequence[tuple[str, str]] = ()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from swerl.core import plugins
-from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend
 from swerl.core.errors import ImageError, InputError, SandboxError, SandboxUnavailableError
 from swerl.core.liveness import this_process
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
@@ -117,6 +117,18 @@ class Tracked:
 
     def price(self, limits: Limits) -> float:
         return self.inner.price(limits)
+
+    async def identify(self, image: str) -> str:
+        inner = self.inner
+        return await inner.identify(image) if isinstance(inner, SnapshotBackend) else ""
+
+    async def find_snapshot(self, name: str) -> str:
+        inner = self.inner
+        return await inner.find_snapshot(name) if isinstance(inner, SnapshotBackend) else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        if isinstance(self.inner, SnapshotBackend):
+            await self.inner.drop_snapshot(name)
 
     async def _not_created(self, entry: Entry, error: BaseException) -> None:
         # A provider that was never reached has no sandbox of ours. One that was reached may have.
