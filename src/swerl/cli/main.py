@@ -19,6 +19,7 @@ COMMANDS = {
     "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
     "eval": ("eval.app", "Score engines, checkpoints and agents; compare two scores."),
     "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
+    "why": ("why.why", "Name the cause of a sick run."),
     "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
     "export": ("export.export", "Write a checkpoint as a model folder in Hugging Face format."),

@@ -95,6 +95,7 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary
     from swerl.cli.train_status import facts_of
+    from swerl.cli.why import print_cause
     from swerl.core.errors import RunStoppedError
     from swerl.runs.layout import RunFolder
     from swerl.training.train import train
@@ -105,11 +106,15 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
         except RunStoppedError as error:
             console().print(f"[yellow]stopped[/]: {error}; {after}", soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None
+        except Exception:
+            print_cause(root)
+            raise
     state = RunFolder(root).read_state()
     if as_json:
         print_json(facts_of(root))
     if state.finished:
         show_summary(root, past)
+        print_cause(root, says_healthy=True)
         return
     why, cap = "as asked", recipe.cost.max_dollars
     if cap is not None and max(past.series("dollars"), default=0.0) >= cap:
@@ -117,6 +122,7 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
         after = "go on with swerl train RECIPE --set cost.max_dollars=DOLLARS"
     done = f"stopped after step {state.step} of {recipe.steps}, {why}"
     console().print(f"[yellow]{done}[/]; {after}", soft_wrap=True)
+    print_cause(root)
 
 
 @app.command()

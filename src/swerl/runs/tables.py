@@ -93,6 +93,22 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
     return table
 
 
+def read_turns(path: Path, at_once: int = 64) -> Iterator[dict[str, Any]]:
+    """Yield each row of a file of Turns, some rows at a time. Raises RunError on a damaged file."""
+    import pyarrow as pa
+
+    with _opened(path) as file:
+        plain = [name for name in file.schema_arrow.names if name not in _TURN_NUMBERS]
+        for batch in file.iter_batches(at_once):
+            table = pa.Table.from_batches([batch])
+            numbers = {
+                name: list(_row_arrays(table.column(name), code))
+                for name, code in _TURN_NUMBERS.items()
+            }
+            for row, values in enumerate(table.select(plain).to_pylist()):
+                yield values | {name: rows[row] for name, rows in numbers.items()}
+
+
 def sample_schema() -> pa.Schema:
     """Return the columns of a file of Samples."""
     import pyarrow as pa

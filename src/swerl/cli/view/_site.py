@@ -19,7 +19,8 @@ from swerl.cli.view import _charts, _talk
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
-from swerl.runs import index, prompts
+from swerl.runs import index, prompts, why
+from swerl.runs.evidence import DAMAGE, family_of
 from swerl.runs.history import HistoryReader, RunHistory, read_progress
 from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
@@ -39,8 +40,6 @@ GROUPS_A_PAGE = 64
 TOKENS_A_PAGE = 4096
 _TURNS_AFTER = 4
 """Turns that a comparison shows from the first different one on."""
-_DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""Errors that files of another shape cause."""
 MARKS = {
     "solved": "✓", "unsolved": "✗", "timeout": "◷", "cheat": "⚑", "infra": "⚡", "invalid": "∅",
 }  # fmt: skip
@@ -64,6 +63,8 @@ class Site:
         self._histories: dict[Path, HistoryReader] = {}
         self._family = lru_cache(maxsize=4)(_family_of)
         self._trained = lru_cache(maxsize=8)(_trained_in)
+        # The last step is a part of the key: a live run is diagnosed again after each step.
+        self._diagnosis = lru_cache(maxsize=8)(lambda run, last_step: why.diagnose(run.root))
 
     def page(self, path: str) -> Page:
         """Render the page at a path. Raises InputError if there is none, RunError on damage."""
@@ -71,7 +72,7 @@ class Site:
 
         try:
             return self._page(path)
-        except (*_DAMAGE, TemplateError) as error:
+        except (*DAMAGE, TemplateError) as error:
             told = f"{type(error).__name__}: {error}"
             raise RunError(f"the files of this page are not readable: {told}") from error
 
@@ -186,6 +187,7 @@ class Site:
         entries, trouble = _part(lambda: prompts.read(RunFolder(run.root).prompts))
         stages = run.stages()
         history = history or RunHistory()
+        diagnosis, _ = _part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
         last = history.steps[max(history.steps)] if history.steps else {}
         return self._render(
             "run.html",
@@ -196,6 +198,7 @@ class Site:
             panels=_charts.panels(history),
             lengths=_charts.lengths(entries or []),
             evals=history.evals,
+            diagnosis=diagnosis,
             bounds=history.bounds,
             agents=history.by_agent(),
             last=last,
@@ -434,7 +437,7 @@ def _part(read: Callable[[], T]) -> tuple[T | None, str]:
         return None, error.explained()
     except ModuleNotFoundError as error:
         return None, f"not read: Python package {error.name} is not installed"
-    except _DAMAGE as error:
+    except DAMAGE as error:
         return None, f"not readable: {type(error).__name__}: {error}"
 
 
@@ -459,23 +462,8 @@ def _is_scripted(trajectory: Trajectory | None) -> bool:
 def _family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
     from swerl.core import plugins
-    from swerl.recipe.schema import Recipe
-    from swerl.rollout import wiring
 
-    if is_scripted:
-        return plugins.family("tiny", None, None)
-    if not (root / RECIPE).is_file():
-        raise InputError("the folder does not name the model, so its tokens have no text")
-    # Other sections may be of another version, which must not hide the text.
-    stored = {"name": "view", "model": read_json(root / RECIPE).get("model", {})}
-    recipe = Recipe.model_validate(stored)
-    model = recipe.model.path or root / "initial_model"
-    if not Path(model).is_dir():
-        raise InputError(
-            f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",
-            hint="copy the model's folder to the same path",
-        )
-    return wiring.family_of(recipe, model)
+    return plugins.family("tiny", None, None) if is_scripted else family_of(root)
 
 
 @lru_cache(maxsize=1)

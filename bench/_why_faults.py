@@ -1,0 +1,250 @@
+"""The faults of `bench/why.py`, each with the cause that `swerl why` must name first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from swerl.core.chat import ParsedReply
+from swerl.core.errors import SandboxLostError
+from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.sample import Sample
+from swerl.core.task import Task
+from swerl.core.turn import RoutedExperts
+from swerl.engines import _sglang_client
+from swerl.engines.families import tiny
+from swerl.engines.families.tiny import TinyFamily
+from swerl.grading.flow import FlowGrader
+from swerl.harnesses.builtin import Builtin
+from swerl.rollout import episode
+from swerl.rollout.step import choose_tasks
+from swerl.runs import tables
+from swerl.tasks import twin
+from swerl.training import loop
+from swerl.training.algorithms._policy_gradient import PolicyGradient
+
+Evals = dict[str, list[Task]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run: a planted fault, or a healthy seed."""
+
+    name: str
+    cause: str = ""
+    """The cause that must be named first; empty for a healthy run."""
+    number: int = 0
+    """The fault's place in the issue's list."""
+    seed: int = 0
+    how: str = "run"
+    """`run`: the twin ran with the fault; `record`: a healthy run's records were changed."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    patches: Callable[[], Sequence[AbstractContextManager[Any]]] = tuple
+    """Returns what plants the fault in the controller's process."""
+    tasks: Callable[[list[Task], Evals, Path], None] = lambda train, evals, folder: None
+    """Changes the Tasks."""
+    mutate: Callable[[Path], None] = lambda root: None
+    """Changes the records of the healthy run."""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a trainer of its own."""
+
+    @property
+    def folder(self) -> str:
+        """Name of its run."""
+        return self.name.replace(" ", "-")
+
+
+def _no_calls(self: TinyFamily, ids: Sequence[int]) -> ParsedReply:
+    return ParsedReply(self.text(ids), "", (), 0)
+
+
+def _endless(*args: Any, **settings: Any) -> dict[str, Any]:
+    body = _BODY(*args, **settings)
+    body["sampling_params"] |= {"ignore_eos": True, "stop_token_ids": []}
+    return body
+
+
+_BODY = _sglang_client.generate_body
+
+
+def _turned(sign: float) -> Callable[..., list[list[float]]]:
+    honest = PolicyGradient.advantages
+
+    def advantages(self: Any, groups: Any) -> list[list[float]]:
+        return [[sign * value for value in row] for row in honest(self, groups)]
+
+    return advantages
+
+
+def _all_good(self: Any, groups: Any) -> list[list[float]]:
+    return [[1.0] * len(group.episodes) for group in groups]
+
+
+async def _accepts(self: Any, task: Task, patch: Any, open_clean: Any) -> Grade:
+    tests = (*task.grading.fail_to_pass, *task.grading.pass_to_pass)
+    return Grade(Verdict.SOLVED, tests=dict.fromkeys(tests, TestStatus.PASSED))
+
+
+def _hard(train: list[Task], evals: Evals, folder: Path) -> None:
+    """Replace each Task by one whose right expression the policy has never seen."""
+    variants = twin.make_variants(split="train", count=len(train), seed=0)
+    for place, variant in enumerate(variants):
+        first, second = variant.function.operands
+        good = f"({first} + 3) * ({second} + 5) - 1"
+        names = dict.fromkeys(variant.function.params, 0)
+        calls = []
+        for call in (*variant.failing, *variant.passing):
+            if call.function == variant.function.name:
+                values = names | dict(zip(names, call.args, strict=True))
+                call = replace(call, want=eval(good, {}, values))
+                calls.append(call)
+        told = calls[0]
+        prompt = f"Fix {variant.file}: {told.text} should be {told.want}."
+        hard = replace(variant, good=good, prompt=prompt, failing=tuple(calls), passing=())
+        train[place] = twin._task(folder, hard)
+
+
+def _losing(share: float) -> Callable[..., Any]:
+    honest, count = Builtin.run, iter(range(10**9))
+
+    async def run(self: Any, *args: Any, **settings: Any) -> Any:
+        done = await honest(self, *args, **settings)
+        if next(count) % round(1 / share) == 0:
+            raise SandboxLostError("the sandbox died: its machine is gone")
+        return done
+
+    return run
+
+
+def _as_unsolved(error: Exception) -> Grade:
+    return Grade(Verdict.UNSOLVED, f"{type(error).__name__}: {error}")
+
+
+def _new_schema() -> Sequence[AbstractContextManager[Any]]:
+    """From the second step on, prompts begin with a system message."""
+    collect, render, steps = loop.collect, TinyFamily.render, [0]
+
+    def counted(*args: Any) -> Any:
+        steps[0] += 1
+        return collect(*args)
+
+    def changed(self: TinyFamily, request: Any) -> list[int]:
+        ids = render(self, request)
+        text = "system\ntools: bash(command), edit(path, old, new)\n"
+        return [*self._tokenizer.encode([tiny.START, text, tiny.END, "\n"] * (steps[0] > 0)), *ids]
+
+    return (
+        mock.patch.object(loop, "collect", counted),
+        mock.patch.object(TinyFamily, "render", changed),
+    )
+
+
+def _duplicated(train: list[Task], evals: Evals, folder: Path) -> None:
+    first = choose_tasks(train, 0, 6, 0)
+    evals["heldout"][:3] = [replace(task, id=f"other__{task.id}") for task in first[:3]]
+
+
+def rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None:
+    """Write the Samples of every step anew; `change` gets a row and its number."""
+    for path in sorted((root / "samples").glob("*.parquet")):
+        about = tables.read_metadata(path)
+        rows = [change(row, number) for number, row in enumerate(tables.read_samples(path))]
+        tables.write_samples(path, rows, [1 / len(rows)] * len(rows), about)
+
+
+def rewrite_metrics(root: Path, **changes: Callable[[int, float], float]) -> None:
+    """Change metrics of each step in the events: name -> function of step and old value."""
+    import json
+
+    lines = (root / "events.jsonl").read_text().splitlines()
+    for place, line in enumerate(lines):
+        event = json.loads(line)
+        if event["event"] == "StepEnded":
+            for name, change in changes.items():
+                event["metrics"][name] = change(event["step"], event["metrics"].get(name, 0.0))
+            lines[place] = json.dumps(event)
+    (root / "events.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def with_experts(root: Path, *, shuffled: bool) -> None:
+    """Add experts as a router gives them: by token with some noise in the first of two layers."""
+    import random
+
+    rng = random.Random(0)
+
+    def change(row: Sample, number: int) -> Sample:
+        places = [
+            [(token * 7 + k * 3 + (rng.random() < 0.2)) % 16 for k in range(2)]
+            for token in row.ids[:-1]
+        ]
+        if shuffled:
+            rng.shuffle(places)
+        data = bytes(expert for place in places for expert in (*place, *place[::-1]))
+        return replace(row, routed=(RoutedExperts(0, 2, 2, 1, data),))
+
+    rewrite_samples(root, change)
+    rewrite_metrics(
+        root,
+        routed_share=lambda step, old: 1.0,
+        mismatch=lambda step, old: 0.08 if shuffled else 1e-4,
+    )
+
+
+FAULTS: Sequence[Case] = (
+    Case(
+        "wrong parser",
+        "wrong-parser",
+        1,
+        patches=lambda: [mock.patch.object(TinyFamily, "parse", _no_calls)],
+    ),
+    Case(
+        "stop id missing",
+        "stop-id-missing",
+        3,
+        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _endless)],
+    ),
+    Case(
+        "advantage sign",
+        "advantage-sign",
+        5,
+        patches=lambda: [mock.patch.object(PolicyGradient, "advantages", _turned(-1.0))],
+    ),
+    Case(
+        "experts shuffled",
+        "experts-shuffled",
+        7,
+        how="record",
+        mutate=lambda root: with_experts(root, shuffled=True),
+    ),
+    Case(
+        "grader always 1",
+        "grader-accepts-all",
+        9,
+        patches=lambda: [mock.patch.object(FlowGrader, "grade", _accepts)],
+    ),
+    Case("lr 0", "lr-zero", 11, trainer={"lr": 1e-30}),
+    Case("tasks too hard", "tasks-too-hard", 13, tasks=_hard),
+    Case("budget too small", "budget-too-small", 15, recipe={"budgets": {"agent_s": 0.2}}),
+    Case(
+        "infra counted as 0",
+        "infra-as-failure",
+        17,
+        patches=lambda: [
+            mock.patch.object(Builtin, "run", _losing(1 / 3)),
+            mock.patch.object(episode, "_failed_grade", _as_unsolved),
+        ],
+    ),
+    Case("tool schema changed", "prompt-changed", 19, patches=_new_schema),
+    Case("duplicated tasks", "train-in-eval", 21, tasks=_duplicated),
+    Case(
+        "entropy collapse",
+        "entropy-collapse",
+        23,
+        patches=lambda: [mock.patch.object(PolicyGradient, "advantages", _all_good)],
+        trainer={"lr": 3e-3},
+    ),
+)

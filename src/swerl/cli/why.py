@@ -1,0 +1,78 @@
+"""`swerl why`: name the cause of a sick run, with the evidence and the key to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swerl.cli._options import JsonOption, RunsOption
+
+if TYPE_CHECKING:
+    from swerl.runs.why import Diagnosis
+
+
+def why(
+    run: Annotated[
+        str | None, typer.Argument(help="Name of the run, or its folder; the newest by default.")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Name the most likely cause of a sick run first; exit code 1 if there is one."""
+    from swerl.cli._output import print_json
+    from swerl.cli.train_status import all_runs, called, find_run
+    from swerl.core.errors import InputError
+    from swerl.runs.why import diagnose
+
+    if run is None and not (found := all_runs(runs)):
+        hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
+        raise InputError(f"there is no run in {runs}", hint=hint)
+    root = find_run(run, runs) if run else found[0]
+    diagnosis = diagnose(root)
+    if as_json:
+        print_json(diagnosis)
+    else:
+        show(diagnosis, called(root))
+    if diagnosis.findings:
+        raise typer.Exit(1)
+
+
+def print_cause(root: Path, *, says_healthy: bool = False) -> None:
+    """Print the first cause of a run in up to three lines; a healthy one if asked for."""
+    from swerl.cli._output import console, safe
+    from swerl.core.errors import SwerlError
+    from swerl.runs.why import diagnose
+
+    try:
+        found = diagnose(root)
+    except SwerlError:  # The command's own result must not be lost for it.
+        return
+    if found.findings or says_healthy:
+        for title, line in zip(("why", "", ""), found.lines(), strict=False):
+            console().print(f"{title:15} {safe(line)}", soft_wrap=True)
+
+
+def show(diagnosis: Diagnosis, name: str) -> None:
+    """Print every finding of a run, the most likely first."""
+    from swerl.cli._output import console, counted, safe
+
+    out = console()
+
+    def say(text: str, style: str = "") -> None:
+        out.print(safe(text), style=style, soft_wrap=True)
+
+    for place, each in enumerate(diagnosis.findings):
+        say(f"{each.cause}: {each.says}", "bold red" if not place else "yellow")
+        for line in each.evidence:
+            say(f"  evidence   {line}")
+        say(f"  since      step {each.step}; confidence {each.confidence:.0%}")
+        say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
+    if not diagnosis.findings:
+        say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")
+    for problem in diagnosis.problems:
+        say(f"  not read   {problem}", "yellow")
+    if diagnosis.findings:
+        others = counted(len(diagnosis.findings), "finding")
+        say(f"{others} in {diagnosis.run}; next: swerl view {name}")

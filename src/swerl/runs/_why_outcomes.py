@@ -1,0 +1,150 @@
+"""Rules of `why.py` about outcomes: verdicts, rewards, budgets, tasks, metrics of learning."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from statistics import fmean
+
+from swerl.runs.evidence import Evidence, SeenEpisode, Symptom
+
+_BAD = ("failed", "error", "missing")
+_LOST = re.compile(
+    r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
+    r"|the sandbox failed:|an unexpected error:|test command did not start"
+)
+"""Reasons that only infrastructure gives. A plain SandboxError may be the agent's own."""
+_BUDGET = re.compile(r"\b(\w+_s) = ([\d.]+) s")
+
+
+def impossible_solutions(run: Evidence) -> Symptom | None:
+    """Find solved Episodes that cannot be: without a change, or with a failed test."""
+    for step in run.steps:
+        solved = [each for each in step.episodes if each.verdict == "solved"]
+        empty = [each.id for each in solved if not each.patch.strip()]
+        failing = [each.id for each in solved if any(s in _BAD for s in each.tests.values())]
+        odd = [*dict.fromkeys((*empty, *failing))]
+        if len(odd) >= 2 and len(odd) > 0.05 * len(solved):
+            told = (
+                f"of {len(solved)} solved Episodes {len(empty)} changed nothing and "
+                f"{len(failing)} have a failed test, such as {odd[0]}"
+            )
+            return Symptom(step.number, (told, step.told("solve_rate")))
+    return None
+
+
+def no_learning_rate(run: Evidence) -> Symptom | None:
+    """Find a learning rate of nothing."""
+    rates = run.series("lr")
+    if not rates or any(value > 1e-12 for _, value in rates):
+        return None
+    norms = [value for _, value in run.series("grad_norm")]
+    told = f"lr is at most {max(value for _, value in rates):.1g} in all {len(rates)} steps"
+    norm = f"the gradient's norm is {fmean(norms):.2g}" if norms else "no gradient was recorded"
+    return Symptom(rates[0][0], (told, norm))
+
+
+def nothing_solved(run: Evidence) -> Symptom | None:
+    """Find a run without solved Episodes, although the agent works and the tests run."""
+    seen = [each for step in run.steps for each in step.learnable]
+    solved = sum(each.verdict == "solved" for each in seen)
+    if len(seen) < 16 or solved > 0.02 * len(seen):
+        return None
+    tried = [each for each in seen if each.patch.strip()]
+    some = sum(any(s in ("passed", "xfail") for s in each.tests.values()) for each in tried)
+    told = f"{solved} of {len(seen)} Episodes are solved; {len(tried)} changed the repository"
+    return Symptom(run.steps[0].number, (told, f"{some} of these pass some of the tests"))
+
+
+def late_attempts(run: Evidence) -> Symptom | None:
+    """Find attempts that a time budget ends."""
+    for step in run.steps:
+        late = [each for each in step.learnable if each.verdict == "timeout"]
+        if len(late) >= 3 and len(late) > 0.3 * len(step.learnable):
+            reason = _most(each.reason for each in late)
+            name = found.group(1) if (found := _BUDGET.search(reason)) else "agent_s"
+            told = f"{len(late)} of {len(step.learnable)} Episodes: {reason}"
+            says = f"attempts end because {name} runs out"
+            return Symptom(
+                step.number, (told, step.told("timeout_rate")), says=says, key=f"budgets.{name}"
+            )
+    return None
+
+
+def cut_attempts(run: Evidence) -> Symptom | None:
+    """Find attempts that the limit of replies, or of a reply's tokens, ends."""
+    most, longest = run.key("rollout.max_turns", 0), run.key("rollout.max_new_tokens", 0)
+    for step in run.steps:
+        seen = step.learnable
+        if len(seen) < 8:
+            continue
+        capped = [each for each in seen if each.status == "limit" and len(each.turns) >= most > 0]
+        if len(capped) > 0.6 * len(seen):
+            told = f"{len(capped)} of {len(seen)} Episodes ended after {most} replies"
+            return Symptom(step.number, (told,))
+        cut = [each for each in seen if each.turns and _is_cut(each, longest)]
+        if len(cut) > 0.5 * len(seen):
+            told = (
+                f"the last reply of {len(cut)} of {len(seen)} Episodes was cut at {longest} tokens"
+            )
+            return Symptom(step.number, (told,), key="rollout.max_new_tokens")
+    return None
+
+
+def _is_cut(episode: SeenEpisode, longest: int) -> bool:
+    last = episode.turns[-1]
+    return last.finish == "length" and len(last.output_ids) >= longest > 0
+
+
+def infra_counted(run: Evidence) -> Symptom | None:
+    """Find failures of infrastructure that are trained on as if the policy had failed."""
+    for step in run.steps:
+        in_rows = {sample.episode for sample in step.samples}
+        lost = [
+            each
+            for each in step.episodes
+            if (each.learnable and each.verdict != "solved" and _LOST.search(each.reason))
+            or (not each.learnable and each.id in in_rows)
+        ]
+        if len(lost) >= 2 and len(lost) > 0.05 * len(step.episodes):
+            verdict = _most(each.verdict for each in lost)
+            told = (
+                f"{len(lost)} of {len(step.episodes)} Episodes are {verdict!r}, "
+                f"such as {lost[0].id}: {lost[0].reason[:120]}"
+            )
+            return Symptom(step.number, (told,))
+    return None
+
+
+def evaluated_training(run: Evidence) -> Symptom | None:
+    """Find Tasks that are trained on and evaluated, by name and by first prompt."""
+    trained = {each.root: each.task for step in run.steps for each in step.episodes if each.root}
+    names = {each.task for step in run.steps for each in step.episodes}
+    shared = [
+        (task, trained.get(prompt, task))
+        for task, prompt in run.eval_prompts.items()
+        if task in names or prompt in trained
+    ]
+    if not shared:
+        return None
+    told = (
+        f"{len(shared)} of {len(run.eval_prompts)} evaluated tasks are trained in the steps that "
+        f"were read, such as {shared[0][0]} as {shared[0][1]}"
+    )
+    return Symptom(run.steps[0].number, (told,))
+
+
+def collapsed_entropy(run: Evidence) -> Symptom | None:
+    """Find a policy that became nearly deterministic within the run."""
+    series = run.series("entropy")
+    for step, value in series[1:]:
+        if value < 0.35 * series[0][1] and value < 0.25:
+            told = f"entropy fell from {series[0][1]:.3g} to {value:.3g} nats a token"
+            signal = " ".join(f"{count:.0f}" for _, count in run.series("groups_with_signal")[-8:])
+            return Symptom(step, (told, f"Groups with a signal, by step: {signal}"))
+    return None
+
+
+def _most(values: Iterable[str]) -> str:
+    return Counter(values).most_common(1)[0][0]

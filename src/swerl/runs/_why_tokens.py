@@ -1,0 +1,175 @@
+"""Rules of `why.py` about tokens: prompts, replies, trained rows, recorded experts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, takewhile
+from typing import TYPE_CHECKING
+
+from swerl.core import experts
+from swerl.runs.evidence import Evidence, SeenStep, SeenTurn, Symptom
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CALL = re.compile(
+    r"<tool_call>.*?</tool_call>|<invoke .*?</invoke>|\[TOOL_CALLS\]|<\|python_tag\|>", re.DOTALL
+)
+"""A whole tool call in the markup of any family."""
+_END = re.compile(
+    r"<\|(?:im_end|endoftext|eot_id|eom_id|end_of_text|user|observation)\|>|</s>|<end_of_turn>"
+)
+"""A token that ends a turn in some family."""
+_SHARED_TOKENS = 8
+"""Tokens that prompts of different Tasks hardly share by chance."""
+_TURNS = 256
+"""Turns of a step whose text a rule reads."""
+
+
+def unread_calls(run: Evidence) -> Symptom | None:
+    """Find replies with a whole tool call that the client never received as one."""
+    for step in run.steps:
+        called = [
+            turn
+            for turn in _some(step)
+            if len(turn.output_ids) and _CALL.search(run.text(turn.output_ids))
+        ]
+        lost = [turn for turn in called if turn.finish != "tool_calls"]
+        if len(called) >= 5 and len(lost) > 0.5 * len(called):
+            ends = Counter(turn.finish for turn in lost).most_common(1)[0][0]
+            told = f"{len(lost)} of {len(called)} replies with a whole call ended as {ends!r}"
+            return Symptom(step.number, (told, step.told("turns_per_episode")))
+    return None
+
+
+def past_the_end(run: Evidence) -> Symptom | None:
+    """Find replies that continue after a token that ends a turn."""
+    for step in run.steps:
+        turns = [turn for turn in _some(step) if len(turn.output_ids) > 1]
+        marks = [_END.search(run.text(turn.output_ids[:-1])) for turn in turns]
+        past = [mark.group() for mark in marks if mark]
+        if len(past) >= 5 and len(past) > 0.2 * len(turns):
+            cut = sum(turn.finish == "length" for turn in turns)
+            told = f"{len(past)} of {len(turns)} replies continue after {past[0]}"
+            return Symptom(step.number, (told, f"{cut} replies ended at a token limit"))
+    return None
+
+
+def turned_advantages(run: Evidence) -> Symptom | None:
+    """Find better Episodes of a Group with a lower advantage than worse ones."""
+    for step in run.steps:
+        rewards = {each.id: each.reward for each in step.learnable}
+        groups: dict[str, dict[str, float]] = {}
+        for sample in step.samples:
+            if sample.episode in rewards:
+                groups.setdefault(sample.task, {})[sample.episode] = sample.advantage
+        pairs = [
+            (rewards[a] - rewards[b]) * (group[a] - group[b])
+            for group in groups.values()
+            for a, b in combinations(group, 2)
+            if rewards[a] != rewards[b]
+        ]
+        wrong = sum(value < 0 for value in pairs)
+        if len(pairs) >= 3 and wrong > 0.5 * len(pairs):
+            told = (
+                f"in {wrong} of {len(pairs)} pairs of a Group, the higher reward has the lower "
+                f"advantage: {run.root / 'samples'}"
+            )
+            return Symptom(step.number, (told,))
+    return None
+
+
+def foreign_experts(run: Evidence) -> Symptom | None:
+    """Find recorded experts that do not fit their tokens, while engine and trainer differ."""
+    for step in run.steps:
+        mismatch = step.metrics.get("mismatch", 0.0)
+        if mismatch < 0.01:
+            continue
+        same, any_two, count = _expert_agreement(step)
+        if count >= 100 and same - any_two < 0.1 * (1 - any_two):
+            told = (
+                f"two places with one token share {same:.0%} of their experts in the first layer, "
+                f"any two places {any_two:.0%}"
+            )
+            return Symptom(step.number, (told, f"mismatch {mismatch:.2g} nats a token"))
+    return None
+
+
+def changed_prompts(run: Evidence) -> Symptom | None:
+    """Find a step whose prompts all begin otherwise than those of the step before."""
+    before: tuple[int, list[tuple[int, ...]]] | None = None
+    for step in run.steps:
+        roots = list({each.task: each.root for each in step.episodes if each.root}.values())
+        if len(roots) < 4:
+            continue
+        if before:
+            place = _first_difference(before[1], roots)
+            if place is not None:
+                old, new = (run.text(each[0][place : place + 12]) for each in (before[1], roots))
+                told = (
+                    f"from token {place} on, all first prompts have {new!r} in step {step.number}, "
+                    f"{old!r} in step {before[0]}"
+                )
+                return Symptom(step.number, (told,))
+        before = (step.number, roots)
+    return None
+
+
+def _some(step: SeenStep) -> list[SeenTurn]:
+    """Return Turns of a step, spread over its Episodes."""
+    turns = [turn for each in step.episodes for turn in each.turns]
+    return turns[:: max(1, len(turns) // _TURNS)]
+
+
+def _first_difference(old: Sequence[Sequence[int]], new: Sequence[Sequence[int]]) -> int | None:
+    """Return the first place at which all old rows have one token and all new ones another.
+
+    None if that may be chance: one side must go on alike for some tokens, as a system prompt does.
+    """
+    before, after = _common(old), _common(new)
+    place = next((n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), None)
+    if place is None or max(len(before), len(after)) < place + _SHARED_TOKENS:
+        return None
+    return place
+
+
+def _common(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the tokens with which all rows begin."""
+    columns = zip(*rows, strict=False)
+    return [column[0] for column in takewhile(lambda each: len(set(each)) == 1, columns)]
+
+
+def _expert_agreement(step: SeenStep) -> tuple[float, float, int]:
+    """Return the overlap of experts of places with one token, of any places, and their number.
+
+    In the first layer a router sees little but the token itself, so a token's experts agree. The
+    overlap is the mean share of common experts over pairs of different places.
+    """
+    import numpy as np
+
+    ids, chosen = [], []
+    for sample in step.samples[:16]:
+        for piece, data in zip(sample.routed, experts.read(sample.routed), strict=True):
+            kind = f"u{piece.bytes_per_id}"
+            table = np.frombuffer(data, kind).reshape(-1, piece.num_layers, piece.top_k)
+            chosen.append(table[:, 0])
+            ids.append(np.asarray(sample.ids)[piece.start : piece.start + len(table)])
+    if not ids:
+        return 0.0, 0.0, 0
+    places, tokens = np.concatenate(chosen).astype(int), np.concatenate(ids)
+    hot = np.zeros((len(places), int(places.max()) + 1))
+    np.put_along_axis(hot, places, 1.0, axis=1)
+    repeated = [rows for t in np.unique(tokens) if len(rows := hot[tokens == t]) >= 4]
+    count = sum(map(len, repeated))
+    if not count:
+        return 0.0, 0.0, 0
+    same = sum(_overlap(rows) * len(rows) for rows in repeated) / count
+    return same, _overlap(hot), count
+
+
+def _overlap(hot: np.ndarray) -> float:
+    """Return the mean share of common experts over pairs of rows, each with 1 at its experts."""
+    count, top = len(hot), hot[0].sum()
+    return float(((hot.sum(0) ** 2).sum() - count * top) / (count * (count - 1) * top))

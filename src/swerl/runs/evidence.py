@@ -1,0 +1,316 @@
+"""The records of a run that its diagnosis reads: metrics of every step, Episodes of a few.
+
+Only the first step and the last ones are read, and of these a bounded number of Episodes and
+tokens, so the cost does not grow with the run. A missing or damaged file is a problem in the list
+and costs its own part alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swerl.core.errors import InputError, SwerlError
+from swerl.core.files import read_json
+from swerl.runs import history, index, tables
+from swerl.runs.layout import RunFolder
+
+if TYPE_CHECKING:
+    from swerl.core.contracts import Family
+    from swerl.core.sample import Sample
+
+DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors that files of another shape cause."""
+LAST_STEPS = 3
+"""Steps at the end whose Episodes are read, besides the first one."""
+_EPISODES = 192
+"""Episodes of a step that are read."""
+_TOKENS = 1 << 21
+"""Tokens of a step that are read, in Turns and in Samples; 8 MiB each."""
+_TEXT_CHARS = 20_000
+"""Characters of a log, from its end."""
+_EVAL_EPISODES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """The effect of a fault that a rule found in the records."""
+
+    step: int
+    """First step that was read and that shows it."""
+    evidence: tuple[str, ...]
+    """Figures, steps and files."""
+    says: str = ""
+    """A sentence in place of the rule's own."""
+    key: str = ""
+    """A recipe key in place of the rule's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTurn:
+    """One Turn as its row of `turns/` has it."""
+
+    index: int
+    parent: int | None
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish: str
+    weight_version: str
+    malformed_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEpisode:
+    """One Episode: its summary, its Grade, and its Turns if they were read."""
+
+    id: str
+    task: str
+    verdict: str
+    status: str
+    reward: float
+    reason: str
+    """Of the Grade, or the error."""
+    tests: Mapping[str, str]
+    restored: Sequence[str]
+    patch: str
+    log: str
+    """End of the agent's output and of the tests' output."""
+    turns: tuple[SeenTurn, ...] = ()
+
+    @property
+    def learnable(self) -> bool:
+        return self.verdict in ("solved", "unsolved", "timeout", "cheat")
+
+    @property
+    def root(self) -> tuple[int, ...]:
+        """The first prompt; empty without Turns."""
+        return tuple(self.turns[0].prompt_ids) if self.turns else ()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenStep:
+    """One step whose Episodes were read."""
+
+    number: int
+    metrics: Mapping[str, float]
+    episodes: tuple[SeenEpisode, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def learnable(self) -> tuple[SeenEpisode, ...]:
+        return tuple(each for each in self.episodes if each.learnable)
+
+    def told(self, name: str) -> str:
+        """Return a metric as text."""
+        value = self.metrics.get(name)
+        return f"{name} is not recorded" if value is None else f"{name} {value:.3g}"
+
+    @property
+    def groups(self) -> dict[str, list[SeenEpisode]]:
+        """Task -> its learnable Episodes."""
+        found: dict[str, list[SeenEpisode]] = {}
+        for each in self.learnable:
+            found.setdefault(each.task, []).append(each)
+        return found
+
+
+@dataclass
+class Evidence:
+    """The records of one run."""
+
+    root: Path
+    recipe: Mapping[str, Any]
+    metrics: Mapping[int, Mapping[str, float]]
+    """By step, of every step."""
+    steps: tuple[SeenStep, ...]
+    eval_prompts: Mapping[str, tuple[int, ...]]
+    """Task of an evaluation -> its first prompt."""
+    error: str
+    """Error that ended the run; empty if there was none."""
+    problems: list[str] = field(default_factory=list)
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of one metric."""
+        return [(step, m[name]) for step, m in sorted(self.metrics.items()) if name in m]
+
+    def key(self, path: str, default: Any = None) -> Any:
+        """Return a recipe key such as `rollout.max_turns`; `default` if the recipe lacks it."""
+        found: Any = self.recipe
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
+    @cached_property
+    def family(self) -> Family | None:
+        """The family that decodes the run's tokens; None, and a problem, without a tokenizer."""
+        return _part(lambda: family_of(self.root), self.problems)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Return ids as text; empty without a tokenizer."""
+        return self.family.text(ids) if self.family and len(ids) else ""
+
+
+def read(root: Path, *, until: int | None = None) -> Evidence:
+    """Read the records of a run folder, live or ended, of its first `until` steps if given.
+
+    Raises RunError without a recipe.
+    """
+    recipe = read_json(root / index.RECIPE)
+    if not isinstance(recipe, dict):
+        raise InputError(f"{root / index.RECIPE} is damaged: not an object")
+    problems: list[str] = []
+    folder = RunFolder(root)
+    past = _part(lambda: history.read(folder.events), problems) or history.RunHistory()
+    process = _part(lambda: read_json(root / "process.json"), []) or {}
+    found = {*_stages(root), *(path.stem for path in (root / "turns").glob("*.parquet"))}
+    numbers = sorted({int(each) for each in found if each.isdecimal()})
+    metrics = dict(past.steps)
+    if until is not None:
+        numbers = [each for each in numbers if each < until]
+        metrics = {step: each for step, each in metrics.items() if step < until}
+    chosen = sorted({*numbers[:1], *numbers[-LAST_STEPS:]})
+    steps = tuple(_step(folder, n, metrics.get(n, {}), problems) for n in chosen)
+    return Evidence(
+        root=root,
+        recipe=recipe,
+        metrics=metrics,
+        steps=steps,
+        eval_prompts=_eval_prompts(root),
+        error=str(process.get("error") or "") if isinstance(process, dict) else "",
+        problems=problems,
+    )
+
+
+def family_of(root: Path) -> Family:
+    """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
+    from swerl.core import plugins
+    from swerl.recipe.schema import Recipe
+
+    if not (root / index.RECIPE).is_file():
+        raise InputError("the folder does not name the model, so its tokens have no text")
+    # Other sections may be of another version, which must not hide the text.
+    stored = {"name": "text", "model": read_json(root / index.RECIPE).get("model", {})}
+    chosen = Recipe.model_validate(stored).model
+    model = chosen.path or root / "initial_model"
+    if not Path(model).is_dir():
+        raise InputError(
+            f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",
+            hint="copy the model's folder to the same path",
+        )
+    return plugins.family(chosen.family, model, None)
+
+
+def _part(read_it: Callable[[], Any], problems: list[str]) -> Any:
+    try:
+        return read_it()
+    except SwerlError as error:
+        problems.append(error.explained())
+    except ModuleNotFoundError as error:
+        problems.append(f"not read: Python package {error.name} is not installed")
+    except DAMAGE as error:
+        problems.append(f"not readable: {type(error).__name__}: {error}")
+    return None
+
+
+def _stages(root: Path) -> list[str]:
+    return index.FoundRun(root.name, root, True).stages()
+
+
+def _step(
+    folder: RunFolder, number: int, metrics: Mapping[str, float], problems: list[str]
+) -> SeenStep:
+    turns: dict[str, list[SeenTurn]] = {}
+    if (path := folder.turns(number)).exists():
+        turns = _part(lambda: _turns(path), problems) or {}
+    samples: list[Sample] = []
+    if (path := folder.samples(number)).exists():
+        samples = _part(lambda: list(_samples(path)), problems) or []
+    # Of asynchronous schedules, a step's Groups are in the folders of several stages.
+    stage = f"{number:05d}"
+    names = [n for each in _groups(folder.root, stage).values() for n in each]
+    ids = dict.fromkeys([*turns, *(f"{stage}/{name}" for name in names)])
+    seen = [
+        _episode(folder.root, each, turns.get(each, ()), problems) for each in [*ids][:_EPISODES]
+    ]
+    return SeenStep(number, metrics, tuple(each for each in seen if each), tuple(samples))
+
+
+def _groups(root: Path, stage: str) -> Mapping[str, list[str]]:
+    path = root / "episodes" / stage
+    return index.groups(path) if path.is_dir() else {}
+
+
+def _episode(
+    root: Path, name: str, turns: Sequence[SeenTurn], problems: list[str]
+) -> SeenEpisode | None:
+    """Read an Episode's folder; None for one that has not ended."""
+    path = root / "episodes" / name
+    if not (path / "episode.json").is_file():
+        return None
+
+    def found() -> SeenEpisode:
+        summary, grade = read_json(path / "episode.json"), read_json(path / "grade.json")
+        agent = path / "agent.log"
+        texts = (_tail(agent) if agent.exists() else "", str(grade.get("log", ""))[-_TEXT_CHARS:])
+        return SeenEpisode(
+            id=name,
+            task=str(summary["task_id"]),
+            verdict=str(summary["verdict"]),
+            status=str(summary["status"]),
+            reward=float(summary["reward"]),
+            reason=str(grade.get("reason") or summary.get("error") or ""),
+            tests=dict(grade.get("tests") or {}),
+            restored=tuple(grade.get("restored") or ()),
+            patch=_tail(path / "patch.diff") if (path / "patch.diff").exists() else "",
+            log="\n".join(texts),
+            turns=tuple(turns),
+        )
+
+    seen: SeenEpisode | None = _part(found, problems)
+    return seen
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TEXT_CHARS))
+        return file.read().decode("utf-8", "replace")
+
+
+def _turns(path: Path) -> dict[str, list[SeenTurn]]:
+    """Return Episode -> its Turns, up to the limit of tokens."""
+    found: dict[str, list[SeenTurn]] = {}
+    num_tokens = 0
+    for row in tables.read_turns(path):
+        turn = SeenTurn(**{name: row[name] for name in SeenTurn.__slots__})
+        num_tokens += len(turn.prompt_ids) + len(turn.output_ids)
+        if num_tokens > _TOKENS:
+            # The Episode that the limit cuts is left out: rules may count its Turns.
+            found.pop(row["episode"], None)
+            break
+        found.setdefault(row["episode"], []).append(turn)
+    return found
+
+
+def _samples(path: Path) -> Iterator[Sample]:
+    num_tokens = 0
+    for sample in tables.read_samples(path):
+        num_tokens += len(sample.ids)
+        if num_tokens > _TOKENS:
+            return
+        yield sample
+
+
+def _eval_prompts(root: Path) -> dict[str, tuple[int, ...]]:
+    """Return Task -> first prompt of each evaluated Task, one attempt each."""
+    found: dict[str, tuple[int, ...]] = {}
+    for stage in (name for name in _stages(root) if not name.isdecimal()):
+        for task, names in _groups(root, stage).items():
+            if task not in found and len(found) < _EVAL_EPISODES:
+                path = root / "episodes" / stage / names[0] / "trajectory.json"
+                turns = (_part(lambda path=path: read_json(path), []) or {}).get("turns")
+                found[task] = tuple(turns[0]["prompt_ids"]) if turns else ()
+    return found

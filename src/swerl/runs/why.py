@@ -1,0 +1,200 @@
+"""Name the cause of a sick run: a table of rules over the run's records.
+
+A rule looks at the `Evidence` and returns a Symptom, or None. A contradiction in the records, such
+as a solved Episode with a failed test, is nearly certain. An outcome that several causes share,
+such as no solved Episode, has a lower confidence. The most certain Finding is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swerl.runs import _why_outcomes as outcomes
+from swerl.runs import _why_tokens as tokens
+from swerl.runs.evidence import DAMAGE, Evidence, Symptom, read
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause and the function that sees its effects."""
+
+    cause: str
+    """Short name, the same in every release."""
+    confidence: float
+    """From 0 to 1, to order findings; 0.9 and above is a contradiction in the records."""
+    look: Callable[[Evidence], Symptom | None]
+    says: str
+    """One sentence for people."""
+    key: str
+    """Recipe key to change; empty if none can."""
+    fix: str
+    """The next thing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A cause with its evidence; the fields are those of Rule and Symptom."""
+
+    cause: str
+    says: str
+    evidence: tuple[str, ...]
+    key: str
+    fix: str
+    confidence: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings of a run, the most certain first; none for a healthy run."""
+
+    run: str
+    findings: tuple[Finding, ...]
+    steps: tuple[int, ...]
+    """Steps whose Episodes were read."""
+    problems: tuple[str, ...]
+    """Records that could not be read."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield one to three lines of text: the first cause, its evidence, its remedy."""
+        if not self.findings:
+            steps = f"steps {', '.join(map(str, self.steps))}" if self.steps else "no step"
+            yield f"no fault found in the records of {steps}"
+            return
+        first = self.findings[0]
+        yield f"{first.cause}: {first.says}"
+        yield f"{first.evidence[0]} (step {first.step})"
+        yield f"{first.key}: {first.fix}" if first.key else first.fix
+
+
+def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
+    """Apply every rule to a run's records, of its first `until` steps if that is given.
+
+    Raises RunError without a recipe.
+    """
+    run = read(root, until=until)
+    found = []
+    for rule in RULES:
+        try:
+            seen = rule.look(run)
+        except DAMAGE as error:
+            run.problems.append(f"rule {rule.cause}: {type(error).__name__}: {error}")
+            continue
+        if seen:
+            says, key = seen.says or rule.says, seen.key or rule.key
+            about = (key, rule.fix, rule.confidence, seen.step)
+            found.append(Finding(rule.cause, says, seen.evidence, *about))
+    found.sort(key=lambda each: -each.confidence)
+    steps = tuple(step.number for step in run.steps)
+    return Diagnosis(root.name, tuple(found), steps, tuple(dict.fromkeys(run.problems)))
+
+
+RULES: Sequence[Rule] = (
+    Rule(
+        "wrong-parser",
+        0.95,
+        tokens.unread_calls,
+        "the replies' tool calls are not read as calls",
+        "model.parser",
+        "use the parser of the model's own family: `builtin`, or SGLang's name for it",
+    ),
+    Rule(
+        "stop-id-missing",
+        0.96,
+        tokens.past_the_end,
+        "the engine samples on after the end of a turn",
+        "model.family",
+        "choose the model's own family, and check eos_token_id in its config.json",
+    ),
+    Rule(
+        "advantage-sign",
+        0.98,
+        tokens.turned_advantages,
+        "better attempts have lower advantages, so the run unlearns what is rewarded",
+        "algorithm.type",
+        "correct the sign in the algorithm's `advantages`",
+    ),
+    Rule(
+        "experts-shuffled",
+        0.93,
+        tokens.foreign_experts,
+        "the recorded experts are not those of their tokens",
+        "trainer.routing_replay",
+        "set it to false until the engine's records are right; compare SGLang's version",
+    ),
+    Rule(
+        "grader-accepts-all",
+        0.97,
+        outcomes.impossible_solutions,
+        "the grader calls attempts solved that cannot be",
+        "tasks.source",
+        "correct the grader, then `swerl tasks vet`: without a change a task must fail",
+    ),
+    Rule(
+        "lr-zero",
+        0.98,
+        outcomes.no_learning_rate,
+        "the learning rate is 0, so the weights never change",
+        "trainer.lr",
+        "raise it; check trainer.warmup_steps and trainer.lr_end, too",
+    ),
+    Rule(
+        "tasks-too-hard",
+        0.5,
+        outcomes.nothing_solved,
+        "no attempt solves its task, so no Group has a signal",
+        "tasks.solve_rate",
+        "`swerl tasks solve-rate` measures it; train on tasks between 0.1 and 0.9",
+    ),
+    Rule(
+        "budget-too-small",
+        0.92,
+        outcomes.late_attempts,
+        "attempts end because a time budget runs out",
+        "budgets.agent_s",
+        "raise it; `swerl train RECIPE --dry-run` checks the budgets against each other",
+    ),
+    Rule(
+        "budget-too-small",
+        0.75,
+        outcomes.cut_attempts,
+        "attempts end because they have used up their replies or tokens",
+        "rollout.max_turns",
+        "raise it, or choose shorter tasks",
+    ),
+    Rule(
+        "infra-as-failure",
+        0.95,
+        outcomes.infra_counted,
+        "failures of the infrastructure count as failures of the policy",
+        "",
+        "correct the code that gives these a verdict: `infra` enters no mean and no loss",
+    ),
+    Rule(
+        "prompt-changed",
+        0.94,
+        tokens.changed_prompts,
+        "the system prompt or the tools changed during the run",
+        "harness.type",
+        "pin the agent's version and its tools; start the run again",
+    ),
+    Rule(
+        "train-in-eval",
+        0.9,
+        outcomes.evaluated_training,
+        "tasks are trained on and evaluated, so the evaluation is too good",
+        "tasks.heldout",
+        "remove them from one of the two files: `swerl tasks select`",
+    ),
+    Rule(
+        "entropy-collapse",
+        0.8,
+        outcomes.collapsed_entropy,
+        "the policy became nearly deterministic, so attempts no longer differ",
+        "algorithm.entropy_coef",
+        "raise it, or lower trainer.lr; algorithm.type = 'dapo' clips less above",
+    ),
+)
+"""Every rule. Their order does not matter: the confidence orders the findings."""
