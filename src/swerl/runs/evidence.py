@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from swerl.core.contracts import Family
     from swerl.core.sample import Sample
 
+T = TypeVar("T")
 DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """Errors that files of another shape cause."""
 LAST_STEPS = 3
@@ -204,7 +205,7 @@ def family_of(root: Path) -> Family:
     return plugins.family(chosen.family, model, None)
 
 
-def _part(read_it: Callable[[], Any], problems: list[str]) -> Any:
+def _part(read_it: Callable[[], T], problems: list[str]) -> T | None:
     try:
         return read_it()
     except SwerlError as error:
@@ -270,8 +271,7 @@ def _episode(
             turns=tuple(turns),
         )
 
-    seen: SeenEpisode | None = _part(found, problems)
-    return seen
+    return _part(found, problems)
 
 
 def _tail(path: Path) -> str:
@@ -306,11 +306,16 @@ def _samples(path: Path) -> Iterator[Sample]:
 
 def _eval_prompts(root: Path) -> dict[str, tuple[int, ...]]:
     """Return Task -> first prompt of each evaluated Task, one attempt each."""
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, tuple[int, ...] | None] = {}
     for stage in (name for name in _stages(root) if not name.isdecimal()):
         for task, names in _groups(root, stage).items():
             if task not in found and len(found) < _EVAL_EPISODES:
-                path = root / "episodes" / stage / names[0] / "trajectory.json"
-                turns = (_part(lambda path=path: read_json(path), []) or {}).get("turns")
-                found[task] = tuple(turns[0]["prompt_ids"]) if turns else ()
-    return found
+                found[task] = _part(
+                    partial(_first_prompt, root / "episodes" / stage / names[0]), []
+                )
+    return {task: prompt for task, prompt in found.items() if prompt is not None}
+
+
+def _first_prompt(folder: Path) -> tuple[int, ...]:
+    turns = read_json(folder / "trajectory.json")["turns"]
+    return tuple(turns[0]["prompt_ids"]) if turns else ()

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from swerl.training.rank import step_stats as clock
-from swerl.training.rank.step_stats import PhaseTimer, peak_memory
+from swerl.training.rank.microbatch import MicroBatch
+from swerl.training.rank.step_stats import PhaseTimer, compare, peak_memory, to_stats
 
 GIB = 2**30
 GROUP: Any = None
@@ -55,3 +56,19 @@ def test_each_phase_has_the_fullest_ranks_peak(monkeypatch: pytest.MonkeyPatch) 
         "reference_peak_memory_gib": 4.0,
         "optimizer_peak_memory_gib": 5.0,
     }
+
+
+@pytest.mark.parametrize(("gaps", "spread"), [((1e-2,) * 4, 0.0), ((1e-2, 1e-2, 0.0, 1e-9), 2.0)])
+def test_rows_of_another_engine_spread_the_mismatch(gaps: tuple[float, ...], spread: float) -> None:
+    """Two of four rows differ by 1e-2, the others by less than rounding, which counts as 1e-6."""
+    rows = torch.ones(len(gaps) + 1, 3, dtype=torch.float64)
+    mask_BT = rows.clone()
+    mask_BT[-1] = 0  # A row of padding has no say.
+    micro = MicroBatch(
+        *(None,) * 2, None, -rows, mask_BT, rows, *(rows[:, 0],) * 2, sampled_B=rows[:, 0]
+    )  # type: ignore[arg-type]
+    logp_BT = -rows + torch.tensor([*gaps, 1.0], dtype=torch.float64).unsqueeze(1)
+    figures = {**compare(logp_BT, micro), "loss": 0.0}
+    stats = to_stats(figures, 0.0, {"optimizer_s": 1.0}, 0.1)
+    assert stats.extra["mismatch_spread"] == pytest.approx(spread, abs=1e-6)
+    assert stats.mismatch == pytest.approx(sum(gaps) / len(gaps))

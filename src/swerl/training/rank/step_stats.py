@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,25 @@ Item = TypeVar("Item")
 
 
 _GIB = 2**30
+LEAST_GAP = 1e-6
+"""A row's smaller mean difference counts as this one: it is rounding."""
 
 
 def compare(logp_BT: torch.Tensor, micro: MicroBatch) -> dict[str, float]:
     """Return the difference between the trainer's and the engine's log-probabilities.
 
-    These are sums and a maximum. Minus the engine's own sum estimates the entropy of the policy
-    that sampled.
+    These are sums and a maximum; `log_gap` is the decimal logarithm of a row's mean. Minus the
+    engine's own sum estimates the entropy of the policy that sampled.
     """
     compared_BT = micro.mask_BT * micro.sampled_B.unsqueeze(1)
     gap_BT = (logp_BT - micro.old_logp_BT).abs() * compared_BT
+    is_compared_B = compared_BT.any(1)
+    row_gap_B = (gap_BT.sum(1) / compared_BT.sum(1).clamp(min=1))[is_compared_B]
+    log_gap_B = row_gap_B.clamp(min=LEAST_GAP).log10()
     return {
+        "num_compared_rows": float(is_compared_B.sum()),
+        "log_gap_sum": float(log_gap_B.sum()),
+        "log_gap_square_sum": float(log_gap_B.square().sum()),
         "num_tokens": float(micro.mask_BT.sum()),
         "num_compared": float(compared_BT.sum()),
         "mismatch_sum": float(gap_BT.sum()),
@@ -72,6 +81,9 @@ def to_stats(
             figures[f"rows_without_gradient_{sign}"] = num_dead / num_rows
     mismatch = figures.pop("mismatch_sum") / num_compared
     entropy = figures.pop("surprise_sum") / num_compared
+    num_rows = max(figures.pop("num_compared_rows"), 1.0)
+    log_gap = figures.pop("log_gap_sum") / num_rows
+    variance = figures.pop("log_gap_square_sum") / num_rows - log_gap**2
     return StepStats(
         loss=figures.pop("loss"),
         grad_norm=grad_norm,
@@ -82,6 +94,8 @@ def to_stats(
             **figures,
             **laps,
             "entropy": entropy,
+            # Rows of one engine are alike: a large deviation means that only some rows are off.
+            "mismatch_spread": math.sqrt(max(variance, 0.0)),
             "lr": lr,
             "trained_tokens_per_s": num_tokens / duration_s,
         },
