@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,7 @@ from swerl.core.chat import ParsedReply
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sample import Sample
+from swerl.core.seeds import seed_of
 from swerl.core.task import Task
 from swerl.core.turn import RoutedExperts
 from swerl.engines import _sglang_client
@@ -20,7 +23,7 @@ from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyFamily
 from swerl.grading.flow import FlowGrader
 from swerl.harnesses.builtin import Builtin
-from swerl.rollout import episode
+from swerl.rollout import episode, wiring
 from swerl.rollout.step import choose_tasks
 from swerl.runs import tables
 from swerl.tasks import twin
@@ -51,6 +54,8 @@ class Case:
     """Changes the records of the healthy run."""
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """Settings of a trainer of its own."""
+    second_engine: bool = False
+    """Whether half of the sessions go to an engine that gets no new weights."""
 
     @property
     def folder(self) -> str:
@@ -144,6 +149,98 @@ def _duplicated(train: list[Task], evals: Evals, folder: Path) -> None:
     evals["heldout"][:3] = [replace(task, id=f"other__{task.id}") for task in first[:3]]
 
 
+def _shifted(step: int, groups: Any, algorithm: Any) -> Any:
+    """Collect a Batch and move its masks by one token."""
+    made = _COLLECT(step, groups, algorithm)
+    rows = tuple(replace(row, mask=array("b", [*row.mask[1:], 0])) for row in made.batch.samples)
+    return replace(made, batch=replace(made.batch, samples=rows))
+
+
+_COLLECT = loop.collect
+
+
+async def _rejects(self: Any, task: Task, patch: Any, open_clean: Any) -> Grade:
+    found = await _GRADE(self, task, patch, open_clean)
+    failed = dict.fromkeys(task.grading.fail_to_pass, TestStatus.FAILED)
+    reason = f"{len(failed)} declared tests do not pass"
+    return replace(found, verdict=Verdict.UNSOLVED, reason=reason, tests={**found.tests, **failed})
+
+
+async def _finds_cheats(self: Any, task: Task, patch: Any, open_clean: Any) -> Grade:
+    """Call every fourth attempt a cheat: the twin's policy makes none."""
+    found = await _GRADE(self, task, patch, open_clean)
+    if next(_COUNT) % 4:
+        return found
+    return replace(found, verdict=Verdict.CHEAT, reason="a test did not notice a swap: forged")
+
+
+_GRADE, _COUNT = FlowGrader.grade, iter(range(10**9))
+
+
+def _pays_cheats(name: str) -> Callable[[Any], float]:
+    return lambda attempt: float(attempt.grade.verdict in (Verdict.SOLVED, Verdict.CHEAT))
+
+
+def _one_seed(seed: int, name: str) -> int:
+    return seed_of(seed, name.rpartition(".")[0])
+
+
+def _easy(train: list[Task], evals: Evals, folder: Path) -> None:
+    """Let every Task be solved by any change of the wrong line."""
+    variants = twin.make_variants(split="train", count=len(train), seed=0)
+    for place, (task, variant) in enumerate(zip(train, variants, strict=True)):
+        test = (
+            f"text = open({variant.file!r}).read()\n"
+            f"print('FAILED' if {'return ' + variant.bad + chr(10)!r} in text else 'PASSED', 'test_it')\n"
+        )
+        grading = replace(
+            task.grading,
+            fail_to_pass=("test_it",),
+            pass_to_pass=(),
+            test_files={twin.TEST_FILE: test},
+            swaps=(),
+        )
+        train[place] = replace(task, grading=grading)
+
+
+def _without_git(train: list[Task], evals: Evals, folder: Path) -> None:
+    train[:] = [replace(task, setup='rm -f "$(command -v git)"') for task in train]
+
+
+def _llama(self: TinyFamily, request: Any) -> list[int]:
+    text = "".join(
+        f"<|start_header_id|>{each.role}<|end_header_id|>\n\n{each.text}<|eot_id|>"
+        for each in request.messages
+    )
+    return self._tokenizer.encode([f"{text}<|start_header_id|>assistant<|end_header_id|>\n\n"])
+
+
+def _greedy(*args: Any, **settings: Any) -> dict[str, Any]:
+    body = _BODY(*args, **settings)
+    body["sampling_params"] |= {"temperature": 0.0}
+    return body
+
+
+def _stripped(root: Path) -> None:
+    """Give each first reply a thought, and begin a new root without it at each later one."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    family = tiny.build(json.loads((root / "recipe.resolved.json").read_text())["model"]["path"])
+    thought = family._tokenizer.encode([tiny.THINK, "\nI look.\n", tiny.THINK_END, "\n\n"])
+    for path in (root / "turns").glob("*.parquet"):
+        table = pq.read_table(path)
+        rows, past = table.to_pylist(), {}
+        for row in rows:
+            before = past.get((row["episode"], row["parent"]), [])
+            prompt = before + row["prompt_ids"]
+            past[row["episode"], row["index"]] = prompt + row["output_ids"]
+            row["prompt_ids"], row["parent"] = prompt, None
+            row["output_ids"] = thought + row["output_ids"]
+            row["logprobs"] = [-0.1] * len(thought) + row["logprobs"]
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+
+
 def rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None:
     """Write the Samples of every step anew; `change` gets a row and its number."""
     for path in sorted((root / "samples").glob("*.parquet")):
@@ -154,8 +251,6 @@ def rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None
 
 def rewrite_metrics(root: Path, **changes: Callable[[int, float], float]) -> None:
     """Change metrics of each step in the events: name -> function of step and old value."""
-    import json
-
     lines = (root / "events.jsonl").read_text().splitlines()
     for place, line in enumerate(lines):
         event = json.loads(line)
@@ -257,5 +352,55 @@ FAULTS: Sequence[Case] = (
     ),
     Case("tool schema changed", "prompt-changed", 19, patches=_new_schema),
     Case("duplicated tasks", "train-in-eval", 21, tasks=_duplicated),
+    Case("thinking stripped", "thinking-stripped", 2, how="record", mutate=_stripped),
+    Case(
+        "mask off by one",
+        "mask-shifted",
+        4,
+        patches=lambda: [mock.patch.object(loop, "collect", _shifted)],
+    ),
+    Case("engine not updated", "engine-not-updated", 6, second_engine=True),
+    Case(
+        "grader always 0",
+        "grader-rejects-all",
+        8,
+        patches=lambda: [mock.patch.object(FlowGrader, "grade", _rejects)],
+    ),
+    Case("lr x 100", "lr-too-high", 10, trainer={"lr": 4e-2}),
+    Case(
+        "all groups equal",
+        "groups-equal",
+        12,
+        patches=lambda: [mock.patch.object(episode, "seed_of", _one_seed)],
+    ),
+    Case("tasks too easy", "tasks-too-easy", 14, tasks=_easy),
+    Case(
+        "context overflow",
+        "context-overflow",
+        16,
+        recipe={"rollout": {"max_context_tokens": 80}},
+    ),
+    Case("git missing", "git-missing", 18, tasks=_without_git),
+    Case(
+        "template of another family",
+        "foreign-template",
+        20,
+        patches=lambda: [mock.patch.object(TinyFamily, "render", _llama)],
+    ),
+    Case(
+        "temperature 0",
+        "temperature-zero",
+        22,
+        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _greedy)],
+    ),
+    Case(
+        "rewarded cheat",
+        "rewarded-cheat",
+        24,
+        patches=lambda: [
+            mock.patch.object(FlowGrader, "grade", _finds_cheats),
+            mock.patch.object(wiring, "reward_of", _pays_cheats),
+        ],
+    ),
     Case("entropy collapse", "entropy-collapse", 23, how="record", mutate=_collapsed),
 )

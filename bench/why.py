@@ -19,7 +19,7 @@ import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from _why_faults import FAULTS, Case
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.events import fan_out, ignore
+from swerl.engines import torch_cpu
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import algorithm_of, family_of, gateway_of, parts_of, tasks_of
 from swerl.runs import evidence, why
@@ -48,6 +49,22 @@ SMALL: dict[str, Any] = {
     "rollout": {"groups_per_step": 6, "episodes_per_group": 4, "concurrency": 4},
     "trainer": {"ranks": 1, "warmup_steps": 2, "save_every": 1000},
 }
+
+
+class _TwoEngines:
+    """Engine of every other session is one that gets no new weights, and does not say so."""
+
+    def __init__(self, updated: Any, stale: Any) -> None:
+        self._updated, self._stale = updated, stale
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._updated, name)
+
+    async def generate(self, ids: Any, sampling: Any, session: str) -> Any:
+        if session[-1] in "02468":
+            return await self._updated.generate(ids, sampling, session)
+        version = self._updated.pool.served[-1].version
+        return replace(await self._stale.generate(ids, sampling, session), weight_version=version)
 
 
 class _Kept:
@@ -103,34 +120,38 @@ async def run_case(case: Case, recipe: Recipe, out: Path, opened: Any, model: Pa
     """Run one case in a folder of its own; a run that ends by an error keeps its records."""
     root = out / case.folder
     shutil.rmtree(root, ignore_errors=True)
-    with ExitStack() as planted:
+    async with AsyncExitStack() as planted:
         folder = planted.enter_context(open_run(root, recipe.model_dump(mode="json")))
         log = planted.enter_context(EventLog(folder.events))
         train, evals = tasks_of(recipe, out / ".tasks")
         case.tasks(train, evals, out / ".tasks")
         for patch in case.patches():
             planted.enter_context(patch)
-        timer = StepTimer(opened.engine)
+        engine, timer = opened.engine, StepTimer(opened.engine)
         emit = fan_out(timer, log)
         setup = EngineSetup(family=family_of(recipe, model), log_dir=root / "logs", model=model)
+        if case.second_engine:
+            second = torch_cpu.open(torch_cpu.Options(), setup)
+            engine = _TwoEngines(engine, await planted.enter_async_context(second))
+        gateway = await planted.enter_async_context(gateway_of(recipe, engine, setup, emit))
         backend = opened.parts.provisioner._backend
-        async with gateway_of(recipe, opened.engine, setup, emit) as gateway:
-            training = replace(
-                opened,
-                recipe=recipe,
-                folder=folder,
-                train=train,
-                evals=evals,
-                trainer=_Kept(opened.trainer),
-                algorithm=algorithm_of(recipe),
-                parts=parts_of(recipe, gateway, emit, backend),
-                timer=timer,
-            )
-            try:
-                async with own_run(root):
-                    await loop.run(training)
-            except Exception as error:  # noqa: BLE001  the records of a failed run are judged, too
-                print(f"  {case.name} ended by {type(error).__name__}: {error}", flush=True)
+        training = replace(
+            opened,
+            recipe=recipe,
+            folder=folder,
+            train=train,
+            evals=evals,
+            engine=engine,
+            trainer=_Kept(opened.trainer),
+            algorithm=algorithm_of(recipe),
+            parts=parts_of(recipe, gateway, emit, backend),
+            timer=timer,
+        )
+        try:
+            async with own_run(root):
+                await loop.run(training)
+        except Exception as error:  # noqa: BLE001  the records of a failed run are judged, too
+            print(f"  {case.name} ended by {type(error).__name__}: {error}", flush=True)
 
 
 def judged(case: Case, root: Path) -> dict[str, Any]:

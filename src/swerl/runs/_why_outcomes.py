@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
 
+from swerl.runs._why_tokens import same_attempts
 from swerl.runs.evidence import Evidence, SeenEpisode, Symptom
 
 _BAD = ("failed", "error", "missing")
@@ -15,6 +16,12 @@ _LOST = re.compile(
     r"|the sandbox failed:|an unexpected error:|test command did not start"
 )
 """Reasons that only infrastructure gives. A plain SandboxError may be the agent's own."""
+_NO_GIT = re.compile(
+    r"git: (?:command )?not found|git: No such file|No such file or directory: '?git\b"
+    r"|executable file '?git'? not found"
+)
+_KL_A_STEP = 0.03
+"""Nats a token and update that a run moves from its beginning; usual ones are below a hundredth."""
 _BUDGET = re.compile(r"\b(\w+_s) = ([\d.]+) s")
 
 
@@ -143,6 +150,151 @@ def collapsed_entropy(run: Evidence) -> Symptom | None:
             told = f"entropy fell from {series[0][1]:.3g} to {value:.3g} nats a token"
             signal = " ".join(f"{count:.0f}" for _, count in run.series("groups_with_signal")[-8:])
             return Symptom(step, (told, f"Groups with a signal, by step: {signal}"))
+    return None
+
+
+def refused_solutions(run: Evidence) -> Symptom | None:
+    """Find unsolved attempts with the known solution's change, or with every test passed."""
+    for step in run.steps:
+        seen = [each for each in step.learnable if each.patch.strip()]
+        if len(seen) < 8 or any(each.verdict == "solved" for each in step.learnable):
+            continue
+        unsolved = [each for each in seen if each.verdict == "unsolved"]
+        passed = [each.id for each in unsolved if each.tests and not _failing(each)]
+        gold = run.solutions
+        right = [
+            each.id for each in unsolved if _change(each.patch) == _change(gold.get(each.task))
+        ]
+        unread = [each for each in unsolved if not set(each.tests.values()) - {"missing"}]
+        if odd := [*dict.fromkeys((*right, *passed))]:
+            told = (
+                f"no attempt is solved, but {len(right)} of {len(seen)} made the known solution's "
+                f"change and {len(passed)} passed every test, such as {odd[0]}"
+            )
+            return Symptom(step.number, (told, step.told("solve_rate")))
+        if len(unread) > 0.9 * len(seen):
+            told = f"of {len(unread)} of {len(seen)} attempts, no declared test has a result"
+            says = "the grader finds no test in the log"
+            return Symptom(step.number, (told, _most(each.reason for each in unread)), says=says)
+    return None
+
+
+def _failing(episode: SeenEpisode) -> bool:
+    return any(status in _BAD for status in episode.tests.values())
+
+
+def _change(patch: str | None) -> frozenset[str]:
+    """Return the removed and added lines of a patch; a set of its own for none."""
+    lines = (patch or "\0").splitlines()
+    return frozenset(
+        line.rstrip() for line in lines if line[:1] in "+-\0" and line[1:3] not in _HEAD
+    )
+
+
+_HEAD = ("--", "++")
+
+
+def wild_steps(run: Evidence) -> Symptom | None:
+    """Find a policy that left its beginning within a few steps."""
+    entropy, rates = run.series("entropy"), dict(run.series("lr"))
+    begin = entropy[0][0] if entropy else 0
+    for step, value in run.series("kl"):
+        if value > _KL_A_STEP * (step - begin + 1) and value > 0.1:
+            told = f"kl is {value:.2g} nats a token after {step - begin} updates"
+            return Symptom(step, (told, f"lr {rates.get(step, 0.0):.2g}"))
+    rewards = dict(run.series("reward"))
+    for step, value in entropy[1:]:
+        if value > 3 * entropy[0][1] and rewards.get(step, 0.0) < 0.5 * rewards.get(begin, 0.0):
+            told = f"entropy rose from {entropy[0][1]:.2g} to {value:.2g} while the reward halved"
+            return Symptom(step, (told, f"lr {rates.get(step, 0.0):.2g}"))
+    return None
+
+
+def equal_groups(run: Evidence) -> Symptom | None:
+    """Find Groups without different rewards, although not all Episodes have one outcome."""
+    groups = [(step, each) for step in run.steps for each in step.groups.values() if len(each) > 1]
+    seen = [each for _, group in groups for each in group]
+    solved = sum(each.verdict == "solved" for each in seen)
+    if len(groups) < 4 or not 0.02 * len(seen) < solved < 0.98 * len(seen):
+        return None
+    if any(len({each.reward for each in group}) > 1 for _, group in groups):
+        return None
+    step = groups[0][0]
+    mixed = sum(len({each.verdict for each in group}) > 1 for _, group in groups)
+    equal, num_groups = same_attempts(step)
+    told = f"in none of {len(groups)} Groups do rewards differ; {solved} of {len(seen)} are solved"
+    if mixed:
+        says = "the reward is the same for solved and unsolved attempts"
+        evidence = (told, f"in {mixed} Groups verdicts differ")
+        return Symptom(step.number, evidence, says=says, key="rollout.reward")
+    same = f"in {equal} of {num_groups} Groups of step {step.number} all attempts are the same"
+    return Symptom(step.number, (told, same), key="seed" if equal > 0.5 * num_groups else "")
+
+
+def everything_solved(run: Evidence) -> Symptom | None:
+    """Find a run in which all attempts solve their Task."""
+    seen = [each for step in run.steps for each in step.learnable]
+    solved = sum(each.verdict == "solved" for each in seen)
+    if len(seen) < 16 or solved < 0.98 * len(seen):
+        return None
+    return Symptom(run.steps[0].number, (f"{solved} of {len(seen)} Episodes are solved",))
+
+
+def full_contexts(run: Evidence) -> Symptom | None:
+    """Find conversations that fill the context."""
+    most = run.key("rollout.max_context_tokens", 0)
+    for step in run.steps:
+        full = [each for each in step.learnable if _is_full(each, most)]
+        if len(full) >= 3 and len(full) > 0.3 * len(step.learnable):
+            told = f"{len(full)} of {len(step.learnable)} conversations reach {most} tokens"
+            return Symptom(step.number, (told, step.told("solve_rate")))
+    return None
+
+
+def _is_full(episode: SeenEpisode, most: int) -> bool:
+    ends: dict[int | None, int] = {None: 0}
+    for turn in episode.turns:
+        ends[turn.index] = ends[turn.parent] + len(turn.prompt_ids) + len(turn.output_ids)
+    return max(ends.values()) >= most > 0 or "prompt is too long" in episode.log
+
+
+def missing_git(run: Evidence) -> Symptom | None:
+    """Find sandboxes without git, by the words of shells and of our own commands."""
+    for step in run.steps:
+        without = [e for e in step.episodes if _NO_GIT.search(e.reason) or _NO_GIT.search(e.log)]
+        if len(without) >= 3 and len(without) > 0.2 * len(step.episodes):
+            first = without[0]
+            found = _NO_GIT.search(f"{first.reason}\n{first.log}")
+            words = f"{found.group() if found else ''!r}, such as {first.id}"
+            told = f"{len(without)} of {len(step.episodes)} Episodes have {words}"
+            return Symptom(step.number, (told,))
+    return None
+
+
+def lost_episodes(run: Evidence) -> Symptom | None:
+    """Find a step that lost many Episodes to infrastructure."""
+    for step in run.steps:
+        lost = [each for each in step.episodes if not each.learnable]
+        if len(lost) >= 2 and len(lost) > 0.2 * len(step.episodes):
+            reason = _most(each.reason for each in lost)[:200]
+            told = f"{len(lost)} of {len(step.episodes)} Episodes, most often: {reason}"
+            return Symptom(step.number, (told,))
+    return None
+
+
+def rewarded_cheats(run: Evidence) -> Symptom | None:
+    """Find attempts that tried to forge their grade and got more than honest failures."""
+    for step in run.steps:
+        cheats = [each for each in step.learnable if each.verdict == "cheat"]
+        honest = [each.reward for each in step.learnable if each.verdict == "unsolved"]
+        base = fmean(honest) if honest else 0.0
+        paid = [each for each in cheats if each.reward > base + 1e-9]
+        if len(paid) >= 2 and len(paid) > 0.5 * len(cheats):
+            told = (
+                f"{len(paid)} of {len(cheats)} cheats have a reward of {paid[0].reward:g}, "
+                f"unsolved attempts {base:.2g}, such as {paid[0].id}: {paid[0].reason[:120]}"
+            )
+            return Symptom(step.number, (told, step.told("cheat_rate")))
     return None
 
 

@@ -24,6 +24,13 @@ _END = re.compile(
 """A token that ends a turn in some family."""
 _SHARED_TOKENS = 8
 """Tokens that prompts of different Tasks hardly share by chance."""
+_MARKUP = re.compile(r"<\|[a-z_]+\|>|\[/?INST\]|<(?:start|end)_of_turn>|\[gMASK\]")
+"""Markup of the chat templates of several families, each one token there."""
+_THOUGHT = "</think>"
+_MISMATCH = 0.05
+"""Nats a token; bf16 kernels and quantised engines stay below."""
+_GREEDY_LOGP = -2.0
+"""The likeliest of all tokens is hardly ever less likely; sampling draws such tokens often."""
 _TURNS = 256
 """Turns of a step whose text a rule reads."""
 
@@ -48,8 +55,7 @@ def past_the_end(run: Evidence) -> Symptom | None:
     """Find replies that continue after a token that ends a turn."""
     for step in run.steps:
         turns = [turn for turn in _some(step) if len(turn.output_ids) > 1]
-        marks = [_END.search(run.text(turn.output_ids[:-1])) for turn in turns]
-        past = [mark.group() for mark in marks if mark]
+        past = [mark for turn in turns if (mark := _end_within(run, turn.output_ids[:-1]))]
         if len(past) >= 5 and len(past) > 0.2 * len(turns):
             cut = sum(turn.finish == "length" for turn in turns)
             told = f"{len(past)} of {len(turns)} replies continue after {past[0]}"
@@ -117,10 +123,132 @@ def changed_prompts(run: Evidence) -> Symptom | None:
     return None
 
 
+def stripped_thinking(run: Evidence) -> Symptom | None:
+    """Find Episodes whose replayed history lacks the thinking that was sampled."""
+    if run.key("gateway.history") == "template":
+        return None  # The recipe asks for it.
+    for step in run.steps:
+        longer = [each for each in step.episodes if len(each.turns) > 1]
+        thoughtful = [each for each in longer if _THOUGHT in run.text(each.turns[0].output_ids)]
+        # A root that begins with the first prompt is the same conversation again.
+        anew = [
+            turn
+            for each in thoughtful
+            for turn in each.turns[1:]
+            if turn.parent is None
+            and tuple(turn.prompt_ids[: len(each.root)]) == each.root
+            and _THOUGHT not in run.text(turn.prompt_ids)
+        ]
+        if len(anew) >= 3 and len(anew) > 0.3 * len(thoughtful):
+            told = (
+                f"in {len(thoughtful)} Episodes with thinking, {len(anew)} prompts repeat the "
+                f"conversation without it"
+            )
+            rows = f"{len(step.samples)} rows of {len(step.episodes)} Episodes"
+            return Symptom(step.number, (told, rows))
+    return None
+
+
+def shifted_mask(run: Evidence) -> Symptom | None:
+    """Find trained rows whose mask does not cover exactly the sampled tokens."""
+    import numpy as np
+
+    for step in run.steps:
+        wrong = []
+        for sample in step.samples:
+            mask, logp = np.asarray(sample.mask) > 0, np.asarray(sample.logprobs)
+            # Only sampled tokens have a log-probability, except for a certain one.
+            outside = int((logp[~mask] != 0).sum())
+            if outside:
+                wrong.append((sample.episode, outside))
+        if len(wrong) > 0.02 * len(step.samples):
+            told = (
+                f"{len(wrong)} of {len(step.samples)} rows do not train {wrong[0][1]} or more "
+                f"sampled tokens, such as {wrong[0][0]}: {run.root / 'samples'}"
+            )
+            return Symptom(step.number, (told,))
+    return None
+
+
+def stale_engine(run: Evidence) -> Symptom | None:
+    """Find a step of which some replies come from other weights than the rest."""
+    is_sync = run.key("schedule.mode", "sync") == "sync"
+    for step in run.steps:
+        versions = Counter(turn.weight_version for each in step.episodes for turn in each.turns)
+        others = sum(versions.values()) - max(versions.values(), default=0)
+        if is_sync and others > 0.1 * sum(versions.values()):
+            told = ", ".join(f"{count} replies by {name}" for name, count in versions.most_common())
+            return Symptom(
+                step.number, (f"weights in one step: {told}", step.told("staleness_max"))
+            )
+        mismatch = step.metrics.get("mismatch", 0.0)
+        if step.metrics.get("mismatch_spread", 0.0) > 0.8 and mismatch > 1e-5:
+            told = "engine and trainer agree on some rows and not on others"
+            figures = f"{step.told('mismatch')}, {step.told('mismatch_spread')} decades"
+            return Symptom(step.number, (f"{told}: {figures}",))
+    return None
+
+
+def any_mismatch(run: Evidence) -> Symptom | None:
+    """Find an engine and a trainer that disagree everywhere."""
+    for step, value in run.series("mismatch"):
+        if value > _MISMATCH:
+            most = dict(run.series("mismatch_max")).get(step, 0.0)
+            return Symptom(step, (f"mismatch {value:.2g} nats a token, at most {most:.2g}",))
+    return None
+
+
+def foreign_template(run: Evidence) -> Symptom | None:
+    """Find prompts with markup that is no token of the model."""
+    for step in run.steps:
+        roots = {each.task: each.root for each in step.episodes if each.root}
+        found: Counter[str] = Counter()
+        for root in list(roots.values())[:_TURNS]:
+            marks = set(_MARKUP.findall(run.text(root)))
+            found.update(marks - {run.text([token]).strip() for token in set(root)})
+        if found and (best := found.most_common(1)[0])[1] > 0.5 * len(roots):
+            told = f"{best[1]} of {len(roots)} first prompts spell {best[0]!r} in several tokens"
+            return Symptom(step.number, (told, step.told("entropy")))
+    return None
+
+
+def greedy_sampling(run: Evidence) -> Symptom | None:
+    """Find Groups of equal attempts in which no unlikely token was ever sampled."""
+    for step in run.steps:
+        equal, groups = same_attempts(step)
+        least = min((min(turn.logprobs, default=0.0) for turn in _some(step)), default=0.0)
+        if equal >= 3 and equal > 0.8 * groups and least > _GREEDY_LOGP:
+            told = f"in {equal} of {groups} Groups all attempts have the same tokens"
+            return Symptom(
+                step.number, (told, f"the least likely sampled token has {least:.2g} nats")
+            )
+    return None
+
+
+def same_attempts(step: SeenStep) -> tuple[int, int]:
+    """Return the number of Groups whose attempts have the same tokens, and that of all Groups."""
+    equal = groups = 0
+    for episodes in step.groups.values():
+        said = [tuple(tuple(turn.output_ids) for turn in e.turns) for e in episodes if e.turns]
+        if len(said) > 1:
+            groups += 1
+            equal += len(set(said)) == 1
+    return equal, groups
+
+
 def _some(step: SeenStep) -> list[SeenTurn]:
     """Return Turns of a step, spread over its Episodes."""
     turns = [turn for each in step.episodes for turn in each.turns]
     return turns[:: max(1, len(turns) // _TURNS)]
+
+
+def _end_within(run: Evidence, ids: Sequence[int]) -> str:
+    """Return the first end of a turn among these ids, empty if there is none.
+
+    Text of a file may spell an end of turn, too, but in several tokens.
+    """
+    marks = set(_END.findall(run.text(ids)))
+    return next((name for token in ids if marks and (name := run.text([token])) in marks), "")
 
 
 def _first_difference(old: Sequence[Sequence[int]], new: Sequence[Sequence[int]]) -> int | None:

@@ -150,9 +150,26 @@ class Evidence:
         """The family that decodes the run's tokens; None, and a problem, without a tokenizer."""
         return _part(lambda: family_of(self.root), self.problems)
 
+    @cached_property
+    def solutions(self) -> Mapping[str, str]:
+        """Task -> its known solution as a diff, of the Tasks that were read and have one."""
+        wanted = {each.task for step in self.steps for each in step.episodes}
+        return _part(lambda: _solutions(self, wanted), self.problems) or {}
+
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as text; empty without a tokenizer."""
         return self.family.text(ids) if self.family and len(ids) else ""
+
+
+def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
+    from swerl.core.task import read_tasks
+    from swerl.tasks import twin
+
+    source = run.key("tasks.source", "twin")
+    if source == "twin":
+        size, seed = run.key("tasks.num_train", 0), run.key("seed", 0)
+        return twin.solutions(split=twin.Split.TRAIN, count=size, seed=seed)
+    return {task.id: task.gold_patch for task in read_tasks(Path(source)) if task.id in wanted}
 
 
 def read(root: Path, *, until: int | None = None) -> Evidence:

@@ -147,6 +147,18 @@ def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
     return list(found.values())
 
 
+def solutions(*, split: str, count: int, seed: int) -> dict[str, str]:
+    """Return Task id -> known solution of the Tasks of `make_tasks`, without writing anything."""
+    return {
+        _task_id(variant): _gold_patch(variant)
+        for variant in make_variants(split=split, count=count, seed=seed)
+    }
+
+
+def _task_id(variant: Variant) -> str:
+    return f"twin__{variant.template}-{_digest(variant)}"
+
+
 def _task(folder: Path, variant: Variant) -> Task:
     digest = _digest(variant)
     repository = folder / digest
@@ -156,7 +168,7 @@ def _task(folder: Path, variant: Variant) -> Task:
     passing = [_name(call) for call in variant.passing]
     tests = _tests(variant)
     return Task(
-        id=f"twin__{variant.template}-{digest}",
+        id=_task_id(variant),
         repo=f"twin/{variant.template}",
         image=f"dir:{repository}",
         workdir=WORKDIR,
