@@ -189,9 +189,10 @@ def _easy(train: list[Task], evals: Evals, folder: Path) -> None:
     """Let every Task be solved by any change of the wrong line."""
     variants = twin.make_variants(split="train", count=len(train), seed=0)
     for place, (task, variant) in enumerate(zip(train, variants, strict=True)):
+        wrong = f"return {variant.bad}\n"
         test = (
-            f"text = open({variant.file!r}).read()\n"
-            f"print('FAILED' if {'return ' + variant.bad + chr(10)!r} in text else 'PASSED', 'test_it')\n"
+            f"is_wrong = {wrong!r} in open({variant.file!r}).read()\n"
+            "print('FAILED' if is_wrong else 'PASSED', 'test_it')\n"
         )
         grading = replace(
             task.grading,

@@ -16,6 +16,7 @@ from swerl.core.grade import TestStatus, Verdict
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts, Turn
 from swerl.runs import why
+from swerl.tasks import twin
 from tests.runs._why_records import (
     CALL,
     RECIPE,
@@ -60,7 +61,7 @@ def test_calls_that_are_not_read_name_the_parser(tmp_path: Path) -> None:
 
 def test_a_call_without_an_end_is_the_model_s_own_mistake(tmp_path: Path) -> None:
     def torn(episode: Episode) -> Episode:
-        reply = turn(0, None, "<|im_start|>user\nRepair.", f"{CALL.format(1)}<|im_end|>")
+        reply = turn(0, None, "<|im_start|>user\nRepair.", f"{CALL.format(episode.id)}<|im_end|>")
         return with_turns(episode, [reply])
 
     assert not why.diagnose(make_run(tmp_path / "run", episode=torn)).findings
@@ -149,7 +150,7 @@ def test_a_budget_of_replies_and_of_tokens(tmp_path: Path) -> None:
     assert found.key == "rollout.max_turns"
 
     def cut(episode: Episode) -> Episode:
-        begun = turn(0, None, "Repair.", "I look" * 9, finish=Finish.LENGTH)
+        begun = turn(0, None, "Repair.", f"{episode.id[-1]} look" * 9, finish=Finish.LENGTH)
         return with_turns(episode, [begun])
 
     recipe = {**RECIPE, "rollout": {"max_new_tokens": len(ids("I look" * 9))}}
@@ -194,6 +195,207 @@ def test_entropy_that_collapses(tmp_path: Path) -> None:
     assert (found.cause, found.step) == ("entropy-collapse", 1)
     high = make_run(tmp_path / "high", metrics=lambda step: {"entropy": 3.0 / 4**step})
     assert why.diagnose(high).findings[0].step == 2
+
+
+@pytest.mark.parametrize("history", ["exact", "template"])
+def test_thinking_that_is_not_replayed(tmp_path: Path, history: str) -> None:
+    def stripped(episode: Episode) -> Episode:
+        first, last = episode.trajectory.turns
+        thought = ids("<think>\nHm.\n</think>\n\n")
+        said = (*thought, *first.output_ids)
+        anew = (*first.prompt_ids, *first.output_ids, *last.prompt_ids)
+        turns = [
+            replace(first, output_ids=said, logprobs=(-0.3,) * len(said)),
+            replace(last, parent=None, prompt_ids=anew),
+        ]
+        return with_turns(episode, turns)
+
+    recipe = {**RECIPE, "gateway": {"history": history}}
+    found = why.diagnose(make_run(tmp_path / "run", episode=stripped, recipe=recipe))
+    causes = [each.cause for each in found.findings]
+    assert causes == ([] if history == "template" else ["thinking-stripped"])
+
+
+def test_a_mask_that_is_off_by_one(tmp_path: Path) -> None:
+    def shifted(row: Sample) -> Sample:
+        return replace(row, mask=(*row.mask[1:], 0))
+
+    assert first(make_run(tmp_path / "run", sample=shifted)).cause == "mask-shifted"
+
+
+def test_two_weight_versions_in_one_step(tmp_path: Path) -> None:
+    def older(episode: Episode) -> Episode:
+        if episode.id.endswith(("0", "2")):
+            return episode
+        turns = [replace(each, weight_version="older") for each in episode.trajectory.turns]
+        return with_turns(episode, turns)
+
+    root = make_run(tmp_path / "run", episode=older)
+    assert first(root).cause == "engine-not-updated"
+    recipe = {**RECIPE, "schedule": {"mode": "async"}}
+    mixed = make_run(tmp_path / "async", episode=older, recipe=recipe)
+    assert not why.diagnose(mixed).findings
+
+
+def test_an_engine_with_other_weights_and_one_with_other_kernels(tmp_path: Path) -> None:
+    some = {"mismatch": 0.01, "mismatch_spread": 2.0}
+    stale = make_run(tmp_path / "stale", metrics=lambda step: some)
+    assert first(stale).cause == "engine-not-updated"
+    every = {"mismatch": 0.1, "mismatch_spread": 0.2}
+    found = first(make_run(tmp_path / "every", metrics=lambda step: every))
+    assert (found.cause, found.key) == ("engine-trainer-mismatch", "algorithm.mismatch")
+    usual = {"mismatch": 0.004, "mismatch_spread": 0.3}
+    bf16 = make_run(tmp_path / "bf16", metrics=lambda step: usual)
+    assert not why.diagnose(bf16).findings
+
+
+def test_a_grader_that_refuses_what_passes_every_test(tmp_path: Path) -> None:
+    def refused(episode: Episode) -> Episode:
+        passed = dict.fromkeys(episode.grade.tests, TestStatus.PASSED)
+        return graded(episode, Verdict.UNSOLVED, tests=passed)
+
+    assert first(make_run(tmp_path / "run", episode=refused)).cause == "grader-rejects-all"
+
+
+def test_a_grader_that_refuses_the_known_solution(tmp_path: Path) -> None:
+    solutions = twin.solutions(split="train", count=4, seed=0)
+    names = list(solutions)
+
+    def solved(episode: Episode) -> Episode:
+        task = names[int(episode.task_id[-1])]
+        stage, _, number = episode.id.rpartition(".")
+        unsolved = graded(episode, Verdict.UNSOLVED, tests={"test": TestStatus.FAILED})
+        patch = solutions[task] if number == "1" else episode.patch
+        name = f"{stage.split('/')[0]}/{task}.{number}"
+        return replace(unsolved, id=name, task_id=task, patch=patch)
+
+    recipe = {**RECIPE, "tasks": {"source": "twin", "num_train": 4}}
+    found = first(make_run(tmp_path / "run", episode=solved, recipe=recipe))
+    assert found.cause == "grader-rejects-all"
+    assert "4 of 16 made the known solution" in found.evidence[0]
+
+
+def test_a_log_without_any_declared_test(tmp_path: Path) -> None:
+    def unread(episode: Episode) -> Episode:
+        missing = dict.fromkeys(episode.grade.tests, TestStatus.MISSING)
+        return graded(episode, Verdict.UNSOLVED, "no test", tests=missing)
+
+    found = first(make_run(tmp_path / "run", episode=unread))
+    assert (found.cause, found.says) == (
+        "grader-rejects-all",
+        "the grader finds no test in the log",
+    )
+
+
+def test_steps_that_are_too_large(tmp_path: Path) -> None:
+    jump = make_run(tmp_path / "kl", metrics=lambda step: {"kl": 0.8 * step})
+    assert (first(jump).cause, first(jump).step) == ("lr-too-high", 1)
+    lost = {"entropy": 2.0, "reward": 0.0}
+    wild = make_run(tmp_path / "entropy", metrics=lambda step: lost if step else {"reward": 0.5})
+    assert first(wild).cause == "lr-too-high"
+    slow = make_run(tmp_path / "slow", steps=12, metrics=lambda step: {"kl": 0.01 * step})
+    assert not why.diagnose(slow).findings
+
+
+def _by_task(episode: Episode) -> Episode:
+    """Let all attempts at a Task have one outcome."""
+    is_solved = episode.task_id.endswith(("0", "2"))
+    status = TestStatus.PASSED if is_solved else TestStatus.FAILED
+    verdict = Verdict.SOLVED if is_solved else Verdict.UNSOLVED
+    return graded(episode, verdict, tests={"test": status})
+
+
+def test_rewards_that_do_not_follow_the_verdict(tmp_path: Path) -> None:
+    found = first(make_run(tmp_path / "run", episode=lambda each: replace(each, reward=0.5)))
+    assert (found.cause, found.key) == ("groups-equal", "rollout.reward")
+
+
+@pytest.mark.parametrize(
+    ("least", "cause", "key"),
+    [(-4.0, "groups-equal", "seed"), (-0.5, "temperature-zero", "rollout.temperature")],
+)
+def test_attempts_that_are_all_the_same(tmp_path: Path, least: float, cause: str, key: str) -> None:
+    def same(episode: Episode) -> Episode:
+        logprobs = (least, *(-0.1,) * 3)
+        turns = [
+            replace(each, output_ids=each.output_ids[:4], logprobs=logprobs, finish=Finish.STOP)
+            for each in episode.trajectory.turns
+        ]
+        return _by_task(with_turns(episode, turns))
+
+    found = first(make_run(tmp_path / "run", episode=same))
+    assert (found.cause, found.key) == (cause, key)
+
+
+def test_every_attempt_solves_its_task(tmp_path: Path) -> None:
+    def solved(episode: Episode) -> Episode:
+        return graded(episode, Verdict.SOLVED, tests={"test": TestStatus.PASSED})
+
+    assert first(make_run(tmp_path / "run", episode=solved)).cause == "tasks-too-easy"
+
+
+def test_conversations_that_fill_the_context(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "rollout": {"max_context_tokens": 100}}
+    found = first(make_run(tmp_path / "run", recipe=recipe))
+    assert (found.cause, found.key) == ("context-overflow", "rollout.max_context_tokens")
+
+
+@pytest.mark.parametrize("is_infra", [True, False])
+def test_sandboxes_without_git(tmp_path: Path, is_infra: bool) -> None:
+    words = "bash: git: command not found"
+
+    def without(episode: Episode) -> Episode:
+        if is_infra:
+            return graded(episode, Verdict.INFRA, f"cannot hide the future: {words}")
+        return replace(episode, log=f"$ git diff\n{words}\n")
+
+    assert first(make_run(tmp_path / "run", episode=without)).cause == "git-missing"
+
+
+def test_many_lost_episodes(tmp_path: Path) -> None:
+    def lost(episode: Episode) -> Episode:
+        if not episode.id.endswith(".1"):
+            return episode
+        return graded(with_turns(episode, ()), Verdict.INFRA, "SandboxLostError: gone")
+
+    found = first(make_run(tmp_path / "run", episode=lost))
+    assert found.cause == "infrastructure"
+    assert "SandboxLostError: gone" in found.evidence[0]
+
+
+def test_prompts_in_the_markup_of_another_family(tmp_path: Path) -> None:
+    def foreign(episode: Episode) -> Episode:
+        begin, *rest = episode.trajectory.turns
+        prompt = ids(f"[INST] Repair {episode.task_id}. [/INST]")
+        return with_turns(episode, [replace(begin, prompt_ids=prompt), *rest])
+
+    assert first(make_run(tmp_path / "run", episode=foreign)).cause == "foreign-template"
+
+
+def test_cheats_that_are_rewarded(tmp_path: Path) -> None:
+    def cheats(episode: Episode, reward: float) -> Episode:
+        if not episode.id.endswith(".1"):
+            return episode
+        return replace(graded(episode, Verdict.CHEAT, "forged"), reward=reward)
+
+    paid = make_run(tmp_path / "paid", episode=lambda each: cheats(each, 1.0))
+    assert first(paid).cause == "rewarded-cheat"
+    unpaid = make_run(tmp_path / "unpaid", episode=lambda each: cheats(each, 0.0))
+    assert not why.diagnose(unpaid).findings
+
+
+def test_a_rule_that_fails_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(run: object) -> None:
+        raise KeyError("odd")
+
+    root = make_run(tmp_path / "run", metrics=lambda step: {"lr": 0.0})
+    rules = [replace(why.RULES[0], cause="odd", look=broken), *why.RULES]
+    monkeypatch.setattr(why, "RULES", rules)
+    found = why.diagnose(root)
+    assert found.findings[0].cause == "lr-zero"
+    assert found.problems == ("rule odd: KeyError: 'odd'",)
 
 
 def test_damaged_records_cost_their_own_part(tmp_path: Path) -> None:
