@@ -18,6 +18,13 @@ def why(
         str | None, typer.Argument(help="Name of the run, or its folder; the newest by default.")
     ] = None,
     runs: RunsOption = Path("runs"),
+    checks: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Also grade known solutions and score trained rows again, on this machine.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
@@ -30,13 +37,25 @@ def why(
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
     root = find_run(run, runs) if run else found[0]
-    diagnosis = diagnose(root)
+    diagnosis = _checked(root) if checks else diagnose(root)
     if as_json:
         print_json(diagnosis)
     else:
         show(diagnosis, called(root))
     if diagnosis.findings:
         raise typer.Exit(1)
+
+
+def _checked(root: Path) -> Diagnosis:
+    from tempfile import TemporaryDirectory
+
+    from swerl.checks.why import check
+    from swerl.cli._run import run
+    from swerl.cli.train_status import stored_recipe
+
+    with TemporaryDirectory(prefix="swerl-why-") as scratch:
+        checked = check(root, stored_recipe(root), scratch=Path(scratch))
+        return run(checked, after="the run was not changed")
 
 
 def print_cause(root: Path, *, says_healthy: bool = False) -> None:
@@ -71,6 +90,8 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
     if not diagnosis.findings:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")
+    for note in diagnosis.checks:
+        say(f"  check      {note}")
     for problem in diagnosis.problems:
         say(f"  not read   {problem}", "yellow")
     if diagnosis.findings:

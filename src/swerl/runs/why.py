@@ -8,7 +8,7 @@ such as no solved Episode, has a lower confidence. The most certain Finding is f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swerl.runs import _why_outcomes as outcomes
@@ -56,6 +56,8 @@ class Diagnosis:
     """Steps whose Episodes were read."""
     problems: tuple[str, ...]
     """Records that could not be read."""
+    checks: tuple[str, ...] = ()
+    """Results of checks beyond the records."""
 
     def lines(self) -> Iterator[str]:
         """Yield one to three lines of text: the first cause, its evidence, its remedy."""
@@ -83,12 +85,22 @@ def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
             run.problems.append(f"rule {rule.cause}: {type(error).__name__}: {error}")
             continue
         if seen:
-            says, key = seen.says or rule.says, seen.key or rule.key
-            about = (key, rule.fix, rule.confidence, seen.step)
-            found.append(Finding(rule.cause, says, seen.evidence, *about))
+            found.append(_finding(rule, seen))
     found.sort(key=lambda each: -each.confidence)
     steps = tuple(step.number for step in run.steps)
     return Diagnosis(root.name, tuple(found), steps, tuple(dict.fromkeys(run.problems)))
+
+
+def finding(cause: str, seen: Symptom) -> Finding:
+    """Return the finding of a cause that a check has confirmed."""
+    rule = next(rule for rule in RULES if rule.cause == cause)
+    return replace(_finding(rule, seen), confidence=0.99)
+
+
+def _finding(rule: Rule, seen: Symptom) -> Finding:
+    says, key = seen.says or rule.says, seen.key or rule.key
+    about = (key, rule.fix, rule.confidence, seen.step)
+    return Finding(rule.cause, says, seen.evidence, *about)
 
 
 RULES: Sequence[Rule] = (
