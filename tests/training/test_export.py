@@ -20,8 +20,9 @@ from swerl.core.errors import InputError, TrainerError
 from swerl.core.files import write_json
 from swerl.core.learning import Batch, WeightRef
 from swerl.engines._weights import checksum
-from swerl.recipe.schema import Recipe
+from swerl.recipe.schema import LoraSection, Recipe, TrainerSection
 from swerl.runs.layout import Best, RunFolder, RunState
+from swerl.training.checkpoint import folder as checkpoints
 from swerl.training.export import ExportOptions, export
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
@@ -115,6 +116,8 @@ def _check_types_and_files(run: Run, tmp_path: Path) -> None:
 def _check_bad_input(run: Run, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="already there"):
         export(run.root, tmp_path / "model", ExportOptions())
+    with pytest.raises(InputError, match="it has no adapters"):
+        export(run.root, tmp_path / "new", ExportOptions(adapter=True))
     with pytest.raises(InputError, match="no checkpoint of step 7") as error:
         export(run.root, tmp_path / "new", ExportOptions(step=7))
     assert "1" in error.value.hint
@@ -134,3 +137,48 @@ def _check_bad_input(run: Run, tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match=f"content of its file {shard.name} has changed"):
         export(run.root, tmp_path / "new", ExportOptions())
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*.part"))
+
+
+async def test_a_lora_run_exports_its_adapters_and_the_model_with_them(
+    tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
+) -> None:
+    root, lora = tmp_path / "small", LoraSection(rank=4)
+    recipe = Recipe(name="small", trainer=TrainerSection(lora=lora))
+    (root / "checkpoints").mkdir(parents=True)
+    shutil.copytree(tiny_model, root / "initial_model")
+    write_json(root / "recipe.resolved.json", recipe.model_dump(mode="json"))
+    changes = {"checkpoint_dir": root / "checkpoints", "lora": lora}
+    async with MegatronTrainer(
+        model=root / "initial_model",
+        family="tiny",
+        algorithm="gspo",
+        algorithm_options={"kl_coef": 0.05},
+        options=options.model_copy(update=changes),
+    ) as trainer:
+        first = await trainer.step(random_batch(0))
+        second = await trainer.step(random_batch(1))
+        published = await trainer.publish()
+        await trainer.save(2)
+        await trainer.saved()
+    # The reference is the model without its adapters, which differs from the second step on.
+    assert first.extra["kl"] == 0 < second.extra["kl"]
+    merged = export(root, tmp_path / "merged", ExportOptions())
+    adapter = export(root, tmp_path / "adapter", ExportOptions(adapter=True))
+    wanted = load_file(published.path / "model.safetensors")
+    initial = load_file(tiny_model / "model.safetensors")
+    found = load_file(merged.folder / "model.safetensors")
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name], wanted[name], rtol=0, atol=1e-7) for name in wanted)
+    changed = {name for name in found if not torch.equal(found[name], initial[name])}
+    assert changed == {name for name in found if name.endswith("_proj.weight")}
+    in_state = checkpoints.read_meta(root / "checkpoints" / "00002").num_params
+    assert in_state == adapter.num_params < merged.num_params / 4
+    with pytest.raises(InputError, match="is already there"):
+        export(root, adapter.folder, ExportOptions(adapter=True))
+    peft = pytest.importorskip("peft")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    served = peft.PeftModel.from_pretrained(base, adapter.folder).eval()
+    ids = torch.arange(5, 30)[None]
+    whole = AutoModelForCausalLM.from_pretrained(merged.folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        assert torch.allclose(served(ids).logits, whole(ids).logits, atol=1e-5)

@@ -22,6 +22,9 @@ def export(
         str, typer.Option(help="bf16, fp32, or auto for the type in training.")
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 5GB.")] = "5GB",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, for PEFT.")
+    ] = False,
     runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -43,7 +46,7 @@ def export(
     from swerl.training.export import export as write
 
     root = _find(run, runs)
-    options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes)
+    options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes, adapter=adapter)
     with waiting("reading and writing the weights"):
         done = write(root, out, options)
     if as_json:

@@ -381,6 +381,9 @@ class MegatronMapping(Protocol):
     def config(self, hf_config: Mapping[str, Json]) -> Mapping[str, Json]:
         """Return the keyword arguments of Megatron's TransformerConfig and GPTModel."""
 
+    def names(self, hf_config: Mapping[str, Json]) -> Iterator[str]:
+        """Yield the names of the whole model's Megatron parameters."""
+
     def to_megatron(
         self, name: str, hf: Mapping[str, torch.Tensor], hf_config: Mapping[str, Json]
     ) -> torch.Tensor:

@@ -168,7 +168,7 @@ def plan_memory(
     capacity = gpu.memory_gib if gpu else None
     cache = kv_cache(recipe, shape, layout, gpu_gib=capacity or GPUS["h100"].memory_gib)
     precision = PRECISIONS[recipe.trainer.dtype]
-    state = training_state(rank_params(shape, layout), layout, precision)
+    state = recipe_state(recipe, shape, layout, precision)
     offload = recipe.trainer.offload_optimizer
     train = _train(recipe, shape, layout, state, cache) | {
         "reference": state.weights / _GIB if reference else 0.0
@@ -193,14 +193,32 @@ def plan_memory(
     )
 
 
-def training_state(
-    params: RankParams, layout: Layout, precision: Precision = BF16
+def recipe_state(
+    recipe: Recipe, shape: Shape, layout: Layout, precision: Precision = BF16
 ) -> TrainingState:
-    """Return the state of one rank; a parameter's copies share its optimizer state evenly."""
-    owned = params.dense / (layout.data * layout.context) + params.expert / layout.expert_data
+    """Return the state of one rank of a recipe, which may train adapters alone."""
+    params, lora = rank_params(shape, layout), recipe.trainer.lora
+    adapters = rank_params(shape, layout, lora) if lora.rank else None
+    return training_state(params, layout, precision, adapters=adapters)
+
+
+def training_state(
+    params: RankParams,
+    layout: Layout,
+    precision: Precision = BF16,
+    *,
+    adapters: RankParams | None = None,
+) -> TrainingState:
+    """Return the state of one rank; a parameter's copies share its optimizer state evenly.
+
+    With adapters the parameters are frozen: they have neither gradients nor an optimizer.
+    """
+    trained = adapters or params
+    owned = trained.dense / (layout.data * layout.context) + trained.expert / layout.expert_data
+    frozen = params.total if adapters else 0
     return TrainingState(
-        weights=params.total * precision.weight,
-        gradients=params.total * precision.gradient,
+        weights=(frozen + trained.total) * precision.weight,
+        gradients=trained.total * precision.gradient,
         optimizer=owned * precision.optimizer,
         master=owned * precision.master,
     )

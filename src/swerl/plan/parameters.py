@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from swerl.plan.layout import Layout
 from swerl.plan.shape import Shape
+from swerl.recipe.schema import LoraSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +62,35 @@ def model_params(shape: Shape) -> ParamCounts:
 
 def active_params(shape: Shape) -> int:
     """Return the parameters that one token uses."""
-    params = model_params(shape)
+    return _active(shape, model_params(shape))
+
+
+def _active(shape: Shape, params: ParamCounts) -> int:
     idle = 1 - shape.experts_per_token / shape.num_experts if shape.num_experts else 0
     return params.total - round(idle * params.expert)
 
 
-def rank_params(shape: Shape, layout: Layout) -> RankParams:
-    """Return the parameters of a rank of the fullest pipeline stage."""
-    stages = (_stage(shape, layout, stage) for stage in range(layout.pipeline))
+def trained_params(shape: Shape, lora: LoraSection) -> int:
+    """Return the parameters that the optimizer changes: the adapters, or all."""
+    if lora.rank:
+        return _adapters(shape, lora, range(shape.num_layers)).total
+    return model_params(shape).total
+
+
+def rank_params(shape: Shape, layout: Layout, lora: LoraSection | None = None) -> RankParams:
+    """Return the parameters, or with `lora` the adapters, of a rank of the fullest stage."""
+    stages = (_stage(shape, layout, stage, lora) for stage in range(layout.pipeline))
     return max(stages, key=lambda params: params.total)
 
 
-def _stage(shape: Shape, layout: Layout, stage: int) -> RankParams:
+def _stage(shape: Shape, layout: Layout, stage: int, lora: LoraSection | None) -> RankParams:
     size = shape.num_layers // layout.pipeline
-    params = _sum(shape, range(stage * size, (stage + 1) * size))
-    params += _ends(shape, first=stage == 0, last=stage == layout.pipeline - 1)
+    layers = range(stage * size, (stage + 1) * size)
+    if lora:
+        params = _adapters(shape, lora, layers)
+    else:
+        params = _sum(shape, layers)
+        params += _ends(shape, first=stage == 0, last=stage == layout.pipeline - 1)
     key_value = params.key_value // min(layout.tensor, shape.num_kv_heads)
     return RankParams(
         dense=params.split // layout.tensor + key_value + params.whole,
@@ -88,6 +103,29 @@ def _sum(shape: Shape, layers: range) -> ParamCounts:
     for layer in layers:
         found += _attention(shape) if shape.has_attention(layer) else _linear_attention(shape)
         found += _experts(shape) if shape.has_experts(layer) else _feed_forward(shape)
+    return found
+
+
+def _adapters(shape: Shape, lora: LoraSection, layers: range) -> ParamCounts:
+    """Count A and B of each matrix; tensor ranks split B with outputs and A with inputs."""
+    hidden, rank, found = shape.hidden_size, lora.rank, ParamCounts()
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    values = shape.linear_value_size
+    mixed = 2 * shape.linear_key_size + 2 * values + 2 * shape.linear_num_value_heads
+    for layer in layers:
+        if not shape.has_attention(layer):
+            if "delta_net" in lora.targets:
+                found += ParamCounts(split=rank * (mixed + values), whole=5 * rank * hidden)
+        elif "attention" in lora.targets:
+            split = (2 + shape.gated_attention) * queries
+            found += ParamCounts(rank * split, 2 * rank * keys, 4 * rank * hidden)
+        routed = shape.has_experts(layer)
+        width = shape.shared_ffn_size if routed else shape.ffn_size
+        if "mlp" in lora.targets and width:
+            found += ParamCounts(split=3 * rank * width, whole=3 * rank * hidden)
+        if "experts" in lora.targets and routed:
+            each = rank * (2 * hidden + 3 * shape.expert_ffn_size)
+            found += ParamCounts(expert=shape.num_experts * each)
     return found
 
 
@@ -139,6 +177,8 @@ def _experts(shape: Shape) -> ParamCounts:
 
 _TRAINING = 6
 """Operations per multiply-add of a forward and a backward pass."""
+_FROZEN = 4
+"""The same of a frozen matrix, which needs no gradient of its own."""
 _CHUNK = 64
 """Positions that the gated delta rule's kernels work on at a time."""
 
@@ -154,8 +194,10 @@ class RowCost:
         return self.per_token * length + self.per_token_pair * length**2
 
 
-def row_cost(shape: Shape) -> RowCost:
+def row_cost(shape: Shape, lora: LoraSection | None = None) -> RowCost:
     """Return the cost of a row, with the output layer on every position.
+
+    With adapters (`lora` with a rank) the model's matrices are frozen.
 
     Causal attention multiplies each query with half of the keys on average, and its probabilities
     with as many values: T^2 / 2 times 2 times the queries' width. Linear attention's chunked form
@@ -163,8 +205,12 @@ def row_cost(shape: Shape) -> RowCost:
     key width times value width for each head.
     """
     attention = shape.num_attention_layers * shape.num_heads * shape.head_dim
+    trained, frozen = _matrix_params(shape), 0.0
+    if lora and lora.rank:
+        frozen = trained
+        trained = _active(shape, _adapters(shape, lora, range(shape.num_layers)))
     return RowCost(
-        per_token=_TRAINING * (_matrix_params(shape) + _linear_attention_flops(shape)),
+        per_token=_TRAINING * (trained + _linear_attention_flops(shape)) + _FROZEN * frozen,
         per_token_pair=_TRAINING * attention,
     )
 

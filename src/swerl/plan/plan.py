@@ -13,11 +13,11 @@ from swerl.core.errors import EXTRAS, InputError, RecipeError, missing_package, 
 from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
 from swerl.plan.layout import Layout, crossing, layout
 from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan_memory
-from swerl.plan.parameters import model_params
+from swerl.plan.parameters import model_params, trained_params
 from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.simulate import Simulation, simulate
 from swerl.recipe.check import check_budgets, check_clip, check_rollout, obstacles, plugin_options
-from swerl.recipe.schema import Recipe
+from swerl.recipe.schema import LoraSection, Recipe
 
 _CHECKPOINT = 12
 """Checkpoint bytes per parameter: fp32 master copy and Adam's two moments."""
@@ -52,12 +52,11 @@ class DiskPlan:
 
 def plan_disk(recipe: Recipe, shape: Shape) -> DiskPlan:
     """Return the disk space that a run needs."""
-    params = model_params(shape).total
-    trainer = recipe.trainer
+    params, trainer = model_params(shape).total, recipe.trainer
     every = recipe.steps // trainer.keep_every if trainer.keep_every else 0
     evaluated = bool(recipe.eval.every)
     return DiskPlan(
-        checkpoint=params * _CHECKPOINT,
+        checkpoint=trained_params(shape, trainer.lora) * _CHECKPOINT,
         kept=_NEWEST + evaluated + every,
         weights=params * (2 if trainer.dtype == "bf16" else 4),
         episodes=_episode_bytes(recipe, shape),
@@ -176,7 +175,8 @@ def _unknown_gpu(recipe: Recipe) -> Iterator[InputError]:
 
 
 def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
-    reference = _needs_reference(recipe)
+    # Adapters that are turned off leave the reference.
+    reference = _needs_reference(recipe) and not recipe.trainer.lora.rank
     planned = plan_memory(recipe, shape, found, reference=reference)
     check_memory(recipe, shape, planned, reference=reference)
     return planned
@@ -217,8 +217,23 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
     for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
         notes.append(f"cost.prices.{name} is unused; in use: {', '.join(used_prices(recipe))}")
     if on_gpu:
+        notes += _lora_notes(recipe, shape, found, on_gpu)
         notes += _memory_notes(recipe, on_gpu)
     return notes
+
+
+def _lora_notes(recipe: Recipe, shape: Shape, found: Layout, planned: MemoryPlan) -> Iterator[str]:
+    """Yield a note that compares the adapters' memory with that of training all weights."""
+    if not recipe.trainer.lora.rank:
+        return
+    trainer = recipe.trainer.model_copy(update={"lora": LoraSection()})
+    whole = plan_memory(recipe.model_copy(update={"trainer": trainer}), shape, found)
+    yield (
+        f"LoRA trains {trained_params(shape, recipe.trainer.lora):,} of "
+        f"{model_params(shape).total:,} parameters: training takes {planned.train.total:.1f} GiB "
+        f"of a GPU and {planned.host:.0f} GiB of a host, with all weights "
+        f"{whole.train.total:.1f} and {whole.host:.0f}"
+    )
 
 
 def _crossing_notes(recipe: Recipe, found: Layout) -> Iterator[str]:

@@ -277,6 +277,23 @@ class LimitsSection(Section):
     """Disk beyond the image in MiB."""
 
 
+LoraTarget = Literal["attention", "mlp", "experts", "delta_net"]
+
+
+class LoraSection(Section):
+    """Adapters (LoRA) that are trained in place of the model's weights."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 trains all weights. On GPUs a multiple of 8, as kernels require."""
+    alpha: float = Field(32.0, gt=0)
+    """An adapter's change is multiplied by alpha / rank."""
+    targets: tuple[LoraTarget, ...] = Field(
+        ("attention", "mlp", "experts", "delta_net"), min_length=1
+    )
+    """Projections with an adapter: of attention, of dense and shared feed-forward blocks, of routed
+    experts, of gated delta nets. The router, norms and embeddings have none."""
+
+
 class TrainerSection(Section):
     """The optimizer and its processes."""
 
@@ -344,6 +361,7 @@ class TrainerSection(Section):
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens in one forward pass of one rank; memory is planned for this number. A row may have
     this many tokens on each of its context ranks; a longer row is refused."""
+    lora: LoraSection = LoraSection()
     routing_replay: bool = False
     """Train a mixture-of-experts model with the experts that the engine chose, recorded by
     `engine.routed_experts`. It costs about 1 kB a token and nearly removes the mismatch."""

@@ -56,7 +56,7 @@ class CostMeter:
         self._before = max(past.series("dollars"), default=0.0)
         self._rates = _rates(recipe)
         self._peak = _peak(recipe)
-        self._cost = row_cost(shape_of(recipe.model)) if self._peak else None
+        self._cost = row_cost(shape_of(recipe.model), recipe.trainer.lora) if self._peak else None
         self._planned_gib = _planned_gib(recipe)
         self._warned: set[str] = set()
         self._check_cap()

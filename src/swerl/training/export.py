@@ -1,8 +1,9 @@
 """Export a run's checkpoint as a model folder that transformers and SGLang load.
 
-Tensors are converted one by one, so any model needs a few times the memory of its largest tensor.
-It needs neither a GPU nor Megatron-Core. The parallel layout of the run does not matter: a
-checkpoint names its tensors by the whole model.
+A run with LoRA has adapters in its checkpoint: they are merged into the model's own weights, or
+written as PEFT's folder. Tensors are converted one by one, so any model needs a few times the
+memory of its largest tensor. It needs neither a GPU nor Megatron-Core. The parallel layout of the
+run does not matter: a checkpoint names its tensors by the whole model.
 """
 
 # heavy imports: this file only runs in exports
@@ -10,7 +11,7 @@ checkpoint names its tensors by the whole model.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +23,11 @@ from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json, write_text
+from swerl.engines._weights import shards
 from swerl.recipe.schema import Recipe
 from swerl.runs import history
 from swerl.runs.layout import RunFolder
+from swerl.training.adapter_folder import Factors, in_pairs, merge, to_peft, write_adapters
 from swerl.training.checkpoint import folder as checkpoints
 from swerl.training.checkpoint.files import CheckpointReader
 from swerl.training.checkpoint.folder import CheckpointMeta, folder_of
@@ -33,6 +36,8 @@ from swerl.training.model_folder import SHARD_BYTES, LazyTensors, ShardWriter, c
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Export types besides `auto`, which keeps the types in training."""
 _OPTIMIZER = "optimizer."
+_ALWAYS_FP32 = ("A_log", "expert_bias")
+"""Ends of parameters for which bf16 is too coarse; training holds them in fp32, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class ExportOptions:
     dtype: str = "auto"
     max_bytes: int = SHARD_BYTES
     """Largest file."""
+    adapter: bool = False
+    """Write the adapters of a run with LoRA by themselves, as PEFT stores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +75,25 @@ def export(root: Path, target: Path, options: ExportOptions) -> ExportedModel:
         raise InputError(
             f"{target} is already there", hint="pass another folder with -o, or remove this one"
         )
+    if options.adapter and not recipe.trainer.lora.rank:
+        raise InputError(
+            f"{root} trained all weights, so it has no adapters",
+            hint="leave --adapter out to write the whole model",
+        )
     source = recipe.model.path or root / "initial_model"
     folder = folder_of(run.checkpoints, _step(run, options, source))
     meta = checkpoints.read_meta(folder)
     checkpoints.check_files(folder, meta)
-    mapping = plugins.family(recipe.model.family, source, None).megatron()
     temporary = target.with_name(f".{target.name}.part")
     try:
         with disk_errors(target):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            _check_space(temporary, meta, options)
-            hf_config = read_json(source / "config.json")
-            with ShardWriter(temporary, max_bytes=options.max_bytes) as writer:
-                for name, tensor in _tensors(
-                    CheckpointReader(folder), meta, mapping, hf_config, options.dtype
-                ):
-                    writer.add(name, tensor)
-                with LazyTensors(source) as original:
-                    for name in mapping.untrained(original, hf_config):
-                        writer.add(name, original[name])
-            exported = ExportedModel(
-                target, meta.step, meta.num_params, writer.num_bytes, writer.checksum
-            )
-            _write_config(temporary, source, hf_config, options.dtype)
-            write_text(temporary / "README.md", model_card(run, recipe, exported, source))
+            write = _Writer(recipe, source, CheckpointReader(folder), meta, options)
+            num_params, num_bytes, checksum = write.into(temporary)
+            exported = ExportedModel(target, meta.step, num_params, num_bytes, checksum)
+            card = model_card(run, recipe, exported, source, adapter=options.adapter)
+            write_text(temporary / "README.md", card)
             _write_sums(temporary)
             temporary.rename(target)
     finally:
@@ -135,33 +136,96 @@ def _step(run: RunFolder, options: ExportOptions, initial: Path) -> int:
     return step
 
 
-def _check_space(folder: Path, meta: CheckpointMeta, options: ExportOptions) -> None:
-    dtype = DTYPES.get(options.dtype) or getattr(torch, meta.dtype)
-    needed, free = meta.num_params * dtype.itemsize, shutil.disk_usage(folder).free
-    if free < needed:
-        gib = 2**30
-        raise RunError(
-            f"the model needs {needed / gib:.2f} GiB, the disk has {free / gib:.2f} GiB left",
-            hint="free some space, or pass a folder on another disk with -o",
-        )
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Write one checkpoint's model, or its adapters."""
 
+    recipe: Recipe
+    source: Path
+    """Folder of the model before training."""
+    held: CheckpointReader
+    meta: CheckpointMeta
+    options: ExportOptions
 
-def _tensors(
-    source: CheckpointReader,
-    meta: CheckpointMeta,
-    mapping: MegatronMapping,
-    hf_config: dict[str, Json],
-    dtype: str,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in source.shapes:
-        if name.startswith(_OPTIMIZER):
-            continue
-        own = getattr(torch, meta.other_dtypes.get(name, meta.dtype))
-        wanted = DTYPES.get(dtype, own)
-        if name in meta.other_dtypes and dtype != "fp32":
-            wanted = own  # such as decay rates, for which bf16 is too coarse
-        tensor = source.tensor(name).to(wanted)
-        yield from mapping.to_hf({name: tensor}, hf_config).items()
+    def into(self, folder: Path) -> tuple[int, int, str]:
+        """Fill a folder; return the numbers of parameters and bytes, and the checksum."""
+        model = self.recipe.model
+        mapping = plugins.family(model.family, self.source, None).megatron()
+        hf_config = read_json(self.source / "config.json")
+        lora = self.recipe.trainer.lora
+        if self.options.adapter:
+            pairs = self._adapters()
+            found = {n: t for each in pairs for n, t in to_peft(each, mapping, hf_config).items()}
+            wanted = DTYPES.get(self.options.dtype, getattr(torch, self.meta.dtype))
+            tensors = {name: tensor.to(wanted) for name, tensor in found.items()}
+            checksum = write_adapters(folder, tensors, lora, model=self.source)
+            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            return sum(tensor.numel() for tensor in tensors.values()), num_bytes, checksum
+        self._check_space(folder)
+        num_params = 0
+        with (
+            LazyTensors(self.source) as original,
+            ShardWriter(folder, max_bytes=self.options.max_bytes) as writer,
+        ):
+            trained = (
+                self._merged(original, mapping, hf_config)
+                if lora.rank
+                else (
+                    piece
+                    for name, tensor in self._trained()
+                    for piece in mapping.to_hf({name: tensor}, hf_config).items()
+                )
+            )
+            for name, tensor in trained:
+                writer.add(name, tensor)
+                num_params += tensor.numel()
+            for name in mapping.untrained(original, hf_config):
+                writer.add(name, original[name])
+        _write_config(folder, self.source, hf_config, self.options.dtype)
+        return num_params, writer.num_bytes, writer.checksum
+
+    def _check_space(self, folder: Path) -> None:
+        dtype = DTYPES.get(self.options.dtype) or getattr(torch, self.meta.dtype)
+        needed, free = self.meta.num_params * dtype.itemsize, shutil.disk_usage(folder).free
+        if self.recipe.trainer.lora.rank:  # the checkpoint has adapters only
+            needed = sum(path.stat().st_size for path in shards(self.source))
+        if free < needed:
+            gib = 2**30
+            raise RunError(
+                f"the model needs {needed / gib:.2f} GiB, the disk has {free / gib:.2f} GiB left",
+                hint="free some space, or pass a folder on another disk with -o",
+            )
+
+    def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the checkpoint's parameters by Megatron-Core's names."""
+        for name in self.held.shapes:
+            if name.startswith(_OPTIMIZER):
+                continue
+            own = getattr(torch, self.meta.other_dtypes.get(name, self.meta.dtype))
+            yield name, self.held.tensor(name).to(self._type(name, own))
+
+    def _adapters(self) -> Iterable[Factors]:
+        names = [name for name in self.held.shapes if not name.startswith(_OPTIMIZER)]
+        return in_pairs((name, self.held.tensor(name)) for name in sorted(names))
+
+    def _merged(
+        self, original: LazyTensors, mapping: MegatronMapping, hf_config: dict[str, Json]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the original weights by Hugging Face's names, with the adapters' changes added."""
+        lora = self.recipe.trainer.lora
+        adapters = {each.weight: each for each in self._adapters()}
+        for name in mapping.names(hf_config):
+            weight = mapping.to_megatron(name, original, hf_config)
+            weight = weight.to(self._type(name, weight.dtype))
+            if name in adapters:
+                scale = lora.alpha / lora.rank
+                yield from merge(adapters[name], weight, scale, mapping, hf_config).items()
+            else:
+                yield from mapping.to_hf({name: weight}, hf_config).items()
+
+    def _type(self, name: str, own: torch.dtype) -> torch.dtype:
+        wanted = DTYPES.get(self.options.dtype, own)
+        return own if name.endswith(_ALWAYS_FP32) and wanted is torch.bfloat16 else wanted
 
 
 def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype: str) -> None:
@@ -183,9 +247,20 @@ def _write_sums(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 
-def model_card(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path) -> str:
+def model_card(
+    run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path, *, adapter: bool = False
+) -> str:
     """Return the README.md: origin, settings, evaluations. Its form is the Hugging Face hub's."""
-    return "\n".join(_lines(run, recipe, exported, source)) + "\n"
+    lines = [*_lines(run, recipe, exported, source), "", "```python"]
+    if adapter:
+        lines[1] = "library_name: peft"
+        lines += ["from peft import AutoPeftModelForCausalLM", ""]
+        lines += ['model = AutoPeftModelForCausalLM.from_pretrained(".")', "```"]
+    else:
+        lines += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+        lines += ['model = AutoModelForCausalLM.from_pretrained(".", dtype="auto")']
+        lines += ['tokenizer = AutoTokenizer.from_pretrained(".")', "```"]
+    return "\n".join([*lines, "", "`sha256sum -c SHA256SUMS` checks the files."]) + "\n"
 
 
 def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path) -> Iterator[str]:
@@ -201,6 +276,8 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
     yield f"| algorithm | {recipe.algorithm.type} |"
     yield f"| harness | {', '.join(each.type for each in recipe.agents)} |"
     yield f"| tasks | {Path(recipe.tasks.source).name} |"
+    if lora := recipe.trainer.lora.rank:
+        yield f"| LoRA | rank {lora}, alpha {recipe.trainer.lora.alpha:g} |"
     yield f"| peak learning rate | {recipe.trainer.lr:g} |"
     yield f"| weights' checksum | `{exported.checksum}` |"
     yield f"| swerl | {version('swerl')} |"
@@ -210,7 +287,3 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
     if past:
         yield from ("", "| evaluation | after step | solve rate |", "|---|---|---|")
         yield from (f"| {split} | {step} | {rate:.3f} |" for split, step, rate in past)
-    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
-    yield from ('model = AutoModelForCausalLM.from_pretrained(".", dtype="auto")',)
-    yield from ('tokenizer = AutoTokenizer.from_pretrained(".")', "```")
-    yield from ("", "`sha256sum -c SHA256SUMS` checks the files.")

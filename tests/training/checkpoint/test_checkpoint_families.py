@@ -41,6 +41,7 @@ class Job:
 EXPERT, TENSOR = {"expert_parallel": 2}, {"tensor_parallel": 2, "expert_tensor_parallel": 2}
 STAGES = {"pipeline_parallel": 2}
 HALF = {"dtype": "bf16"}
+ADAPTERS = {"lora": {"rank": 4}}
 JOBS = [
     Job("qwen3_5_moe", 1),
     Job("qwen3_5_moe", 2, 1, EXPERT),
@@ -53,6 +54,10 @@ JOBS = [
     Job("qwen3_moe", 1, layout=HALF),
     Job("qwen3_moe", 2, 1, {**EXPERT, **HALF}),
     Job("qwen3_moe", 3, 2, HALF),
+    Job("glm4_air", 1, layout={**EXPERT, **ADAPTERS}),
+    Job("glm4_air", 2, 1, {**TENSOR, **ADAPTERS}),
+    Job("glm4_air", 3, 2, {**STAGES, **ADAPTERS}),
+    Job("glm4_air", 4, 3, {**EXPERT, **ADAPTERS}),
 ]
 
 
@@ -61,7 +66,7 @@ def test_experts_and_bf16_pass_through_every_layout_unchanged(
 ) -> None:
     names = [(job.line, job.save) for job in JOBS]
     found = dict(zip(names, _run(tmp_path, random_batch), strict=True))
-    for line in ("qwen3_5_moe", "glm4_moe", "qwen3_moe"):
+    for line in ("qwen3_5_moe", "glm4_moe", "qwen3_moe", "glm4_air"):
         jobs = [job for job in JOBS if job.line == line]
         first, *others = jobs
         content = _content(tmp_path, first)
@@ -78,6 +83,8 @@ def test_experts_and_bf16_pass_through_every_layout_unchanged(
                 assert got == pytest.approx(wanted, rel=1e-5)
     half = read_meta(tmp_path / "qwen3_moe" / "checkpoints" / "00001")
     assert half.dtype == "bfloat16"
+    adapters = _content(tmp_path, next(job for job in JOBS if "lora" in job.layout))
+    assert adapters and all("_lora." in name for name in adapters), "frozen weights are not saved"
     masters = _content(tmp_path, next(job for job in JOBS if job.layout == HALF))
     assert any(not torch.equal(m, m.bfloat16().float()) for m in masters.values())
 

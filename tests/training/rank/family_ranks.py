@@ -101,6 +101,7 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     num_params = sum(each.numel() for each in trained)
     found: dict[str, Any] = {"stats": [], "num_skipped": 0, "num_params": num_params}
     found["loaded"] = digest(learner.whole_weights())
+    found["first_adapters"] = _adapters(learner)
     batch_files = [Path(path) for path in job["batches"]]
     found["logprobs"] = learner.logprobs(batches.read(batch_files[0]))
     unchanged = True
@@ -112,6 +113,8 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
             found["num_skipped"] += 1
             unchanged &= all(map(torch.equal, before, learner.model.parameters()))
     found["weights"] = {name: tensor.clone() for name, tensor in learner.whole_weights()}
+    found["adapters"] = _adapters(learner)
+    found["gradient_bytes"] = sum(each.numel() * 4 for each in learner._gradient_buffers())
     ends: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
         ends, (found["num_skipped"], unchanged, digest(found["weights"].items()))
@@ -120,6 +123,13 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     found["agree"] = len(set(ends)) == 1
     parallel_state.destroy_model_parallel()
     return found
+
+
+def _adapters(learner: Any) -> dict[str, torch.Tensor]:
+    """Return the adapters by PEFT's names; none without LoRA."""
+    if not learner.adapters:
+        return {}
+    return {name: tensor.clone() for name, tensor in learner.whole_adapters()}
 
 
 def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:

@@ -19,6 +19,7 @@ from swerl.engines.families import tiny
 from swerl.plan.layout import Layout
 from swerl.plan.parameters import rank_params
 from swerl.plan.shape import shape_from_config
+from swerl.recipe.schema import LoraSection
 from swerl.training import batch as batches
 from swerl.training.model_folder import copy_tokenizer
 from tests.engines.families.lines import LINES, build, config_of, per_expert, weights_of
@@ -178,7 +179,7 @@ def _compare(job: Job, found: Mapping[str, Any]) -> None:
     print(f"{job.name}: logp {worst:.1e}, weights {gap:.1e}")  # noqa: T201  read with -s
 
 
-def _count(job: Job, num_params: int) -> None:
+def _count(job: Job, num_params: int, lora: LoraSection | None = None) -> None:
     """Hold a rank's parameters against the memory plan's; stages differ by their ends."""
     if "pipeline_parallel" in job.layout:
         return
@@ -196,7 +197,7 @@ def _count(job: Job, num_params: int) -> None:
         **sizes,
     )
     shape = shape_from_config(job.line, config_of(_build(job)))
-    planned = rank_params(shape, layout)
+    planned = rank_params(shape, layout, lora)
     assert num_params == planned.dense + planned.expert
 
 
@@ -294,8 +295,8 @@ def _build(job: Job) -> torch.nn.Module:
     return build(job.line, **job.changes)
 
 
-def _spec(work: Path, job: Job, num_ranks: int) -> dict[str, Any]:
-    folder = work / f"{num_ranks}-{job.name}"
+def _spec(work: Path, job: Job, num_ranks: int, name: str = "") -> dict[str, Any]:
+    folder = work / f"{num_ranks}-{name or job.name}"
     folder.mkdir()
     model = _build(job)
     copy_tokenizer(work / "tokenizer", folder)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -115,6 +115,16 @@ class ModelMapping:
         on a model that cannot be trained.
         """
         return megatron_settings(plan_of(hf_config))
+
+    def names(self, hf_config: HfConfig) -> Iterator[str]:
+        """Yield the names of all Megatron parameters, layer after layer."""
+        plan = plan_of(hf_config)
+        yield _EMBEDDING
+        for layer, rules in enumerate(_layer_kinds(plan)):
+            yield from (f"decoder.layers.{layer}.{name}" for name in rules)
+        yield "decoder.final_layernorm.weight"
+        if not plan.tied:
+            yield _OUTPUT
 
     def to_megatron(
         self, name: str, hf: Mapping[str, torch.Tensor], hf_config: HfConfig

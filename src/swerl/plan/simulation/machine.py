@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from swerl.core.errors import RecipeError
 from swerl.plan.layout import Layout
 from swerl.plan.memory import (
-    BF16,
     GPUS,
     GpuModel,
     KvCache,
+    recipe_state,
     state_bytes,
     token_bytes,
-    training_state,
 )
-from swerl.plan.parameters import RowCost, model_params, rank_params, row_cost
+from swerl.plan.parameters import RowCost, model_params, row_cost, trained_params
 from swerl.plan.shape import Shape
 from swerl.plan.simulation.engine import Speed
 from swerl.recipe.schema import Recipe
@@ -124,7 +123,7 @@ def machine(
         cache_tokens=cache.tokens,
         train_s=_training(recipe, shape, layout, gpu, value),
         update_s=weights / value["update_bytes_per_s"] + value["update_fixed_s"],
-        switch_s=_switch(shape, layout, value) if layout.colocated else 0.0,
+        switch_s=_switch(recipe, shape, layout, value) if layout.colocated else 0.0,
         gateway_s=value["gateway_s"],
         step_s=value["step_fixed_s"],
     )
@@ -135,18 +134,21 @@ def _training(
 ) -> Callable[[Sequence[int]], float]:
     """Return the seconds of a step. Recomputation repeats a third of the arithmetic, which MFU
     does not count."""
-    cost = row_cost(shape)
-    repeated = 4 / 3 if recipe.trainer.recompute else 1.0
+    lora = recipe.trainer.lora
+    cost = row_cost(shape, lora)
+    # With frozen weights the forward pass is about half of the arithmetic.
+    forward = 1 / 2 if lora.rank else 1 / 3
+    repeated = 1 + forward * recipe.trainer.recompute
     rate = layout.ranks * gpu.bf16_flops * value["train_mfu"] * (1 - value["imbalance"])
     adam = 0.0
     if recipe.trainer.offload_optimizer:
-        owned = model_params(shape).total / layout.num_nodes
+        owned = trained_params(shape, lora) / layout.num_nodes
         adam = owned / value["host_adam_per_s"]
     return lambda rows: repeated * sum(map(cost.of, rows)) / rate + adam
 
 
-def _switch(shape: Shape, layout: Layout, value: Mapping[str, float]) -> float:
+def _switch(recipe: Recipe, shape: Shape, layout: Layout, value: Mapping[str, float]) -> float:
     """Return the seconds to move weights and optimizer state to the host and back."""
-    state = training_state(rank_params(shape, layout), layout, BF16)
+    state = recipe_state(recipe, shape, layout)
     moved = 2 * (state.weights + state.optimizer)
     return moved / value["host_bytes_per_s"] + value["switch_fixed_s"]

@@ -42,7 +42,7 @@ from swerl.training.checkpoint.folder import (
 from swerl.training.options import WorkerSettings
 from swerl.training.rank.learner import Learner
 from swerl.training.rank.optimizer import MOMENTS, adam_state
-from swerl.training.rank.weights import belongs_to_experts, global_name, rank_cuts, tensor_group
+from swerl.training.rank.weights import belongs_to_experts, is_split, rank_cuts, tensor_group
 
 _Result = TypeVar("_Result")
 
@@ -361,12 +361,12 @@ def load_random_state(states: Sequence[Mapping[str, Any]], rank: int) -> None:
 def _names(learner: Learner) -> dict[torch.nn.Parameter, str]:
     """Return the name of each parameter in the whole model.
 
-    The last pipeline stage has a copy of tied embeddings, which gets the name of the original.
+    The last pipeline stage has a copy of tied embeddings, which gets the name of the original. With
+    adapters these are the checkpoint: the frozen weights are in the model's folder.
     """
-    model = learner.model
-    is_tied = model.share_embeddings_and_output_weights
-    names = {param: global_name(model, name) for name, param in model.named_parameters()}
-    return {param: _TIED if is_tied and name == _OUTPUT else name for param, name in names.items()}
+    is_tied = learner.model.share_embeddings_and_output_weights
+    params = learner.params(adapters=bool(learner.adapters))
+    return {each: _TIED if is_tied and name == _OUTPUT else name for name, each in params.items()}
 
 
 def _is_tied_copy(learner: Learner, param: torch.nn.Parameter) -> bool:
@@ -419,7 +419,7 @@ def _cuts(param: torch.nn.Parameter) -> list[Cut]:
 
 def _is_first_copy(param: torch.nn.Parameter) -> bool:
     """Return whether this is the first tensor rank that holds these elements."""
-    return getattr(param, "tensor_model_parallel", False) or tensor_group(param).rank() == 0
+    return is_split(param) or tensor_group(param).rank() == 0
 
 
 def _is_first_replica(param: torch.nn.Parameter) -> bool:

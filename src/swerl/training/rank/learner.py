@@ -25,9 +25,10 @@ from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.core.learning import Batch, StepStats, Totals
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_from_config
+from swerl.training.adapter_folder import LORA, in_pairs, to_peft
 from swerl.training.model_folder import read_config
 from swerl.training.options import WorkerSettings
-from swerl.training.rank import weights
+from swerl.training.rank import lora, weights
 from swerl.training.rank.context import RowShare
 from swerl.training.rank.microbatch import (
     MicroBatch,
@@ -61,7 +62,8 @@ class Learner:
         self.options = settings.options
         self.mapping = family.megatron()
         self.hf_config = read_config(settings.model)
-        self._cost = row_cost(shape_from_config(settings.model.name, self.hf_config))
+        shape = shape_from_config(settings.model.name, self.hf_config)
+        self._cost = row_cost(shape, self.options.lora)
         self._algorithm = algorithm
         self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
         self._share = own_share()
@@ -69,8 +71,13 @@ class Learner:
         self._everyone = torch.distributed.new_group(backend="gloo")
         self.model = self._build()
         weights.load(self.model, settings.model, self.mapping, self.hf_config)
-        # The reference keeps the initial weights, also if a checkpoint is restored later.
-        self._reference = self._frozen_copy() if algorithm.needs_reference else None
+        self.adapters: lora.Adapters = {}
+        if self.options.lora.rank:
+            self.adapters = lora.attach(self.model, self.options, self.mapping, self.hf_config)
+        # The reference keeps the initial weights, also if a checkpoint is restored later. With
+        # adapters it is the model without them.
+        copies = algorithm.needs_reference and not self.adapters
+        self._reference = self._frozen_copy() if copies else None
         self.parallel_model = wrap(self.model)
         self.optimizer = build_optimizer(self.parallel_model, self.options)
         self.scheduler = build_scheduler(self.optimizer, self.options)
@@ -115,9 +122,26 @@ class Learner:
         return [logps for _, logps in sorted(gather_lists(own, self._everyone))]
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights as Hugging Face tensors on all ranks; all must exhaust it."""
-        for name, tensor in weights.tensors(self.model, self.memory.on_device):
+        """Yield the weights as Hugging Face tensors on all ranks; all must exhaust it.
+
+        Adapters are merged into them.
+        """
+        params = self.params(adapters=False)
+        read = lora.merged(self.adapters, self.memory.on_device)
+        for name, tensor in weights.tensors(params, read):
             yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
+
+    def whole_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the adapters by PEFT's names on all ranks; all must exhaust it."""
+        params = self.params(adapters=True)
+        for factors in in_pairs(weights.tensors(params, self.memory.on_device)):
+            yield from to_peft(factors, self.mapping, self.hf_config).items()
+
+    def params(self, *, adapters: bool) -> dict[str, torch.nn.Parameter]:
+        """Return this rank's adapters, or its other parameters, by name in the whole model."""
+        named = self.model.named_parameters()
+        found = {weights.global_name(self.model, name): param for name, param in named}
+        return {name: each for name, each in found.items() if (LORA in name) == adapters}
 
     def sleep(self) -> None:
         """Give the GPU's memory to the engine until `wake`; gradients are dropped."""
@@ -191,6 +215,9 @@ class Learner:
         return micro_batches
 
     def _reference_logp(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor | None]:
+        if self.adapters and self._algorithm.needs_reference:
+            with lora.off(self.adapters):
+                return log_probs(self.model, micro_batches)
         if self._reference is None:
             return [None] * len(micro_batches)
         return log_probs(self._reference, micro_batches)

@@ -82,6 +82,10 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
         embedded, rope, *_ = self._preprocess(
             input_ids=rows.ids_N.unsqueeze(0), position_ids=None, packed_seq_params=packed
         )
+        if self.config.recompute_granularity and torch.is_grad_enabled() and self.pre_process:
+            # Megatron's recomputation has a gradient only if its input has one; frozen
+            # embeddings have none.
+            embedded.requires_grad_()
         hidden_N1H: torch.Tensor = self.decoder(
             hidden_states=embedded,
             attention_mask=None,

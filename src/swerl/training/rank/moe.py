@@ -120,13 +120,26 @@ class GroupedExperts(torch.nn.Module):
     def forward(
         self, x_TH: torch.Tensor, tokens_per_expert: torch.Tensor, weights_T: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
-        is_grouped = x_TH.is_cuda and x_TH.dtype is torch.bfloat16  # the kernel supports no other
-        multiply = _multiply_grouped if is_grouped else _multiply_in_turn
-        both_TF = multiply(x_TH, self.fc1.flatten(1, 2), tokens_per_expert)
+        both_TF = self._multiply("fc1", x_TH, tokens_per_expert)
         gate_TF, up_TF = both_TF.chunk(2, dim=-1)
         # The router's weight may come before the second matrix, because that is linear.
         inner_TF = (F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)).to(x_TH.dtype)
-        return multiply(inner_TF, self.fc2, tokens_per_expert), None
+        return self._multiply("fc2", inner_TF, tokens_per_expert), None
+
+    def _multiply(
+        self, name: str, x_TI: torch.Tensor, tokens_per_expert: torch.Tensor
+    ) -> torch.Tensor:
+        """Multiply each token with its expert's matrix, and with the adapter's if there is one."""
+        is_grouped = x_TI.is_cuda and x_TI.dtype is torch.bfloat16  # the kernel supports no other
+        multiply = _multiply_grouped if is_grouped else _multiply_in_turn
+        out_TO: torch.Tensor = multiply(x_TI, getattr(self, name).flatten(1, -2), tokens_per_expert)
+        adapter = getattr(self, f"{name}_lora", None)
+        if adapter is None or not adapter.active:
+            return out_TO
+        A_ERI, B_EOR = adapter.of_experts()
+        inner_TR = multiply(x_TI, A_ERI, tokens_per_expert)
+        out_TO += multiply(inner_TR, B_EOR, tokens_per_expert) * adapter.scale
+        return out_TO
 
 
 def _is_record(replay_NK: torch.Tensor, num_experts: int) -> torch.Tensor:

@@ -24,6 +24,8 @@ from swerl.core.errors import InputError
 from swerl.training.model_folder import LazyTensors
 
 _LAYERS = "decoder.layers."
+WHOLE = -1
+"""Mark in place of an axis: tensor ranks hold copies, although Megatron counts each of them."""
 
 
 def load(
@@ -47,25 +49,25 @@ def load(
 
 
 def tensors(
-    model: GPTModel, read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
+    params: Mapping[str, torch.nn.Parameter],
+    read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter whole, by its name in the whole model, on all ranks.
+    """Yield parameters whole on all ranks; they are given by their names in the whole model.
 
     `read` returns a parameter's value on the device; it may be elsewhere meanwhile. All ranks must
     exhaust it together. Tensors keep their dtype; layers come in order. Tied weights are in the
     first and the last pipeline stage, so they come twice.
     """
     stages = parallel_state.get_pipeline_model_parallel_group()
-    own = {global_name(model, name): param for name, param in model.named_parameters()}
     listed: list[list[_WholeParam]] = [[] for _ in range(stages.size())]
-    entries = [_WholeParam(name, _whole_shape(param), param.dtype) for name, param in own.items()]
+    entries = [_WholeParam(name, whole_shape(param), param.dtype) for name, param in params.items()]
     dist.all_gather_object(listed, entries, group=stages)
-    device = next(model.parameters()).device
+    device = next(iter(params.values())).device
     for stage, found in enumerate(listed):
         source = dist.get_global_rank(stages, stage)
         for entry in found:
             if stage == stages.rank():
-                tensor = whole(own[entry.name], read)
+                tensor = whole(params[entry.name], read)
             else:
                 tensor = torch.empty(entry.shape, dtype=entry.dtype, device=device)
             if stages.size() > 1:
@@ -127,10 +129,16 @@ def rank_cuts(param: torch.nn.Parameter) -> list[RankCut]:
     if belongs_to_experts(param):
         found.append(RankCut(0, parallel_state.get_expert_model_parallel_group()))
     marks = vars(param)
-    if marks.get("tensor_model_parallel"):
+    if is_split(param):
         group = tensor_group(param)
         found.append(RankCut(marks["partition_dim"], group, marks["partition_stride"]))
     return found
+
+
+def is_split(param: torch.nn.Parameter) -> bool:
+    """Return whether tensor ranks share a parameter; otherwise each holds all of it."""
+    marks = vars(param)
+    return bool(marks.get("tensor_model_parallel")) and marks["partition_dim"] != WHOLE
 
 
 def belongs_to_experts(param: torch.nn.Parameter) -> bool:
@@ -152,7 +160,8 @@ def _cuts(param: torch.nn.Parameter) -> list[RankCut]:
     return [cut for cut in rank_cuts(param) if cut.group.size() > 1]
 
 
-def _whole_shape(param: torch.nn.Parameter) -> tuple[int, ...]:
+def whole_shape(param: torch.nn.Parameter) -> tuple[int, ...]:
+    """Return the shape of a parameter in the whole model."""
     shape = list(param.shape)
     for cut in _cuts(param):
         shape[cut.dim] *= cut.group.size()
