@@ -427,7 +427,7 @@ class Trainer(Protocol):
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step."""
 
-    async def publish(self) -> WeightRef:
+    async def publish(self, *, adapters: bool = False) -> WeightRef:
         """Write the current weights to a folder that engines can load."""
 
     async def save(self, step: int, *, kept: Collection[int] = ()) -> None:

@@ -192,6 +192,11 @@ class HttpEngine:
         """True if `receive` and `sleep` can be used."""
         return self._settings.streams
 
+    @property
+    def takes_adapters(self) -> bool:
+        """True if `load` takes a folder of adapters, too."""
+        return self._settings.adapters
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError if the engine is gone.
 

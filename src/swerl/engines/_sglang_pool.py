@@ -51,6 +51,8 @@ class ClientSettings:
     """Seconds that such a request waits if no server is in use: one may be starting."""
     streams: bool = True
     """True if the servers receive weights directly, without a folder."""
+    adapters: bool = False
+    """True if a folder to load may hold adapters of the model that the servers started with."""
     answers_in_loads: bool = True
     """True if the servers answer while they load weights; then one that does not answer hangs."""
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from swerl.core.errors import EngineError
-from swerl.engines._weights import digest, shards
+from swerl.engines._weights import ADAPTER_CONFIG, digest, shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +173,17 @@ def read_shape(folder: Path) -> Qwen3Shape:
         ) from error
 
 
-def read_weights(folder: Path, shape: Qwen3Shape) -> Qwen3Weights:
-    """Read and check a folder of weights. Raises EngineError that names the first wrong tensor."""
+def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -> Qwen3Weights:
+    """Read and check a folder of weights, or of adapters (PEFT) of the model in `base`.
+
+    Raises EngineError that names the first wrong tensor.
+    """
     blobs = [path.read_bytes() for path in shards(folder)]
     checksum = digest(blobs)
     tensors = {name: t for blob in blobs for name, t in load_safetensors(blob).items()}
+    if base and (folder / ADAPTER_CONFIG).is_file():
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        tensors = _merged(base, tensors, scale=config["lora_alpha"] / config["r"])
     expected = _expected(shape)
     if shape.tied:
         tensors.pop("lm_head.weight", None)
@@ -239,6 +245,26 @@ def _shape(config: Mapping[str, Any]) -> Qwen3Shape:
         max_positions=count("max_position_embeddings", 32768),
         eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
+
+
+def _merged(
+    base: Path, adapters: Mapping[str, torch.Tensor], *, scale: float
+) -> dict[str, torch.Tensor]:
+    """Return a model's tensors in fp32, with the changes of its adapters added."""
+    files = (load_safetensors(path.read_bytes()) for path in shards(base))
+    tensors = {name: t.float() for file in files for name, t in file.items()}
+    for name, A in adapters.items():
+        path, found, _ = name.removeprefix("base_model.model.").partition(".lora_A.weight")
+        if not found:
+            continue
+        weight, B = f"{path}.weight", adapters.get(name.replace(".lora_A.", ".lora_B."))
+        if weight not in tensors or B is None or (len(B), A.shape[1]) != tensors[weight].shape:
+            raise EngineError(
+                f"the adapter {name!r} does not fit the served model",
+                hint="use adapters that were trained on the model that the engine started with",
+            )
+        tensors[weight] += scale * (B.float() @ A.float())
+    return tensors
 
 
 def _expected(shape: Qwen3Shape) -> dict[str, tuple[int, ...]]:

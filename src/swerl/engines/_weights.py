@@ -15,6 +15,8 @@ from pathlib import Path
 from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import ServedShape
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""File that marks a folder of adapters, by PEFT's name."""
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """Keys for the number of routed experts, by model line."""
 

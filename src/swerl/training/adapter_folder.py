@@ -19,13 +19,13 @@ import torch
 from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.files import write_json
-from swerl.engines._weights import checksum
+from swerl.engines._weights import ADAPTER_CONFIG, checksum
 from swerl.recipe.schema import LoraSection
 
 LORA = "_lora."
 """Between a weight's name and its adapter's A or B."""
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""PEFT's names of the two files of an adapter."""
+WEIGHTS = "adapter_model.safetensors"
+"""PEFT's name of the file with the tensors."""
 _PEFT = "base_model.model."
 _EXPERTS = re.compile(r"(.*\.experts)\..*")
 _STACKS = {"fc1": ("gate_up_proj", ".base_layer"), "fc2": ("down_proj", "")}
@@ -103,7 +103,7 @@ def write_adapters(
     modules = {path.rpartition(".")[2] for path in paths if not is_stack.fullmatch(path)}
     parameters = [f"mlp.experts.{name}" for name, _ in _STACKS.values()] if stacked else None
     write_json(
-        folder / CONFIG,
+        folder / ADAPTER_CONFIG,
         {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

@@ -20,6 +20,7 @@ from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import disk_errors
 from swerl.core.learning import WeightRef
 from swerl.engines._weights import combine, shards, tensor_digest
+from swerl.recipe.schema import LoraSection
 
 if TYPE_CHECKING:
     import torch
@@ -79,28 +80,42 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def publish(tensors: Iterable[tuple[str, torch.Tensor]], source: Path, target: Path) -> WeightRef:
+def publish(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    source: Path,
+    target: Path,
+    *,
+    lora: LoraSection | None = None,
+) -> WeightRef:
     """Write Hugging Face tensors as a model folder, which appears whole under its version.
 
     Tensors are written one by one as they come. config.json and the tokenizer are copied from
-    `source`. Older versions are removed. Raises RunError on a full disk.
+    `source`. With `lora` they are adapters of the model in `source`, written as PEFT does. Older
+    versions are removed. Raises RunError on a full disk.
     """
     temporary = target.with_name(f".{target.name}.part")
     try:
         with disk_errors(target):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            with ShardWriter(temporary) as writer:
-                for name, tensor in tensors:
-                    writer.add(name, tensor)
-            shutil.copyfile(source / "config.json", temporary / "config.json")
-            copy_tokenizer(source, temporary)
+            if lora:
+                from swerl.training.adapter_folder import write_adapters
+
+                on_host = {name: tensor.cpu() for name, tensor in tensors}
+                checksum = write_adapters(temporary, on_host, lora, model=source)
+            else:
+                with ShardWriter(temporary) as writer:
+                    for name, tensor in tensors:
+                        writer.add(name, tensor)
+                checksum = writer.checksum
+                shutil.copyfile(source / "config.json", temporary / "config.json")
+                copy_tokenizer(source, temporary)
             shutil.rmtree(target, ignore_errors=True)
             temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _keep_newest(target.parent, KEPT_VERSIONS)
-    return WeightRef(target, target.name, writer.checksum)
+    return WeightRef(target, target.name, checksum)
 
 
 def _keep_newest(parent: Path, num_kept: int) -> None:

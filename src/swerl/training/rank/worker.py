@@ -92,16 +92,18 @@ class RankCommands:
         self._learner.wake()
         return self._learner.logprobs(self._read(batch))
 
-    def publish(self) -> dict[str, str]:
-        """Write the weights as a model folder named for the number of steps taken."""
+    def publish(self, adapters: bool) -> dict[str, str]:
+        """Write weights or adapters as a folder named for the number of steps taken."""
         from swerl.training.model_folder import publish
 
-        tensors = self._learner.whole_weights()
+        learner = self._learner
+        tensors = learner.whole_adapters() if adapters else learner.whole_weights()
         try:
             if dist.get_rank():
                 return {}
             target = self._settings.options.publish_dir / self._version
-            ref = publish(tensors, self._settings.model, target)
+            lora = self._settings.options.lora if adapters else None
+            ref = publish(tensors, self._settings.model, target, lora=lora)
         finally:
             for _ in tensors:  # all ranks must exhaust it, also after an error on the first
                 pass

@@ -89,7 +89,10 @@ async def sync(
         # The engine takes its memory back while it receives the weights from the host's copy.
         await trainer.sleep()
     if way == "disk":
-        return await engine.load(await trainer.publish())
+        # An engine that cannot take adapters by themselves gets the weights they are merged into.
+        adapters = getattr(trainer, "has_adapters", False)
+        adapters = adapters and getattr(engine, "takes_adapters", False)
+        return await engine.load(await trainer.publish(adapters=adapters))
     assert isinstance(engine, StreamedEngine)
     received = await engine.receive(TrainerSource(trainer, way))  # type: ignore[arg-type]
     if not received.num_confirmed:
