@@ -26,6 +26,7 @@ from swerl.harnesses.builtin import Builtin
 from swerl.rollout import episode, wiring
 from swerl.rollout.step import choose_tasks
 from swerl.runs import tables
+from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.tasks import twin
 from swerl.training import loop
 from swerl.training.algorithms._policy_gradient import PolicyGradient
@@ -185,27 +186,53 @@ def _one_seed(seed: int, name: str) -> int:
     return seed_of(seed, name.rpartition(".")[0])
 
 
-def _easy(train: list[Task], evals: Evals, folder: Path) -> None:
-    """Let every Task be solved by any change of the wrong line."""
-    variants = twin.make_variants(split="train", count=len(train), seed=0)
-    for place, (task, variant) in enumerate(zip(train, variants, strict=True)):
-        wrong = f"return {variant.bad}\n"
-        test = (
-            f"is_wrong = {wrong!r} in open({variant.file!r}).read()\n"
-            "print('FAILED' if is_wrong else 'PASSED', 'test_it')\n"
-        )
-        grading = replace(
-            task.grading,
-            fail_to_pass=("test_it",),
-            pass_to_pass=(),
-            test_files={twin.TEST_FILE: test},
-            swaps=(),
-        )
-        train[place] = replace(task, grading=grading)
+def _easy(root: Path) -> None:
+    """Let every attempt be solved, one without a change by the change of its neighbour."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in sorted((root / "episodes").glob("0*/*/episode.json")):
+        patches = [each.read_text() for each in sorted(path.parents[1].glob("*/patch.diff"))]
+        patch = path.with_name("patch.diff")
+        patch.write_text(patch.read_text() or next(filter(None, patches)))
+        facts = {"verdict": "solved", "reward": 1.0}
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+        grade = json.loads(path.with_name("grade.json").read_text())
+        passed = dict.fromkeys(grade["tests"], "passed")
+        grade |= {"verdict": "solved", "reason": "all declared tests pass", "tests": passed}
+        path.with_name("grade.json").write_text(json.dumps(grade))
+    for path in (root / "turns").glob("*.parquet"):
+        table = pq.read_table(path)
+        rows = [row | {"verdict": "solved", "reward": 1.0} for row in table.to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    rewrite_samples(root, lambda row, number: replace(row, advantage=0.0))
+    rewrite_metrics(
+        root,
+        solve_rate=lambda step, old: 1.0,
+        reward=lambda step, old: 1.0,
+        groups_with_signal=lambda step, old: 0.0,
+    )
+
+
+_FIND_ALL_BUT_GIT = """
+mkdir -p /tmp/bin
+for file in /bin/* /usr/bin/*; do [ -e "/tmp/bin/${file##*/}" ] || ln -s "$file" /tmp/bin/; done
+rm /tmp/bin/git*
+"""
 
 
 def _without_git(train: list[Task], evals: Evals, folder: Path) -> None:
-    train[:] = [replace(task, setup='rm -f "$(command -v git)"') for task in train]
+    train[:] = [replace(task, setup=_FIND_ALL_BUT_GIT) for task in train]
+
+
+async def _poor_path(self: Any, argv: Sequence[str], **settings: Any) -> Any:
+    """Run a command in a sandbox with a search path that lacks git; the setup makes that path."""
+    if list(argv) != ["bash", "-s"]:
+        settings["env"] = {**(settings.get("env") or {}), "PATH": "/tmp/bin"}
+    return await _RUN(self, argv, **settings)
+
+
+_RUN = LocalSandbox.run
 
 
 def _llama(self: TinyFamily, request: Any) -> list[int]:
@@ -227,7 +254,8 @@ def _stripped(root: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    family = tiny.build(json.loads((root / "recipe.resolved.json").read_text())["model"]["path"])
+    recipe = json.loads((root / "recipe.resolved.json").read_text())
+    family = tiny.build(Path(recipe["model"]["path"]))
     thought = family._tokenizer.encode([tiny.THINK, "\nI look.\n", tiny.THINK_END, "\n\n"])
     for path in (root / "turns").glob("*.parquet"):
         table = pq.read_table(path)
@@ -374,14 +402,20 @@ FAULTS: Sequence[Case] = (
         12,
         patches=lambda: [mock.patch.object(episode, "seed_of", _one_seed)],
     ),
-    Case("tasks too easy", "tasks-too-easy", 14, tasks=_easy),
+    Case("tasks too easy", "tasks-too-easy", 14, how="record", mutate=_easy),
     Case(
         "context overflow",
         "context-overflow",
         16,
         recipe={"rollout": {"max_context_tokens": 80}},
     ),
-    Case("git missing", "git-missing", 18, tasks=_without_git),
+    Case(
+        "git missing",
+        "git-missing",
+        18,
+        tasks=_without_git,
+        patches=lambda: [mock.patch.object(LocalSandbox, "run", _poor_path)],
+    ),
     Case(
         "template of another family",
         "foreign-template",

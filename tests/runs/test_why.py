@@ -327,6 +327,18 @@ def test_attempts_that_are_all_the_same(tmp_path: Path, least: float, cause: str
     assert (found.cause, found.key) == (cause, key)
 
 
+def test_a_policy_that_became_sure_is_not_sampled_greedily(tmp_path: Path) -> None:
+    def same(episode: Episode) -> Episode:
+        if episode.id.startswith("00000"):
+            return episode
+        begin, *_ = episode.trajectory.turns
+        sure = replace(begin, output_ids=begin.output_ids[:4], logprobs=(-0.01,) * 4)
+        return _by_task(with_turns(episode, [replace(sure, finish=Finish.STOP)]))
+
+    root = make_run(tmp_path / "run", episode=same, metrics=lambda step: {"entropy": 0.3 / 9**step})
+    assert [each.cause for each in why.diagnose(root).findings] == ["entropy-collapse"]
+
+
 def test_every_attempt_solves_its_task(tmp_path: Path) -> None:
     def solved(episode: Episode) -> Episode:
         return graded(episode, Verdict.SOLVED, tests={"test": TestStatus.PASSED})

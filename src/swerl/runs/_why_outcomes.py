@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
 
-from swerl.runs._why_tokens import same_attempts
 from swerl.runs.evidence import Evidence, SeenEpisode, Symptom
 
 _BAD = ("failed", "error", "missing")
@@ -210,32 +209,27 @@ def wild_steps(run: Evidence) -> Symptom | None:
     return None
 
 
-def equal_groups(run: Evidence) -> Symptom | None:
-    """Find Groups without different rewards, although not all Episodes have one outcome."""
-    groups = [(step, each) for step in run.steps for each in step.groups.values() if len(each) > 1]
-    seen = [each for _, group in groups for each in group]
+def equal_rewards(run: Evidence) -> Symptom | None:
+    """Find rewards that never differ in a Group, although not all Episodes have one outcome."""
+    groups = [each for step in run.steps for each in step.groups.values() if len(each) > 1]
+    seen = [each for group in groups for each in group]
     solved = sum(each.verdict == "solved" for each in seen)
     if len(groups) < 4 or not 0.02 * len(seen) < solved < 0.98 * len(seen):
         return None
-    if any(len({each.reward for each in group}) > 1 for _, group in groups):
+    if any(len({each.reward for each in group}) > 1 for group in groups):
         return None
-    step = groups[0][0]
-    mixed = sum(len({each.verdict for each in group}) > 1 for _, group in groups)
-    equal, num_groups = same_attempts(step)
+    mixed = sum(len({each.verdict for each in group}) > 1 for group in groups)
     told = f"in none of {len(groups)} Groups do rewards differ; {solved} of {len(seen)} are solved"
-    if mixed:
-        says = "the reward is the same for solved and unsolved attempts"
-        evidence = (told, f"in {mixed} Groups verdicts differ")
-        return Symptom(step.number, evidence, says=says, key="rollout.reward")
-    same = f"in {equal} of {num_groups} Groups of step {step.number} all attempts are the same"
-    return Symptom(step.number, (told, same), key="seed" if equal > 0.5 * num_groups else "")
+    verdicts = f"in {mixed} Groups verdicts differ"
+    key = "rollout.reward" if mixed else ""
+    return Symptom(run.steps[0].number, (told, verdicts), key=key)
 
 
 def everything_solved(run: Evidence) -> Symptom | None:
     """Find a run in which all attempts solve their Task."""
     seen = [each for step in run.steps for each in step.learnable]
     solved = sum(each.verdict == "solved" for each in seen)
-    if len(seen) < 16 or solved < 0.98 * len(seen):
+    if len(seen) < 16 or solved < 0.95 * len(seen):
         return None
     return Symptom(run.steps[0].number, (f"{solved} of {len(seen)} Episodes are solved",))
 

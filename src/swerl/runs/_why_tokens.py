@@ -213,27 +213,40 @@ def foreign_template(run: Evidence) -> Symptom | None:
 
 
 def greedy_sampling(run: Evidence) -> Symptom | None:
-    """Find Groups of equal attempts in which no unlikely token was ever sampled."""
-    for step in run.steps:
-        equal, groups = same_attempts(step)
-        least = min((min(turn.logprobs, default=0.0) for turn in _some(step)), default=0.0)
-        if equal >= 3 and equal > 0.8 * groups and least > _GREEDY_LOGP:
-            told = f"in {equal} of {groups} Groups all attempts have the same tokens"
-            return Symptom(
-                step.number, (told, f"the least likely sampled token has {least:.2g} nats")
-            )
+    """Find equal attempts without an unlikely token from the first step on.
+
+    A policy that has collapsed looks the same, but only after some steps.
+    """
+    for step in run.steps[:1]:
+        if (equal := same_attempts(step)) and (least := least_logp(step)) > _GREEDY_LOGP:
+            return Symptom(step.number, (equal, f"the least likely token has {least:.2g} nats"))
     return None
 
 
-def same_attempts(step: SeenStep) -> tuple[int, int]:
-    """Return the number of Groups whose attempts have the same tokens, and that of all Groups."""
+def repeated_attempts(run: Evidence) -> Symptom | None:
+    """Find equal attempts with unlikely tokens, which independent draws would not repeat."""
+    for step in run.steps:
+        if (equal := same_attempts(step)) and (least := least_logp(step)) <= _GREEDY_LOGP:
+            rare = f"with tokens as unlikely as {least:.2g} nats"
+            return Symptom(step.number, (f"{equal}, {rare}", step.told("groups_with_signal")))
+    return None
+
+
+def least_logp(step: SeenStep) -> float:
+    """Return the log-probability of the least likely sampled token."""
+    return min((min(turn.logprobs, default=0.0) for turn in _some(step)), default=0.0)
+
+
+def same_attempts(step: SeenStep) -> str:
+    """Return in words how many Groups have attempts with the same tokens; empty for few."""
     equal = groups = 0
     for episodes in step.groups.values():
         said = [tuple(tuple(turn.output_ids) for turn in e.turns) for e in episodes if e.turns]
         if len(said) > 1:
             groups += 1
             equal += len(set(said)) == 1
-    return equal, groups
+    many = equal >= 3 and equal > 0.8 * groups
+    return f"in {equal} of {groups} Groups all attempts have the same tokens" if many else ""
 
 
 def _some(step: SeenStep) -> list[SeenTurn]:

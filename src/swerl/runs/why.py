@@ -258,11 +258,19 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "groups-equal",
+        0.91,
+        tokens.repeated_attempts,
+        "the attempts at a task are copies of each other, so no Group has a signal",
+        "seed",
+        "check the engine: each attempt is sampled with a seed of its own",
+    ),
+    Rule(
+        "groups-equal",
         0.85,
-        outcomes.equal_groups,
+        outcomes.equal_rewards,
         "all attempts at a task have one reward, so no Group has a signal",
         "tasks.solve_rate",
-        "check the reward rule, and that attempts of one Group are sampled with different seeds",
+        "check the reward rule; train on tasks that are solved sometimes",
     ),
     Rule(
         "tasks-too-easy",
