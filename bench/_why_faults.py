@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from swerl.core.chat import ParsedReply
+from swerl.core.chat import Finish, ParsedReply
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.sample import Sample
+from swerl.core.sample import Sample, to_samples
 from swerl.core.seeds import seed_of
 from swerl.core.task import Task
-from swerl.core.turn import RoutedExperts
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines import _sglang_client
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyFamily
@@ -222,7 +222,8 @@ rm /tmp/bin/git*
 
 
 def _without_git(train: list[Task], evals: Evals, folder: Path) -> None:
-    train[:] = [replace(task, setup=_FIND_ALL_BUT_GIT) for task in train]
+    for tasks in (train, *evals.values()):
+        tasks[:] = [replace(task, setup=_FIND_ALL_BUT_GIT) for task in tasks]
 
 
 async def _poor_path(self: Any, argv: Sequence[str], **settings: Any) -> Any:
@@ -250,7 +251,7 @@ def _greedy(*args: Any, **settings: Any) -> dict[str, Any]:
 
 
 def _stripped(root: Path) -> None:
-    """Give each first reply a thought, and begin a new root without it at each later one."""
+    """Give each reply a thought, and begin a new root without the earlier ones at each reply."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -259,7 +260,7 @@ def _stripped(root: Path) -> None:
     thought = family._tokenizer.encode([tiny.THINK, "\nI look.\n", tiny.THINK_END, "\n\n"])
     for path in (root / "turns").glob("*.parquet"):
         table = pq.read_table(path)
-        rows, past = table.to_pylist(), {}
+        rows, past, made = table.to_pylist(), {}, {}
         for row in rows:
             before = past.get((row["episode"], row["parent"]), [])
             prompt = before + row["prompt_ids"]
@@ -267,7 +268,19 @@ def _stripped(root: Path) -> None:
             row["prompt_ids"], row["parent"] = prompt, None
             row["output_ids"] = thought + row["output_ids"]
             row["logprobs"] = [-0.1] * len(thought) + row["logprobs"]
+            ids = {name: tuple(row[name]) for name in ("prompt_ids", "output_ids", "logprobs")}
+            turn = Turn(row["index"], None, finish=Finish.STOP, weight_version="0", **ids)
+            made.setdefault((row["episode"], row["task"]), []).append(turn)
         pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+        file = root / "samples" / path.name
+        advantages = {each.episode: each.advantage for each in tables.read_samples(file)}
+        samples = [
+            replace(sample, advantage=advantages[name])
+            for (name, task), turns in made.items()
+            for sample in to_samples(Trajectory(name, tuple(turns)), episode=name, task=task)
+        ]
+        about = tables.read_metadata(file)
+        tables.write_samples(file, samples, [1 / len(samples)] * len(samples), about)
 
 
 def rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import RunError
+from swerl.core.files import write_json
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts, Turn
@@ -216,9 +217,11 @@ def test_thinking_that_is_not_replayed(tmp_path: Path, history: str) -> None:
     assert causes == ([] if history == "template" else ["thinking-stripped"])
 
 
-def test_a_mask_that_is_off_by_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("moves_logprobs", [True, False])
+def test_a_mask_that_is_off_by_one(tmp_path: Path, moves_logprobs: bool) -> None:
     def shifted(row: Sample) -> Sample:
-        return replace(row, mask=(*row.mask[1:], 0))
+        logprobs = (*row.logprobs[1:], 0.0) if moves_logprobs else row.logprobs
+        return replace(row, mask=(*row.mask[1:], 0), logprobs=logprobs)
 
     assert first(make_run(tmp_path / "run", sample=shifted)).cause == "mask-shifted"
 
@@ -312,11 +315,15 @@ def test_rewards_that_do_not_follow_the_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("least", "cause", "key"),
-    [(-4.0, "groups-equal", "seed"), (-0.5, "temperature-zero", "rollout.temperature")],
+    [
+        (-4.0, "groups-equal", "seed"),
+        (-0.9, "temperature-zero", "rollout.temperature"),
+        (0.0, "temperature-zero", "rollout.temperature"),
+    ],
 )
 def test_attempts_that_are_all_the_same(tmp_path: Path, least: float, cause: str, key: str) -> None:
     def same(episode: Episode) -> Episode:
-        logprobs = (least, *(-0.1,) * 3)
+        logprobs = (least, *(-0.1 if least else 0.0,) * 3)
         turns = [
             replace(each, output_ids=each.output_ids[:4], logprobs=logprobs, finish=Finish.STOP)
             for each in episode.trajectory.turns
@@ -373,6 +380,32 @@ def test_many_lost_episodes(tmp_path: Path) -> None:
     found = first(make_run(tmp_path / "run", episode=lost))
     assert found.cause == "infrastructure"
     assert "SandboxLostError: gone" in found.evidence[0]
+
+
+def test_an_error_that_ended_the_run(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run", steps=1)
+    for error, cause in (
+        ("step 3 is not finite", "run-failed"),
+        ("6 of 6 episodes were lost: SandboxLostError: gone", "infrastructure"),
+        ("6 of 6 episodes were lost: sh: git: not found", "git-missing"),
+    ):
+        write_json(root / "process.json", {"error": error})
+        found = first(root)
+        assert (found.cause, found.evidence) == (cause, (error,))
+
+
+@pytest.mark.parametrize("is_greedy", [True, False])
+def test_short_attempts_are_equal_by_chance(tmp_path: Path, is_greedy: bool) -> None:
+    """Each first reply is the same and nearly certain, and the attempts end after it."""
+
+    def short(episode: Episode) -> Episode:
+        begin, *_ = episode.trajectory.turns
+        logprobs = (-0.5 if is_greedy else -0.01,) * 4
+        said = replace(begin, output_ids=begin.output_ids[:4], logprobs=logprobs)
+        return _by_task(with_turns(episode, [replace(said, finish=Finish.STOP)]))
+
+    found = why.diagnose(make_run(tmp_path / "run", episode=short)).findings
+    assert ("temperature-zero" in [each.cause for each in found]) is is_greedy
 
 
 def test_prompts_in_the_markup_of_another_family(tmp_path: Path) -> None:

@@ -262,7 +262,14 @@ def missing_git(run: Evidence) -> Symptom | None:
             words = f"{found.group() if found else ''!r}, such as {first.id}"
             told = f"{len(without)} of {len(step.episodes)} Episodes have {words}"
             return Symptom(step.number, (told,))
+    if _NO_GIT.search(run.error):
+        return Symptom(run.last, (run.error[:300],))
     return None
+
+
+def failed_run(run: Evidence) -> Symptom | None:
+    """Find the error that ended a run."""
+    return Symptom(run.last, (run.error[:300],)) if run.error else None
 
 
 def lost_episodes(run: Evidence) -> Symptom | None:
@@ -273,6 +280,8 @@ def lost_episodes(run: Evidence) -> Symptom | None:
             reason = _most(each.reason for each in lost)[:200]
             told = f"{len(lost)} of {len(step.episodes)} Episodes, most often: {reason}"
             return Symptom(step.number, (told,))
+    if "episodes were lost" in run.error:
+        return Symptom(run.last, (run.error[:300],))
     return None
 
 

@@ -14,6 +14,8 @@ from swerl.runs.evidence import Evidence, SeenStep, SeenTurn, Symptom
 if TYPE_CHECKING:
     import numpy as np
 
+    from swerl.core.sample import Sample
+
 _CALL = re.compile(
     r"<tool_call>.*?</tool_call>|<invoke .*?</invoke>|\[TOOL_CALLS\]|<\|python_tag\|>", re.DOTALL
 )
@@ -29,6 +31,8 @@ _MARKUP = re.compile(r"<\|[a-z_]+\|>|\[/?INST\]|<(?:start|end)_of_turn>|\[gMASK\
 _THOUGHT = "</think>"
 _MISMATCH = 0.05
 """Nats a token; bf16 kernels and quantised engines stay below."""
+_CHANCE = -12.0
+"""Logarithm of the probability that chance makes the attempts of a step equal: 6 in a million."""
 _GREEDY_LOGP = -2.0
 """The likeliest of all tokens is hardly ever less likely; sampling draws such tokens often."""
 _TURNS = 256
@@ -151,23 +155,31 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
 
 def shifted_mask(run: Evidence) -> Symptom | None:
     """Find trained rows whose mask does not cover exactly the sampled tokens."""
-    import numpy as np
-
     for step in run.steps:
-        wrong = []
-        for sample in step.samples:
-            mask, logp = np.asarray(sample.mask) > 0, np.asarray(sample.logprobs)
-            # Only sampled tokens have a log-probability, except for a certain one.
-            outside = int((logp[~mask] != 0).sum())
-            if outside:
-                wrong.append((sample.episode, outside))
+        turns = {each.id: each.turns for each in step.episodes if each.turns}
+        wrong = [row.episode for row in step.samples if not _is_exact(row, turns.get(row.episode))]
         if len(wrong) > 0.02 * len(step.samples):
             told = (
-                f"{len(wrong)} of {len(step.samples)} rows do not train {wrong[0][1]} or more "
-                f"sampled tokens, such as {wrong[0][0]}: {run.root / 'samples'}"
+                f"{len(wrong)} of {len(step.samples)} rows train other tokens than the sampled "
+                f"ones, such as that of {wrong[0]}: {run.root / 'samples'}"
             )
             return Symptom(step.number, (told,))
     return None
+
+
+def _is_exact(row: Sample, turns: Sequence[SeenTurn] | None) -> bool:
+    """Return whether a row trains what was sampled, as far as it shows."""
+    import numpy as np
+
+    is_trained, logp = np.asarray(row.mask) > 0, np.asarray(row.logprobs)
+    # Context has no log-probability.
+    if (logp[~is_trained] != 0).any():
+        return False
+    # An Episode of one row trains all of its Turns, in their order.
+    if turns is None or row.share < 1:
+        return True
+    sampled = [token for turn in turns for token in turn.output_ids]
+    return bool(np.array_equal(np.asarray(row.ids)[is_trained], sampled))
 
 
 def stale_engine(run: Evidence) -> Symptom | None:
@@ -218,7 +230,7 @@ def greedy_sampling(run: Evidence) -> Symptom | None:
     A policy that has collapsed looks the same, but only after some steps.
     """
     for step in run.steps[:1]:
-        if (equal := same_attempts(step)) and (least := least_logp(step)) > _GREEDY_LOGP:
+        if (equal := _equal_attempts(step)) and (least := _least_logp(step)) > _GREEDY_LOGP:
             return Symptom(step.number, (equal, f"the least likely token has {least:.2g} nats"))
     return None
 
@@ -226,27 +238,36 @@ def greedy_sampling(run: Evidence) -> Symptom | None:
 def repeated_attempts(run: Evidence) -> Symptom | None:
     """Find equal attempts with unlikely tokens, which independent draws would not repeat."""
     for step in run.steps:
-        if (equal := same_attempts(step)) and (least := least_logp(step)) <= _GREEDY_LOGP:
+        if (equal := _equal_attempts(step)) and (least := _least_logp(step)) <= _GREEDY_LOGP:
             rare = f"with tokens as unlikely as {least:.2g} nats"
             return Symptom(step.number, (f"{equal}, {rare}", step.told("groups_with_signal")))
     return None
 
 
-def least_logp(step: SeenStep) -> float:
+def _least_logp(step: SeenStep) -> float:
     """Return the log-probability of the least likely sampled token."""
     return min((min(turn.logprobs, default=0.0) for turn in _some(step)), default=0.0)
 
 
-def same_attempts(step: SeenStep) -> str:
-    """Return in words how many Groups have attempts with the same tokens; empty for few."""
-    equal = groups = 0
+def _equal_attempts(step: SeenStep) -> str:
+    """Return in words how many Groups have attempts with the same tokens.
+
+    Empty for few, and if chance may have made them equal. Attempts without any doubt, all of whose
+    log-probabilities are exactly 0, are those of an engine that reports greedy choices so.
+    """
+    groups, equal, chance, logps = 0, 0, 0.0, 0.0
     for episodes in step.groups.values():
         said = [tuple(tuple(turn.output_ids) for turn in e.turns) for e in episodes if e.turns]
         if len(said) > 1:
             groups += 1
-            equal += len(set(said)) == 1
-    many = equal >= 3 and equal > 0.8 * groups
-    return f"in {equal} of {groups} Groups all attempts have the same tokens" if many else ""
+            total = sum(sum(turn.logprobs) for e in episodes[:1] for turn in e.turns)
+            logps += total
+            if len(set(said)) == 1:
+                equal += 1
+                chance += total * (len(said) - 1)
+    if equal < 3 or equal <= 0.8 * groups or _CHANCE < chance < 0 or (not chance and logps):
+        return ""
+    return f"in {equal} of {groups} Groups all attempts have the same tokens"
 
 
 def _some(step: SeenStep) -> list[SeenTurn]:

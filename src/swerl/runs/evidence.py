@@ -134,6 +134,11 @@ class Evidence:
     """Error that ended the run; empty if there was none."""
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def last(self) -> int:
+        """The last step that was read; 0 if there is none."""
+        return self.steps[-1].number if self.steps else 0
+
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of one metric."""
         return [(step, m[name]) for step, m in sorted(self.metrics.items()) if name in m]

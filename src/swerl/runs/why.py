@@ -305,6 +305,14 @@ RULES: Sequence[Rule] = (
         "`swerl doctor` checks this machine; the same command resumes",
     ),
     Rule(
+        "run-failed",
+        0.4,
+        outcomes.failed_run,
+        "an error ended the run",
+        "",
+        "`swerl train status` prints the error with its hint; the same command resumes the run",
+    ),
+    Rule(
         "foreign-template",
         0.97,
         tokens.foreign_template,
