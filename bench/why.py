@@ -21,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,12 @@ def judged(case: Case, root: Path) -> dict[str, Any]:
     """Diagnose a run as it was after each step; return the row of the table."""
     expected = case.cause or "healthy"
     after = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, case.recipe.get("steps", STEPS) + 1):
         found = why.diagnose(root, until=step)
         after.append(found.findings[0].cause if found.findings else "healthy")
-    started = time.perf_counter()
+    started = time.process_time()
     found = why.diagnose(root)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     steps = [each.get("step_s", 0.0) for each in evidence.read(root).metrics.values()]
     return {
         "number": case.number,
@@ -174,7 +175,7 @@ def judged(case: Case, root: Path) -> dict[str, Any]:
         "others": [each.cause for each in found.findings[1:]],
         "right": after[-1] == expected if case.cause else set(after) == {"healthy"},
         "step": after.index(expected) + 1 if expected in after else None,
-        "why_s": round(seconds, 3),
+        "why_cpu_s": round(seconds, 3),
         "step_s": round(sum(steps) / max(len(steps), 1), 2),
         "findings": [asdict(each) for each in found.findings],
         "problems": list(found.problems),
@@ -220,7 +221,8 @@ def show(row: Mapping[str, Any]) -> None:
     others = f"; also {', '.join(row['others'])}" if row["others"] else ""
     print(
         f"{mark}{row['number']:>3} {row['fault']:22} {row['how']:6} "
-        f"{' > '.join(row['after'])}{others}; {row['why_s']:.2f} s of {row['step_s']:.1f} s",
+        f"{' > '.join(each for each, _ in groupby(row['after']))}{others}; "
+        f"{row['why_cpu_s']:.2f} s CPU, a step {row['step_s']:.1f} s",
         flush=True,
     )
 
@@ -231,9 +233,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--half", choices=("odd", "even"))
     parser.add_argument("--healthy", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of healthy runs")
     parser.add_argument("--out", type=Path, default=Path("why-runs"), help="reused if it exists")
     chosen = parser.parse_args()
-    cases = [Case(f"healthy-{seed}", seed=seed) for seed in range(chosen.healthy)]
+    long = {"recipe": {"steps": chosen.steps}} if chosen.steps != STEPS else {}
+    cases = [Case(f"healthy-{seed}", seed=seed, **long) for seed in range(chosen.healthy)]
     if not chosen.healthy:
         cases = [case for case in FAULTS if not chosen.only or case.name in chosen.only]
         rest = {"odd": 1, "even": 0}.get(chosen.half)

@@ -20,7 +20,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_cause_is_first_with_its_evidence_and_key(tmp_path: Path) -> None:
-    make_run(tmp_path / "sick", metrics=lambda step: {"lr": 0.0, "entropy": 0.3 / 4**step})
+    sure = {"entropy": 0.01, "groups_with_signal": 0.0}
+    make_run(tmp_path / "sick", metrics=lambda step: {"lr": 0.0, **(sure if step else {})})
     code, text = invoke("sick", "--runs", str(tmp_path))
     assert code == 1
     assert text.startswith("lr-zero: ")

@@ -191,11 +191,17 @@ def test_a_trained_task_that_is_evaluated(tmp_path: Path, is_same_name: bool) ->
 
 
 def test_entropy_that_collapses(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "run", metrics=lambda step: {"entropy": 0.3 / 4**step})
-    found = first(root)
+    def flat(step: int) -> dict[str, float]:
+        return {"entropy": 0.3 / 4**step, "groups_with_signal": 4.0 - 3 * min(step, 1)}
+
+    found = first(make_run(tmp_path / "run", metrics=flat))
     assert (found.cause, found.step) == ("entropy-collapse", 1)
-    high = make_run(tmp_path / "high", metrics=lambda step: {"entropy": 3.0 / 4**step})
+    high = make_run(tmp_path / "high", metrics=lambda s: {**flat(s), "entropy": 3.0 / 4**s})
     assert why.diagnose(high).findings[0].step == 2
+    still = make_run(tmp_path / "still", metrics=lambda s: {"entropy": 0.3 / 4**s})
+    assert not why.diagnose(still).findings
+    solved = make_run(tmp_path / "solved", metrics=lambda s: {**flat(s), "solve_rate": 0.95})
+    assert not why.diagnose(solved).findings
 
 
 @pytest.mark.parametrize("history", ["exact", "template"])
@@ -342,7 +348,8 @@ def test_a_policy_that_became_sure_is_not_sampled_greedily(tmp_path: Path) -> No
         sure = replace(begin, output_ids=begin.output_ids[:4], logprobs=(-0.01,) * 4)
         return _by_task(with_turns(episode, [replace(sure, finish=Finish.STOP)]))
 
-    root = make_run(tmp_path / "run", episode=same, metrics=lambda step: {"entropy": 0.3 / 9**step})
+    flat = {"entropy": 0.01, "groups_with_signal": 0.0}
+    root = make_run(tmp_path / "run", episode=same, metrics=lambda s: flat if s else {})
     assert [each.cause for each in why.diagnose(root).findings] == ["entropy-collapse"]
 
 

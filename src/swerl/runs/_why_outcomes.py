@@ -142,13 +142,20 @@ def evaluated_training(run: Evidence) -> Symptom | None:
 
 
 def collapsed_entropy(run: Evidence) -> Symptom | None:
-    """Find a policy that became nearly deterministic within the run."""
+    """Find a policy that became nearly deterministic within the run, before it solves its tasks.
+
+    Entropy falls in healthy runs, too, while attempts still differ.
+    """
     series = run.series("entropy")
+    most = max((len(step.groups) for step in run.steps), default=0)
     for step, value in series[1:]:
-        if value < 0.35 * series[0][1] and value < 0.25:
+        signal = run.metrics[step].get("groups_with_signal")
+        is_flat = value < 0.1 * series[0][1] if signal is None else signal <= 0.25 * most
+        is_solved = run.metrics[step].get("solve_rate", 0.0) > 0.9
+        if value < 0.35 * series[0][1] and value < 0.25 and is_flat and not is_solved:
             told = f"entropy fell from {series[0][1]:.3g} to {value:.3g} nats a token"
-            signal = " ".join(f"{count:.0f}" for _, count in run.series("groups_with_signal")[-8:])
-            return Symptom(step, (told, f"Groups with a signal, by step: {signal}"))
+            counts = " ".join(f"{n:.0f}" for _, n in run.series("groups_with_signal")[-8:])
+            return Symptom(step, (told, f"Groups with a signal, by step: {counts}"))
     return None
 
 
