@@ -413,6 +413,8 @@ def test_short_attempts_are_equal_by_chance(tmp_path: Path, is_greedy: bool) -> 
 
     found = why.diagnose(make_run(tmp_path / "run", episode=short)).findings
     assert ("temperature-zero" in [each.cause for each in found]) is is_greedy
+    off = make_run(tmp_path / "off", episode=short, metrics=lambda step: {"mismatch": 0.04})
+    assert why.diagnose(off).findings[0].cause == "temperature-zero"
 
 
 def test_prompts_in_the_markup_of_another_family(tmp_path: Path) -> None:

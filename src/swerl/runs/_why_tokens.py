@@ -33,6 +33,8 @@ _MISMATCH = 0.05
 """Nats a token; bf16 kernels and quantised engines stay below."""
 _CHANCE = -12.0
 """Logarithm of the probability that chance makes the attempts of a step equal: 6 in a million."""
+_MISMATCH_OF_SAMPLING = 0.02
+"""Nats a token by which the temperature changes even a sure policy's probabilities."""
 _GREEDY_LOGP = -2.0
 """The likeliest of all tokens is hardly ever less likely; sampling draws such tokens often."""
 _TURNS = 256
@@ -227,11 +229,15 @@ def foreign_template(run: Evidence) -> Symptom | None:
 def greedy_sampling(run: Evidence) -> Symptom | None:
     """Find equal attempts without an unlikely token from the first step on.
 
-    A policy that has collapsed looks the same, but only after some steps.
+    A policy that has collapsed looks the same, but only after some steps. An engine with a low
+    temperature reports probabilities near 1, which the trainer does not confirm.
     """
     for step in run.steps[:1]:
-        if (equal := _equal_attempts(step)) and (least := _least_logp(step)) > _GREEDY_LOGP:
-            return Symptom(step.number, (equal, f"the least likely token has {least:.2g} nats"))
+        is_off = step.metrics.get("mismatch", 0.0) > _MISMATCH_OF_SAMPLING
+        least = _least_logp(step)
+        if (equal := _equal_attempts(step, is_sure=is_off)) and least > _GREEDY_LOGP:
+            figures = f"the least likely token has {least:.2g} nats, {step.told('mismatch')}"
+            return Symptom(step.number, (equal, figures))
     return None
 
 
@@ -249,11 +255,11 @@ def _least_logp(step: SeenStep) -> float:
     return min((min(turn.logprobs, default=0.0) for turn in _some(step)), default=0.0)
 
 
-def _equal_attempts(step: SeenStep) -> str:
+def _equal_attempts(step: SeenStep, *, is_sure: bool = False) -> str:
     """Return in words how many Groups have attempts with the same tokens.
 
-    Empty for few, and if chance may have made them equal. Attempts without any doubt, all of whose
-    log-probabilities are exactly 0, are those of an engine that reports greedy choices so.
+    Empty for few and, unless `is_sure`, if chance may have made them equal. Log-probabilities that
+    are all exactly 0 are those of an engine that reports greedy choices so.
     """
     groups, equal, chance, logps = 0, 0, 0.0, 0.0
     for episodes in step.groups.values():
@@ -265,7 +271,8 @@ def _equal_attempts(step: SeenStep) -> str:
             if len(set(said)) == 1:
                 equal += 1
                 chance += total * (len(said) - 1)
-    if equal < 3 or equal <= 0.8 * groups or _CHANCE < chance < 0 or (not chance and logps):
+    by_chance = _CHANCE < chance < 0 or (not chance and logps)
+    if equal < 3 or equal <= 0.8 * groups or (by_chance and not is_sure):
         return ""
     return f"in {equal} of {groups} Groups all attempts have the same tokens"
 
