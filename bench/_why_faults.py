@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from swerl.core.chat import Finish, ParsedReply
+from swerl.core.episode import Episode
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sample import Sample, to_samples
@@ -61,7 +62,7 @@ class Case:
     @property
     def folder(self) -> str:
         """Name of its run."""
-        return self.name.replace(" ", "-")
+        return self.name.replace(" ", "-").replace(",", "")
 
 
 def _no_calls(self: TinyFamily, ids: Sequence[int]) -> ParsedReply:
@@ -244,10 +245,28 @@ def _llama(self: TinyFamily, request: Any) -> list[int]:
     return self._tokenizer.encode([f"{text}<|start_header_id|>assistant<|end_header_id|>\n\n"])
 
 
-def _greedy(*args: Any, **settings: Any) -> dict[str, Any]:
-    body = _BODY(*args, **settings)
-    body["sampling_params"] |= {"temperature": 0.0}
+def _malformed(self: TinyFamily, ids: Sequence[int]) -> ParsedReply:
+    text = self.text(ids)
+    return ParsedReply(text, "", (), text.count("<tool_call>"))
+
+
+def _sampled_at(temperature: float) -> Callable[..., dict[str, Any]]:
+    def body(*args: Any, **settings: Any) -> dict[str, Any]:
+        made = _BODY(*args, **settings)
+        made["sampling_params"] |= {"temperature": temperature}
+        return made
+
     return body
+
+
+def _shifted_right(step: int, groups: Any, algorithm: Any) -> Any:
+    made = _COLLECT(step, groups, algorithm)
+    rows = [replace(row, mask=array("b", [0, *row.mask[:-1]])) for row in made.batch.samples]
+    return replace(made, batch=replace(made.batch, samples=tuple(rows)))
+
+
+def _evaluated(train: list[Task], evals: Evals, folder: Path) -> None:
+    evals["heldout"][:2] = choose_tasks(train, 1, 6, 0)[:2]
 
 
 def _stripped(root: Path) -> None:
@@ -439,7 +458,7 @@ FAULTS: Sequence[Case] = (
         "temperature 0",
         "temperature-zero",
         22,
-        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _greedy)],
+        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _sampled_at(0.0))],
     ),
     Case(
         "rewarded cheat",
@@ -452,3 +471,50 @@ FAULTS: Sequence[Case] = (
     ),
     Case("entropy collapse", "entropy-collapse", 23, how="record", mutate=_collapsed),
 )
+
+
+VARIANTS: Sequence[Case] = (
+    Case(
+        "calls malformed",
+        "wrong-parser",
+        101,
+        patches=lambda: [mock.patch.object(TinyFamily, "parse", _malformed)],
+    ),
+    Case(
+        "mask off by one, right",
+        "mask-shifted",
+        104,
+        patches=lambda: [mock.patch.object(loop, "collect", _shifted_right)],
+    ),
+    Case(
+        "reward constant",
+        "groups-equal",
+        112,
+        patches=lambda: [mock.patch.object(wiring, "reward_of", lambda name: lambda attempt: 0.5)],
+    ),
+    Case("replies cut", "budget-too-small", 115, recipe={"rollout": {"max_new_tokens": 12}}),
+    Case("two replies", "budget-too-small", 115, recipe={"rollout": {"max_turns": 2}}),
+    Case(
+        "infra trained on",
+        "infra-as-failure",
+        117,
+        patches=lambda: [
+            mock.patch.object(Builtin, "run", _losing(1 / 3)),
+            mock.patch.object(Episode, "learnable", True),
+        ],
+    ),
+    Case("tasks evaluated by name", "train-in-eval", 121, tasks=_evaluated),
+    Case(
+        "temperature 0.05",
+        "temperature-zero",
+        122,
+        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _sampled_at(0.05))],
+    ),
+    Case(
+        "engine at temperature 2",
+        "engine-trainer-mismatch",
+        125,
+        patches=lambda: [mock.patch.object(_sglang_client, "generate_body", _sampled_at(2.0))],
+    ),
+)
+"""Other forms of the same faults, planted after all rules were written."""

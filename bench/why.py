@@ -25,7 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from _why_faults import FAULTS, Case
+from _why_faults import FAULTS, VARIANTS, Case
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.events import fan_out, ignore
@@ -233,13 +233,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--half", choices=("odd", "even"))
     parser.add_argument("--healthy", type=int, default=0)
+    parser.add_argument("--variants", action="store_true", help="other forms of the faults")
     parser.add_argument("--steps", type=int, default=STEPS, help="of healthy runs")
     parser.add_argument("--out", type=Path, default=Path("why-runs"), help="reused if it exists")
     chosen = parser.parse_args()
     long = {"recipe": {"steps": chosen.steps}} if chosen.steps != STEPS else {}
     cases = [Case(f"healthy-{seed}", seed=seed, **long) for seed in range(chosen.healthy)]
     if not chosen.healthy:
-        cases = [case for case in FAULTS if not chosen.only or case.name in chosen.only]
+        known = VARIANTS if chosen.variants else FAULTS
+        cases = [case for case in known if not chosen.only or case.name in chosen.only]
         rest = {"odd": 1, "even": 0}.get(chosen.half)
         cases = [case for case in cases if rest is None or case.number % 2 == rest]
     chosen.out.mkdir(parents=True, exist_ok=True)

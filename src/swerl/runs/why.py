@@ -87,6 +87,9 @@ def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
         if seen:
             found.append(_finding(rule, seen))
     found.sort(key=lambda each: -each.confidence)
+    # Two rules may see one cause; the more certain one tells it.
+    first = {each.cause: each for each in reversed(found)}
+    found = [each for each in found if first[each.cause] is each]
     steps = tuple(step.number for step in run.steps)
     return Diagnosis(root.name, tuple(found), steps, tuple(dict.fromkeys(run.problems)))
 
