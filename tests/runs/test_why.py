@@ -60,6 +60,21 @@ def test_calls_that_are_not_read_name_the_parser(tmp_path: Path) -> None:
     assert found.evidence[0].startswith("16 of 16 replies")
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_calls_that_only_the_gateways_parser_finds_malformed(
+    tmp_path: Path, is_whole: bool
+) -> None:
+    def malformed(episode: Episode) -> Episode:
+        reply = "<tool_call>\n</function>\n</tool_call><|im_end|>"
+        begin, last = episode.trajectory.turns
+        said = begin.output_ids if is_whole else (*ids(episode.id), *ids(reply))
+        wrong = replace(begin, output_ids=said, logprobs=(-0.3,) * len(said), malformed_calls=1)
+        return with_turns(episode, [wrong, last])
+
+    found = why.diagnose(make_run(tmp_path / "run", episode=malformed)).findings
+    assert [each.cause for each in found] == (["wrong-parser"] if is_whole else [])
+
+
 def test_a_call_without_an_end_is_the_model_s_own_mistake(tmp_path: Path) -> None:
     def torn(episode: Episode) -> Episode:
         reply = turn(0, None, "<|im_start|>user\nRepair.", f"{CALL.format(episode.id)}<|im_end|>")
@@ -200,8 +215,8 @@ def test_entropy_that_collapses(tmp_path: Path) -> None:
     assert why.diagnose(high).findings[0].step == 2
     still = make_run(tmp_path / "still", metrics=lambda s: {"entropy": 0.3 / 4**s})
     assert not why.diagnose(still).findings
-    solved = make_run(tmp_path / "solved", metrics=lambda s: {**flat(s), "solve_rate": 0.95})
-    assert not why.diagnose(solved).findings
+    learned = make_run(tmp_path / "learned", metrics=lambda s: {**flat(s), "reward": 0.2 + 0.3 * s})
+    assert not why.diagnose(learned).findings
 
 
 @pytest.mark.parametrize("history", ["exact", "template"])

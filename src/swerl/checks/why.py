@@ -22,7 +22,7 @@ from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import sandbox_backend, tasks_of
 from swerl.runs import why
-from swerl.runs.evidence import Evidence, SeenStep, Symptom, read
+from swerl.runs.evidence import DAMAGE, Evidence, SeenStep, Symptom, read
 from swerl.runs.layout import RunFolder
 from swerl.runs.why import Diagnosis, Finding
 from swerl.training.options import TrainerOptions
@@ -44,8 +44,9 @@ async def check(root: Path, recipe: Recipe, *, scratch: Path) -> Diagnosis:
     for each in (_grade_again, _score_again):
         try:
             seen, note = await each(run, recipe, scratch)
-        except SwerlError as error:
-            seen, note = [], f"{each.__name__.strip('_').replace('_', ' ')}: {error.explained()}"
+        except (SwerlError, *DAMAGE) as error:
+            told = error.explained() if isinstance(error, SwerlError) else repr(error)
+            seen, note = [], f"{each.__name__.strip('_').replace('_', ' ')}: {told}"
         # A check decides more than the records.
         findings = [f for f in findings if f.cause not in {new.cause for new in seen}]
         findings[:0] = seen

@@ -142,17 +142,22 @@ def evaluated_training(run: Evidence) -> Symptom | None:
 
 
 def collapsed_entropy(run: Evidence) -> Symptom | None:
-    """Find a policy that became nearly deterministic within the run, before it solves its tasks.
+    """Find a policy that became nearly deterministic without having learned.
 
-    Entropy falls in healthy runs, too, while attempts still differ.
+    Entropy falls in healthy runs, too, while more and more Tasks are solved.
     """
-    series = run.series("entropy")
-    most = max((len(step.groups) for step in run.steps), default=0)
+    series, most = run.series("entropy"), max((len(s.groups) for s in run.steps), default=0)
+    sure: list[int] = []
     for step, value in series[1:]:
-        signal = run.metrics[step].get("groups_with_signal")
-        is_flat = value < 0.1 * series[0][1] if signal is None else signal <= 0.25 * most
-        is_solved = run.metrics[step].get("solve_rate", 0.0) > 0.9
-        if value < 0.35 * series[0][1] and value < 0.25 and is_flat and not is_solved:
+        if value >= min(0.35 * series[0][1], 0.25):
+            continue
+        sure = [*sure, step][-3:]
+        signal = [run.metrics[each].get("groups_with_signal", 0.0) for each in sure]
+        early, late = (
+            [run.metrics[n].get("reward", 0.0) for n in steps]
+            for steps in ([first for first, _ in series[:3] if first < step], sure)
+        )
+        if fmean(signal) <= 0.25 * most and fmean(late) < fmean(early) + 0.1:
             told = f"entropy fell from {series[0][1]:.3g} to {value:.3g} nats a token"
             counts = " ".join(f"{n:.0f}" for _, n in run.series("groups_with_signal")[-8:])
             return Symptom(step, (told, f"Groups with a signal, by step: {counts}"))

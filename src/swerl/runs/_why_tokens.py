@@ -49,12 +49,21 @@ def unread_calls(run: Evidence) -> Symptom | None:
             for turn in _some(step)
             if len(turn.output_ids) and _CALL.search(run.text(turn.output_ids))
         ]
-        lost = [turn for turn in called if turn.finish != "tool_calls"]
+        lost = [turn for turn in called if turn.finish != "tool_calls" or _is_misread(run, turn)]
         if len(called) >= 5 and len(lost) > 0.5 * len(called):
             ends = Counter(turn.finish for turn in lost).most_common(1)[0][0]
-            told = f"{len(lost)} of {len(called)} replies with a whole call ended as {ends!r}"
+            how = "counted as malformed" if ends == "tool_calls" else f"ended as {ends!r}"
+            told = f"{len(lost)} of {len(called)} replies with a whole call were {how}"
             return Symptom(step.number, (told, step.told("turns_per_episode")))
     return None
+
+
+def _is_misread(run: Evidence, turn: SeenTurn) -> bool:
+    """Return whether the family's own parser reads calls that were counted as malformed."""
+    if not turn.malformed_calls or not run.family:
+        return False
+    parsed = run.family.parse(list(turn.output_ids))
+    return bool(parsed.calls) and not parsed.malformed_calls
 
 
 def past_the_end(run: Evidence) -> Symptom | None:
