@@ -29,6 +29,7 @@ from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import index, prompts, tables
+from swerl.runs.evaluation import TaskResult, summary
 from swerl.runs.history import EventLog, HistoryReader
 
 HOSTILE = (
@@ -211,6 +212,80 @@ async def test_tokens_have_exact_ids_and_log_probabilities(
     shown = re.search(r'id="ids">([\d ]+)<', page)
     assert shown and tuple(map(int, shown[1].split())) == turn.prompt_ids + turn.output_ids
     assert page.count("sampled · log-probability -2.50000 · v1") == len(turn.output_ids)
+
+
+def make_evaluation(root: Path, name: str, *solved: int) -> Path:
+    """Write a run of `swerl eval` with two attempts at each of some Tasks, by its own writers."""
+    folder = root / name
+    results = []
+    for number, count in enumerate(solved):
+        task, stage = f"org/task-{number}", f"digest-{number}"
+        verdicts = ["solved"] * count + ["unsolved"] * (2 - count)
+        results.append(TaskResult(task, 2, count, tuple(verdicts), f"org/r{number % 2}", 10))
+        for k in range(2):
+            path = folder / "episodes" / stage / f"org_task-{number}.{k}"
+            record.write(path, _episode(stage, task, k))
+    write_json(folder / "recipe.resolved.json", {"name": name, "steps": 45})
+    about = {"agent": "builtin", "engine": "openai=http://x", "model": "m", "dollars": 0.5}
+    missing = {"missing": ["token ids", "log-probabilities"]}
+    (folder / "evals").mkdir()
+    write_json(folder / "evals" / "eval.json", about | missing | summary(results, 2))
+    return folder
+
+
+async def test_evaluations_are_shown_task_by_task_and_side_by_side(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_evaluation(tmp_path, "eval-a", 0, 1, 2)
+    make_evaluation(tmp_path, "eval-b", 2, 1, 2, 0)
+    pages = await _crawl(client)
+    start = pages[f"/{TOKEN}/index.html"]
+    assert start.count(">evaluated<") == 2 and "untouched" not in start
+    listed = pages[f"/{TOKEN}/evals.html"]
+    assert "50.0 %" in listed and "62.5 %" in listed
+    page = pages[f"/{TOKEN}/r/eval-b/v/eval.html"]
+    assert "The engine gives no token ids, log-probabilities" in page
+    assert 'href="../../../r/eval-b/e/digest-0/org_task-0.1/index.html"' in page
+    pair = pages[f"/{TOKEN}/r/eval-a/v/eval/vs/eval-b/eval.html"]
+    assert pair.index("org/task-0") < pair.index("org/task-1") < pair.index("org/task-3")
+    for text in ("+33.3", "not evaluated", "noise floor", "for each point gained", "org/r1"):
+        assert text in pair, text
+
+
+async def test_an_evaluation_without_a_report_or_with_a_damaged_one_says_so(
+    client: TestClient, tmp_path: Path
+) -> None:
+    for name in ("eval-a", "eval-b", "eval-c", "eval-d"):
+        make_evaluation(tmp_path, name, 1)
+    (tmp_path / "eval-a" / "evals" / "eval.json").unlink()
+    (tmp_path / "eval-b" / "evals" / "eval.json").write_text('{"tasks": [')
+    path = tmp_path / "eval-c" / "evals" / "eval.json"
+    write_json(path, json.loads(path.read_text()) | {"pass_at_1": 3})
+    page = await (await client.get(f"/{TOKEN}/r/eval-a/index.html")).text()
+    assert "unfinished" in page and "the same command continues" in page and "digest-0" in page
+    for path in ("index.html", "evals.html", "r/eval-b/index.html"):
+        assert (await client.get(f"/{TOKEN}/{path}")).status == 200
+    listed = await (await client.get(f"/{TOKEN}/evals.html")).text()
+    assert listed.count("cannot read") == listed.count("not readable") == 1
+    assert "50.0 %" in listed
+    for name in ("eval-b", "eval-c", "eval-a"):
+        answer = await client.get(f"/{TOKEN}/r/{name}/v/eval.html")
+        assert answer.status == 404 and "Traceback" not in await answer.text()
+
+
+async def test_an_evaluation_inside_training_has_the_same_page(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path)
+    name = "eval-heldout-00002"
+    record.write(run / "episodes" / name / "some_task.0", _episode(name, "some/task", 0))
+    found = summary([TaskResult("some/task", 1, 0, ("unsolved",))], 1)
+    (run / "evals").mkdir()
+    write_json(run / "evals" / f"{name}.json", {"step": 2, "split": "heldout", **found})
+    pages = await _crawl(client)
+    page = pages[f"/{TOKEN}/r/a%20run/v/{name}.html"]
+    assert f'href="../../../r/a%20run/e/{name}/some_task.0/index.html"' in page
+    assert name in pages[f"/{TOKEN}/r/a%20run/index.html"]
 
 
 async def test_a_hostile_transcript_is_text(client: TestClient, tmp_path: Path) -> None:

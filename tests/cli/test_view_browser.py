@@ -16,7 +16,7 @@ from swerl.core.events import StepEnded
 from swerl.runs.history import EventLog
 from tests.cli import browser
 from tests.cli.browser import Tab
-from tests.cli.test_view import HOSTILE, TOKEN, make_run
+from tests.cli.test_view import HOSTILE, TOKEN, make_evaluation, make_run
 
 EPISODE = "r/a%20run/e/00001/some_task.1"
 PAGES = (
@@ -56,6 +56,30 @@ async def test_every_page_fits_both_widths_and_breaks_no_policy(tab: Tab, url: s
             assert "owned" not in await tab.eval("document.title")
             assert await tab.eval("document.scripts.length") == 1
             assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")
+    assert tab.complaints == []
+
+
+async def test_two_evaluations_are_opened_compared_and_sorted(
+    tab: Tab, url: str, tmp_path: Path
+) -> None:
+    for name, *solved in (("eval-a", 0, 1, 2), ("eval-b", 2, 1, 2)):
+        make_evaluation(tmp_path / "runs", str(name), *map(int, solved))
+    for width in (1280, 390):
+        await tab.size(width)
+        await tab.go(url + "evals.html")
+        assert await tab.eval("document.documentElement.scrollWidth") <= width
+        await tab.eval("document.querySelector('a[href*=eval-b]').click()")
+        await tab.until("document.title.startsWith('eval · eval-b')")
+        assert await tab.eval("document.documentElement.scrollWidth") <= width
+        await tab.eval("document.querySelector('a[href*=\"/vs/\"]').click()")
+        await tab.until("location.pathname.includes('/vs/')")
+        assert await tab.eval("document.documentElement.scrollWidth") <= width
+    first = "[...document.querySelectorAll('tr[data-row] th')].map((e) => e.textContent)"
+    assert (await tab.eval(first))[0] == "org/task-0"
+    await tab.eval("[...document.querySelectorAll('th[data-sort]')].at(-2).click()")
+    await tab.eval("[...document.querySelectorAll('th[data-sort]')].at(-3).click()")
+    await tab.eval("[...document.querySelectorAll('th[data-sort]')].at(-3).click()")
+    assert (await tab.eval(first))[0] == "org/task-2"
     assert tab.complaints == []
 
 
@@ -103,12 +127,12 @@ async def test_a_chosen_theme_stays(tab: Tab, url: str) -> None:
 
 async def test_rows_are_sorted_and_filtered(tab: Tab, url: str) -> None:
     await tab.go(url + PAGES[1])
-    first = "document.querySelector('tbody tr:not([hidden])').children[0].textContent.trim()"
+    first = "document.querySelector('tr[data-row]:not([hidden])').children[0].textContent.trim()"
     assert await tab.eval(first) == "1"
     await tab.eval("document.querySelector('th[data-sort]').click()")
     assert await tab.eval(first) == "0"
     await tab.press("/", "n", "o")
-    assert await tab.eval("document.querySelectorAll('tbody tr:not([hidden])').length") == 0
+    assert await tab.eval("document.querySelectorAll('tr[data-row]:not([hidden])').length") == 0
     await tab.go(url + PAGES[2])
     await tab.eval("document.querySelector('[data-verdict=solved]').click()")
     assert await tab.eval("document.querySelectorAll('td.off').length") == 1

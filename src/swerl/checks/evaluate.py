@@ -130,7 +130,7 @@ def report_of(
     tokens = result["prompt_tokens"], result["sampled_tokens"]
     return {
         "name": recipe.name,
-        "agent": recipe.agents[0].type,
+        "agent": recipe.agents[0].title,
         "engine": engine,
         "model": str(recipe.model.path or recipe.engine.options.get("model", "")),
         "missing": [] if all(row["has_token_ids"] for row in rows) else _MISSING,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
 from swerl.runs import history, index, tables
+from swerl.runs.index import DAMAGE
 from swerl.runs.layout import RunFolder
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from swerl.core.sample import Sample
 
 T = TypeVar("T")
-DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""Errors that files of another shape cause."""
 LAST_STEPS = 3
 """Steps at the end whose Episodes are read, besides the first one."""
 _EPISODES = 192

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from swerl.core.errors import InputError, RunError
+from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 
+T = TypeVar("T")
 RECIPE = "recipe.resolved.json"
 ALL = "all"
 """The only stage of a run without a recipe."""
+DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""Errors that files of another shape cause."""
 _MARKS = ("episode.json", "trajectory.json", "transcript.json", "transcript.jsonl")
 _DEPTH = 3
 """Folders between the given one and an Episode: `runs/serve/0/1`."""
@@ -35,7 +38,12 @@ class FoundRun:
     """Its path below the folder that was searched."""
     root: Path
     is_trained: bool
-    """Whether `swerl train` made it."""
+    """Whether it has a recipe, and stages of its own."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        """True for a run of `swerl eval` or `solve-rate`: it has a recipe and no events."""
+        return self.is_trained and not (self.root / "events.jsonl").exists()
 
     def stages(self) -> list[str]:
         """Return the names of the stages, in order."""
@@ -164,3 +172,15 @@ def _attempt(folder: Path, name: str) -> Attempt:
     elif is_episode(folder):
         problem = "recorded without a grade"
     return Attempt(name, named.task, named.number, {}, problem)
+
+
+def part(read: Callable[[], T]) -> tuple[T | None, str]:
+    """Return a part of a run, or None and why it cannot be read: the rest is shown without it."""
+    try:
+        return read(), ""
+    except SwerlError as error:
+        return None, error.explained()
+    except ModuleNotFoundError as error:
+        return None, f"not read: Python package {error.name} is not installed"
+    except DAMAGE as error:
+        return None, f"not readable: {type(error).__name__}: {error}"

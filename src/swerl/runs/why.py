@@ -13,7 +13,8 @@ from pathlib import Path
 
 from swerl.runs import _why_outcomes as outcomes
 from swerl.runs import _why_tokens as tokens
-from swerl.runs.evidence import DAMAGE, Evidence, Symptom, read
+from swerl.runs.evidence import Evidence, Symptom, read
+from swerl.runs.index import DAMAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,13 @@ def number(value: object) -> str:
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
+def percent(value: object, is_change: bool = False) -> str:
+    """Return a share as a percentage, with its sign if it is a change."""
+    if not _is_number(value):
+        return NONE
+    return f"{100 * value:+.1f}" if is_change else f"{100 * value:.1f} %"
+
+
 def signed(value: object) -> str:
     """Return a number with its sign, so that it is read without colour."""
     return f"{value:+.2f}" if isinstance(value, int | float) else NONE
@@ -324,5 +331,6 @@ def listed(values: Iterable[float]) -> str:
 
 
 FILTERS: dict[str, Callable[..., str]] = {
-    "spark": spark, "number": number, "signed": signed, "duration": duration, "listed": listed,
+    "spark": spark, "number": number, "percent": percent, "signed": signed,
+    "duration": duration, "listed": listed,
 }  # fmt: skip

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from swerl.cli.view import _charts, _talk
+from swerl.cli.view import _charts, _evals, _talk
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
 from swerl.runs import index, prompts, why
-from swerl.runs.evidence import DAMAGE, family_of
 from swerl.runs.history import HistoryReader, RunHistory, read_progress
 from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
@@ -28,11 +27,8 @@ from swerl.runs.status import run_status
 
 if TYPE_CHECKING:
     from swerl.cli.view._talk import ShownTurn
-    from swerl.core.contracts import Family
-    from swerl.core.turn import Trajectory
     from swerl.runs.tables import TrainedEpisode
 
-T = TypeVar("T")
 HERE = Path(__file__).parent
 ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 GROUPS_A_PAGE = 64
@@ -61,7 +57,7 @@ class Site:
         self._folder = folder
         self._is_static = is_static
         self._histories: dict[Path, HistoryReader] = {}
-        self._family = lru_cache(maxsize=4)(_family_of)
+        self._family = lru_cache(maxsize=4)(_talk.family_of)
         self._trained = lru_cache(maxsize=8)(_trained_in)
         # The last step is a part of the key: a live run is diagnosed again after each step.
         self._diagnosis = lru_cache(maxsize=8)(lambda run, last_step: why.diagnose(run.root))
@@ -72,7 +68,7 @@ class Site:
 
         try:
             return self._page(path)
-        except (*DAMAGE, TemplateError) as error:
+        except (*index.DAMAGE, TemplateError) as error:
             told = f"{type(error).__name__}: {error}"
             raise RunError(f"the files of this page are not readable: {told}") from error
 
@@ -82,8 +78,16 @@ class Site:
                 return self._runs()
             case [name] if name in ASSETS:
                 return Page((HERE / name).read_bytes(), ASSETS[name])
+            case ["evals.html"]:
+                rows = _evals.overview(index.find_runs(self._folder).values())
+                return self._render("evals.html", path, rows=rows, folder=self._folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
+            case ["r", run, "v", name] if name.endswith(".html"):
+                return self._evaluation(path, self._found(run), name.removesuffix(".html"))
+            case ["r", run, "v", name, "vs", other, file] if file.endswith(".html"):
+                ends = (self._found(run), name), (self._found(other), file.removesuffix(".html"))
+                return self._render("versus.html", path, run=ends[0][0], **_evals.versus(*ends))
             case ["r", run, "s", name] if name.endswith(".html"):
                 stage, _, number = name.removesuffix(".html").partition("~")
                 if (number or "1").isdecimal():
@@ -102,9 +106,13 @@ class Site:
     def paths(self, *, tokens: bool) -> Iterator[str]:
         """Yield the path of every page, with those of tokens if asked for."""
         yield from ("index.html", *ASSETS)
-        for run in index.find_runs(self._folder).values():
+        runs = index.find_runs(self._folder).values()
+        if any(map(_evals.names, runs)):
+            yield "evals.html"
+        for run in runs:
             top = f"r/{_slug(run.name)}"
             yield f"{top}/index.html"
+            yield from (f"{top}/v/{name}.html" for name in _evals.names(run))
             for stage in run.stages():
                 groups = index.groups(run.stage(stage))
                 for number in range(1, _num_pages(len(groups), GROUPS_A_PAGE) + 1):
@@ -115,7 +123,7 @@ class Site:
                         yield from self._token_paths(run.episode(stage, name), top, stage, name)
 
     def _token_paths(self, folder: Path, top: str, stage: str, name: str) -> Iterator[str]:
-        trajectory, _ = _part(lambda: record.read_trajectory(folder))
+        trajectory, _ = index.part(lambda: record.read_trajectory(folder))
         for turn in trajectory.turns if trajectory else ():
             size = len(turn.prompt_ids) + len(turn.output_ids)
             for part in range(1, _num_pages(size, TOKENS_A_PAGE) + 1):
@@ -146,9 +154,13 @@ class Site:
 
     def _runs(self) -> Page:
         rows = [self._facts(run) for run in index.find_runs(self._folder).values()]
-        is_live = any(row["state"] == "running" for row in rows)
         return self._render(
-            "runs.html", "index.html", rows=rows, folder=self._folder.resolve(), is_live=is_live
+            "runs.html",
+            "index.html",
+            rows=rows,
+            folder=self._folder.resolve(),
+            is_live=any(row["state"] == "running" for row in rows),
+            has_evals=any(row["has_evals"] for row in rows),
         )
 
     def _facts(self, run: FoundRun) -> dict[str, Any]:
@@ -158,13 +170,17 @@ class Site:
             "state": "recorded",
             "problem": "",
             "age_s": max(0.0, time.time() - index.changed(run)),
+            "has_evals": bool(_evals.names(run)),
         }
-        if not run.is_trained:
-            return facts | {"num_episodes": sum(map(len, index.groups(run.root).values()))}
-        seen, problem = _part(lambda: run_status(run.root, patience_s=0.0))
-        history, trouble = _part(lambda: self._history(run))
-        recipe, damage = _part(lambda: _recipe(run))
-        state, lost = _part(lambda: RunFolder(run.root).read_state())
+        if not run.is_trained or run.is_evaluated:
+            folders = map(run.stage, run.stages())
+            attempts = (names for folder in folders for names in index.groups(folder).values())
+            state = _evals.state(run) if run.is_trained else "recorded"
+            return facts | {"state": state, "num_episodes": sum(map(len, attempts))}
+        seen, problem = index.part(lambda: run_status(run.root, patience_s=0.0))
+        history, trouble = index.part(lambda: self._history(run))
+        recipe, damage = index.part(lambda: _recipe(run))
+        state, lost = index.part(lambda: RunFolder(run.root).read_state())
         last = history.steps[max(history.steps)] if history and history.steps else {}
         return facts | {
             "state": str(seen.status) if seen else "unreadable",
@@ -182,12 +198,15 @@ class Site:
         facts = self._facts(run)
         if not run.is_trained:
             return self._step(run, index.ALL, 1, path)
-        history, _ = _part(lambda: self._history(run))
-        progress, _ = _part(lambda: read_progress(run.root))
-        entries, trouble = _part(lambda: prompts.read(RunFolder(run.root).prompts))
+        if run.is_evaluated:
+            values = {"evaluations": _evals.overview([run]), "other": _other_stages(run)}
+            return self._render("evaluated.html", path, run=run, facts=facts, **values)
+        history, _ = index.part(lambda: self._history(run))
+        progress, _ = index.part(lambda: read_progress(run.root))
+        entries, trouble = index.part(lambda: prompts.read(RunFolder(run.root).prompts))
         stages = run.stages()
         history = history or RunHistory()
-        diagnosis, _ = _part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
+        diagnosis, _ = index.part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
         last = history.steps[max(history.steps)] if history.steps else {}
         return self._render(
             "run.html",
@@ -201,11 +220,17 @@ class Site:
             diagnosis=diagnosis,
             bounds=history.bounds,
             agents=history.by_agent(),
+            evaluations=_evals.overview([run]),
             last=last,
             steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
-            other=[stage for stage in stages if not stage.isdecimal()],
+            other=_other_stages(run),
             is_live=facts["state"] == "running",
         )
+
+    def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
+        others = _evals.overview(index.find_runs(self._folder).values(), beside=(run, name))
+        found = _evals.task_by_task(run, name)
+        return self._render("eval.html", path, run=run, name=name, others=others, **found)
 
     def _stage_row(self, stage: str, history: RunHistory) -> dict[str, Any]:
         return {"name": stage, "metrics": history.steps.get(int(stage), {})}
@@ -239,7 +264,7 @@ class Site:
 
     def _used(self, run: FoundRun, stage: str) -> dict[str, prompts.GroupEntry]:
         """Return Task -> the line of the ledger of its Group in this stage."""
-        entries, _ = _part(lambda: prompts.read(RunFolder(run.root).prompts))
+        entries, _ = index.part(lambda: prompts.read(RunFolder(run.root).prompts))
         return {entry.task: entry for entry in entries or () if entry.stage == stage}
 
     def _group_row(
@@ -302,12 +327,12 @@ class Site:
         attempt = attempts[names.index(name)]
         used = self._used(run, stage)
         group = self._group_row(run, stage, parent, names, used)
-        trajectory, no_tokens = _part(lambda: record.read_trajectory(folder))
-        grade, no_grade = _part(lambda: record.read_grade(folder))
-        family, no_text = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
-        turns, no_turns = _part(lambda: _talk.turns_of(folder, trajectory, family))
-        patch, no_patch = _part(lambda: _talk.read_tail(folder / "patch.diff"))
-        log, _ = _part(lambda: _talk.read_tail(folder / "agent.log"))
+        trajectory, no_tokens = index.part(lambda: record.read_trajectory(folder))
+        grade, no_grade = index.part(lambda: record.read_grade(folder))
+        family, no_text = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
+        turns, no_turns = index.part(lambda: _talk.turns_of(folder, trajectory, family))
+        patch, no_patch = index.part(lambda: _talk.read_tail(folder / "patch.diff"))
+        log, _ = index.part(lambda: _talk.read_tail(folder / "agent.log"))
         written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
         return self._render(
             "episode.html",
@@ -337,7 +362,7 @@ class Site:
     def _compare(self, run: FoundRun, stage: str, name: str, other: str) -> Page:
         """Show two attempts from the first Turn in which they differ."""
         folders = [run.episode(stage, each) for each in (name, other)]
-        told = [_part(partial(self._turns, run, folder)) for folder in folders]
+        told = [index.part(partial(self._turns, run, folder)) for folder in folders]
         left, right = ([*(turns or ())] for turns, _ in told)
         pairs = zip(map(_words, left), map(_words, right), strict=False)
         same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
@@ -364,8 +389,8 @@ class Site:
         )
 
     def _turns(self, run: FoundRun, folder: Path) -> list[ShownTurn]:
-        trajectory, _ = _part(lambda: record.read_trajectory(folder))
-        family, _ = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
+        trajectory, _ = index.part(lambda: record.read_trajectory(folder))
+        family, _ = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
         return _talk.turns_of(folder, trajectory, family)
 
     def _rows_of(
@@ -376,7 +401,7 @@ class Site:
         from swerl.runs.tables import read_trained
 
         path, name = RunFolder(run.root).samples(entry.step), str(attempt.summary.get("id"))
-        found, _ = _part(lambda: read_trained(path, name).get(name))
+        found, _ = index.part(lambda: read_trained(path, name).get(name))
         return found
 
     def _tokens(self, run: FoundRun, stage: str, name: str, number: int, part: int) -> Page:
@@ -385,7 +410,7 @@ class Site:
         if not 1 <= number <= len(trajectory.turns):
             raise InputError(f"{name} has no turn {number}; it has {len(trajectory.turns)}")
         turn = trajectory.turns[number - 1]
-        family, no_text = _part(lambda: self._family(run.root, _is_scripted(trajectory)))
+        family, no_text = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
         before = sum(len(t.prompt_ids) + len(t.output_ids) for t in trajectory.path(turn)[:-1])
         attempt = index.read_attempts(folder.parent, [name])[0]
         used = self._used(run, stage).get(attempt.task)
@@ -413,6 +438,13 @@ class Site:
         )
 
 
+def _other_stages(run: FoundRun) -> list[str]:
+    """Return the stages that are neither steps nor finished evaluations, at most a page."""
+    finished = _evals.names(run)
+    other = [name for name in run.stages() if not name.isdecimal() and name not in finished]
+    return [] if _evals.OWN in finished else other[:GROUPS_A_PAGE]
+
+
 def _words(turn: ShownTurn) -> tuple[object, ...]:
     return (turn.parent, list(turn.prompt), turn.thinking, turn.text, list(turn.calls))
 
@@ -429,18 +461,6 @@ def _numbered(name: str, page: int) -> str:
     return f"{name}.html" if page == 1 else f"{name}~{page}.html"
 
 
-def _part(read: Callable[[], T]) -> tuple[T | None, str]:
-    """Return a part of a page, or None and why it cannot be read: the rest is shown without it."""
-    try:
-        return read(), ""
-    except SwerlError as error:
-        return None, error.explained()
-    except ModuleNotFoundError as error:
-        return None, f"not read: Python package {error.name} is not installed"
-    except DAMAGE as error:
-        return None, f"not readable: {type(error).__name__}: {error}"
-
-
 def _recipe(run: FoundRun) -> dict[str, Any]:
     found = read_json(run.root / RECIPE)
     if not isinstance(found, dict):
@@ -451,19 +471,8 @@ def _recipe(run: FoundRun) -> dict[str, Any]:
 def _trained_in(path: Path) -> Mapping[str, TrainedEpisode]:
     from swerl.runs.tables import read_trained
 
-    found, _ = _part(lambda: read_trained(path))
+    found, _ = index.part(lambda: read_trained(path))
     return found or {}
-
-
-def _is_scripted(trajectory: Trajectory | None) -> bool:
-    return trajectory is not None and any(t.weight_version == "scripted" for t in trajectory.turns)
-
-
-def _family_of(root: Path, is_scripted: bool) -> Family:
-    """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
-    from swerl.core import plugins
-
-    return plugins.family("tiny", None, None) if is_scripted else family_of(root)
 
 
 @lru_cache(maxsize=1)

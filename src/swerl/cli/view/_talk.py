@@ -13,6 +13,7 @@ from swerl.core.contracts import Family
 from swerl.core.errors import RunError
 from swerl.core.files import read_json
 from swerl.core.turn import Trajectory, Turn
+from swerl.runs import evidence
 
 _MESSAGE = re.compile(
     r"<\|im_start\|>(\w+)\n?(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)"
@@ -236,3 +237,14 @@ def coloured_patch(patch: str) -> str:
         shown = str(escape(line)) if kind in ("head", "hunk") else f"{escape(line[:1])}{code}"
         rows.append(f'<span class="row {kind}">{shown or " "}</span>')
     return "".join(rows)
+
+
+def is_scripted(trajectory: Trajectory | None) -> bool:
+    return trajectory is not None and any(t.weight_version == "scripted" for t in trajectory.turns)
+
+
+def family_of(root: Path, is_scripted: bool) -> Family:
+    """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
+    from swerl.core import plugins
+
+    return plugins.family("tiny", None, None) if is_scripted else evidence.family_of(root)

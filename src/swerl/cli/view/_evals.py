@@ -1,0 +1,123 @@
+"""Evaluations as pages: all of a folder, one Task by Task, two side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from swerl.core.errors import InputError
+from swerl.core.files import read_json
+from swerl.runs import evaluation, index
+from swerl.runs.evaluation import Evaluation, TaskResult
+from swerl.runs.index import FoundRun
+from swerl.runs.layout import RunFolder
+from swerl.runs.statistics import Rate
+
+OWN = "eval"
+"""Name of the evaluation of a folder that `swerl eval` made."""
+
+
+def names(run: FoundRun) -> list[str]:
+    """Return the names of a run's finished evaluations."""
+    return sorted(path.stem for path in run.root.glob("evals/*.json"))
+
+
+def state(run: FoundRun) -> str:
+    """Return the state of a run that only evaluates."""
+    return "evaluated" if OWN in names(run) else "unfinished"
+
+
+def overview(
+    runs: Iterable[FoundRun], *, beside: tuple[FoundRun, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for each evaluation of these runs, but not for the one `beside` them."""
+    found = ((run, name) for run in runs for name in names(run))
+    here = beside and (beside[0].root, beside[1])
+    return [_row(run, name) for run, name in found if (run.root, name) != here]
+
+
+def _row(run: FoundRun, name: str) -> dict[str, Any]:
+    report, problem = index.part(lambda: _report(run, name))
+    slug = quote(run.name.replace("/", "~"))
+    place = {"run": run.name, "slug": slug, "name": name, "href": f"r/{slug}/v/{quote(name)}.html"}
+    return {**place, "report": report, "problem": problem}
+
+
+def _report(run: FoundRun, name: str) -> dict[str, Any]:
+    """Read an evaluation's file, with the means of an attempt. Raises SwerlError and KeyError."""
+    path = RunFolder(run.root).evaluation(index.plain(name))
+    if not path.is_file():
+        raise InputError(f"{run.name} has no evaluation {name}", hint="its first page lists all")
+    found = read_json(path)
+    count = max(found["num_attempts"], 1)
+    tokens = found["sampled_tokens"] / count, found["prompt_tokens"] / count
+    # Another shape is an error here, and not in the middle of a page.
+    rates = {key: Rate(**found[key]) for key in ("pass_at_1", "pass_at_k")}
+    return {
+        **{key: found.get(key) for key in ("agent", "engine", "model", "step", "dollars")},
+        **{key: found[key] for key in ("k", "num_lost")},
+        **rates,
+        "verdicts": dict(found["verdicts"]),
+        "num_attempts": found["num_attempts"],
+        "num_tasks": rates["pass_at_1"].num_tasks,
+        "noise_floor": found.get("noise_floor"),
+        "versions": found.get("versions") or [],
+        "missing": found.get("missing") or [],
+        "looks": found.get("looks") or [],
+        "sampled_each": tokens[0],
+        "prompt_each": tokens[1],
+        "seconds_each": found["seconds"] / count,
+    }
+
+
+def task_by_task(run: FoundRun, name: str) -> dict[str, Any]:
+    """Return the values of an evaluation's page. Raises SwerlError on a damaged file."""
+    report, found, places = _report(run, name), _read(run, name), _places(run, name)
+    rows = [{"result": each, "cells": _cells(each, places)} for each in found.results.values()]
+    return {"report": report, "rows": rows, "num_lost_tasks": found.num_lost_tasks}
+
+
+def versus(a: tuple[FoundRun, str], b: tuple[FoundRun, str]) -> dict[str, Any]:
+    """Return the values of a comparison's page: Tasks with the largest change first."""
+    both = [_read(*each) for each in (a, b)]
+    places = [_places(*each) for each in (a, b)]
+    rows = []
+    for task in sorted({*both[0].results, *both[1].results}):
+        sides = [each.results.get(task) for each in both]
+        known = [each for each in sides if each]
+        change = known[1].value - known[0].value if len(known) == 2 else None
+        cells = [_cells(each, at) if each else [] for each, at in zip(sides, places, strict=True)]
+        rows.append({"task": task, "repo": known[0].repo, "sides": sides, "cells": cells}
+                    | {"change": change})  # fmt: skip
+    rows.sort(key=lambda row: (row["change"] is None, -abs(row["change"] or 0)))
+    titles = [{"run": run.name, "name": name, **_report(run, name)} for run, name in (a, b)]
+    return {"found": evaluation.compare(*both), "rows": rows, "sides": titles}
+
+
+def _read(run: FoundRun, name: str) -> Evaluation:
+    return evaluation.read(RunFolder(run.root).evaluation(index.plain(name)))
+
+
+def _cells(result: TaskResult, places: Mapping[str, list[str]]) -> list[dict[str, str]]:
+    """Return each attempt's verdict and, if it is still on disk, the address of its Episode."""
+    known = places.get(result.task.replace("/", "_"), [])
+    return [
+        {"verdict": verdict, "href": known[number] if number < len(known) else ""}
+        for number, verdict in enumerate(result.verdicts)
+    ]
+
+
+def _places(run: FoundRun, name: str) -> dict[str, list[str]]:
+    """Return Task -> addresses of its attempts.
+
+    An evaluation inside training is a stage of its own. `swerl eval` has a stage for each Task,
+    named by the digest of its row.
+    """
+    stages = run.stages()
+    own = [name] if name in stages else [s for s in stages if not s.startswith("eval-")]
+    top, found = f"r/{quote(run.name.replace('/', '~'))}/e", {}
+    for stage in own if name in stages or name == OWN else ():
+        for task, attempts in index.groups(run.stage(stage)).items():
+            found[task] = [f"{top}/{quote(stage)}/{quote(each)}/index.html" for each in attempts]
+    return found
