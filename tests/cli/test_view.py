@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import AsyncIterator
@@ -372,6 +373,23 @@ def test_a_stage_of_many_groups_reads_one_page_of_them(tmp_path: Path) -> None:
     site = Site(tmp_path)
     assert "damaged" not in site.page("r/many/s/all.html").body.decode()
     assert "cannot read" in site.page("r/many/s/all~2.html").body.decode()
+
+
+def test_a_folder_at_rest_is_listed_once_and_a_new_episode_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = tmp_path / "stage"
+    record.write(stage / "task.0", _episode("stage", "task", 0))
+    long_ago = stage.stat().st_mtime - 60
+    os.utime(stage, (long_ago, long_ago))
+    listed: list[Path] = []
+    plain = index._folders
+    monkeypatch.setattr(index, "_folders", lambda folder: listed.append(folder) or plain(folder))
+    for _ in range(3):
+        assert index.groups(stage) == {"task": ["task.0"]}
+    assert listed == [stage]
+    record.write(stage / "task.1", _episode("stage", "task", 1))
+    assert index.groups(stage) == {"task": ["task.0", "task.1"]}
 
 
 def test_a_run_of_an_older_version_draws_the_metrics_that_it_has(tmp_path: Path) -> None:

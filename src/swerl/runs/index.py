@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +30,8 @@ DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, Arithmeti
 _MARKS = ("episode.json", "trajectory.json", "transcript.json", "transcript.jsonl")
 _DEPTH = 3
 """Folders between the given one and an Episode: `runs/serve/0/1`."""
+_REST_NS = 2_000_000_000
+"""Nanoseconds without a change after which a listing is kept."""
 _LOOKED_AT = 20
 """Subfolders that are looked at until one is an Episode: a folder has Episodes or it has not."""
 
@@ -100,12 +106,12 @@ def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
     if (folder / RECIPE).is_file():
         yield FoundRun(name, folder, True)
         return
-    below = _folders(folder)
     # Episodes in hundred thousands stand side by side, so a few tell.
-    if is_episode(folder) or any(is_episode(folder / each) for each in below[:_LOOKED_AT]):
+    some = islice(_subfolders(folder), _LOOKED_AT)
+    if is_episode(folder) or any(is_episode(folder / each) for each in some):
         yield FoundRun(name, folder, False)
     elif depth < _DEPTH:
-        for each in below:
+        for each in _folders(folder):
             yield from _find(folder / each, top, depth + 1)
 
 
@@ -121,17 +127,32 @@ def changed(run: FoundRun) -> float:
 
 
 def _folders(folder: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except OSError:
-        return []
+    return sorted(_subfolders(folder))
 
 
-def groups(folder: Path) -> dict[str, list[str]]:
+def _subfolders(folder: Path) -> Iterator[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry.name for entry in entries if entry.is_dir())
+
+
+def groups(folder: Path) -> Mapping[str, Sequence[str]]:
     """Return Task -> names of its attempts in a stage's folder, by the names alone."""
     if is_episode(folder):
         return {folder.name: [folder.name]}
+    changed_ns = folder.stat().st_mtime_ns
+    # A new Episode changes its folder's time. A folder that has just changed may change again
+    # within the resolution of that time, so only a folder at rest is not listed again.
+    if time.time_ns() - changed_ns < _REST_NS:
+        return _grouped(folder)
+    return _kept_groups(folder, changed_ns)
+
+
+@lru_cache(maxsize=16)
+def _kept_groups(folder: Path, changed_ns: int) -> dict[str, list[str]]:
+    return _grouped(folder)
+
+
+def _grouped(folder: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in sorted(_folders(folder), key=_natural):
         task, dot, number = name.rpartition(".")

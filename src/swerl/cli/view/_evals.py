@@ -82,14 +82,13 @@ def versus(a: tuple[FoundRun, str], b: tuple[FoundRun, str]) -> dict[str, Any]:
     """Return the values of a comparison's page: Tasks with the largest change first."""
     both = [_read(*each) for each in (a, b)]
     places = [_places(*each) for each in (a, b)]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for task in sorted({*both[0].results, *both[1].results}):
         sides = [each.results.get(task) for each in both]
         known = [each for each in sides if each]
-        change = known[1].value - known[0].value if len(known) == 2 else None
         cells = [_cells(each, at) if each else [] for each, at in zip(sides, places, strict=True)]
-        rows.append({"task": task, "repo": known[0].repo, "sides": sides, "cells": cells}
-                    | {"change": change})  # fmt: skip
+        change = known[1].value - known[0].value if len(known) == 2 else None
+        rows.append({"task": task, "repo": known[0].repo, "cells": cells, "change": change})
     rows.sort(key=lambda row: (row["change"] is None, -abs(row["change"] or 0)))
     titles = [{"run": run.name, "name": name, **_report(run, name)} for run, name in (a, b)]
     return {"found": evaluation.compare(*both), "rows": rows, "sides": titles}

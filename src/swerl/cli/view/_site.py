@@ -175,8 +175,8 @@ class Site:
         if not run.is_trained or run.is_evaluated:
             folders = map(run.stage, run.stages())
             attempts = (names for folder in folders for names in index.groups(folder).values())
-            state = _evals.state(run) if run.is_trained else "recorded"
-            return facts | {"state": state, "num_episodes": sum(map(len, attempts))}
+            doing = _evals.state(run) if run.is_trained else "recorded"
+            return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
         seen, problem = index.part(lambda: run_status(run.root, patience_s=0.0))
         history, trouble = index.part(lambda: self._history(run))
         recipe, damage = index.part(lambda: _recipe(run))
