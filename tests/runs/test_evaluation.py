@@ -114,6 +114,16 @@ def test_what_is_no_evaluation_is_one_clear_error(tmp_path: Path) -> None:
     assert "eval-heldout-00002.json" in error.value.hint
 
 
+@pytest.mark.parametrize("odd", [{"attempts": "2"}, {"solved": None}, {"seconds": []}])
+def test_a_number_of_another_type_is_one_clear_error(odd: dict[str, Any], tmp_path: Path) -> None:
+    found = summary([TaskResult("a", 2, 1, ("solved", "unsolved"))], 2)
+    found["tasks"] = [found["tasks"][0] | odd]
+    path = tmp_path / "eval.json"
+    path.write_text(json.dumps(found))
+    with pytest.raises(RunError, match="is not an evaluation"):
+        read(path)
+
+
 def test_an_evaluation_of_an_earlier_release_can_be_read(tmp_path: Path) -> None:
     row = {"task": "x", "attempts": 2, "solved": 1, "verdicts": ["solved", "unsolved"]}
     path = tmp_path / "old.json"

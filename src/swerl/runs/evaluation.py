@@ -24,6 +24,9 @@ _LOOKS = 5
 """Looks of a sequential evaluation while each Task gets one attempt; more save little."""
 
 
+_NUMBERS = ("attempts", "solved", "sampled_tokens", "prompt_tokens", "turns", "seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskResult:
     """The attempts at one Task. Only learnable attempts are counted, in the costs too."""
@@ -131,6 +134,9 @@ def read(path: Path) -> Evaluation:
             TaskResult(**{**row, "verdicts": tuple(row["verdicts"])}) for row in value["tasks"]
         ]
         dollars, attempts = value.get("dollars"), value["num_attempts"]
+        numbers = [getattr(each, name) for each in results for name in _NUMBERS]
+        if odd := [each for each in numbers if not isinstance(each, int | float)]:
+            raise TypeError(f"{odd[0]!r} is no number")
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{found} is not an evaluation: {error!r}", hint="name a file that `swerl eval` wrote"
