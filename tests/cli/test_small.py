@@ -54,11 +54,21 @@ class Host:
     """As much of a connection as an error needs."""
 
     host = "nowhere.invalid"
+    answered = False
 
 
-@pytest.mark.parametrize(("errno", "again"), [(socket.EAI_NONAME, False), (socket.EAI_AGAIN, True)])
-def test_an_unknown_registry_is_not_asked_again(errno: int, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("errno", "answered", "again"),
+    [
+        (socket.EAI_NONAME, True, False),
+        (socket.EAI_AGAIN, True, True),
+        (socket.EAI_AGAIN, False, False),  # a machine without a network
+    ],
+)
+def test_an_unknown_registry_is_not_asked_again(errno: int, answered: bool, again: bool) -> None:
     key = ConnectionKey("nowhere.invalid", 443, True, True, None, None, None)
     error = aiohttp.ClientConnectorDNSError(key, socket.gaierror(errno, "no"))
-    lost = RegistryConnection.__dict__["_lost"](Host(), ApiCall("GET", "manifests"), error)
+    host = Host()
+    host.answered = answered
+    lost = RegistryConnection.__dict__["_lost"](host, ApiCall("GET", "manifests"), error)
     assert lost.retryable is again

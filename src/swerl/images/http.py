@@ -93,6 +93,8 @@ class RegistryConnection:
 
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
+        self.answered = False
+        """True once the registry has answered."""
         self._http = http
         self._auth = Auth(host, http, docker_config)
 
@@ -112,9 +114,11 @@ class RegistryConnection:
     async def _once(self, ask: ApiCall) -> aiohttp.ClientResponse:
         url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
         headers = {**ask.headers, **self._auth.headers(ask.scope)}
-        return await self._http.request(
+        response = await self._http.request(
             ask.method, URL(url, encoded=True), headers=headers, data=ask.data
         )
+        self.answered = True
+        return response
 
     async def _challenged(
         self, ask: ApiCall, response: aiohttp.ClientResponse
@@ -130,9 +134,12 @@ class RegistryConnection:
             return ImageError(message, hint="run the same command again", retryable=True)
         message = f"registry {self.host} does not answer: {_reason(error)}"
         hint = "check the name and the network, then run the same command again"
-        # A name that no server knows stays unknown within the seconds of a retry.
+        # A name that no server knows stays unknown within the seconds of a retry, and a machine
+        # without a network stays without.
         why = getattr(error, "os_error", None)
-        unknown = isinstance(why, socket.gaierror) and why.errno == socket.EAI_NONAME
+        unknown = isinstance(why, socket.gaierror) and (
+            why.errno == socket.EAI_NONAME or not self.answered
+        )
         return ImageError(message, hint=hint, retryable=not unknown)
 
 
