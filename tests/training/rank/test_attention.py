@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
 
 from swerl.training.rank import attention as row_attention
 from swerl.training.rank.attention import attend, varlen
@@ -86,3 +89,45 @@ def test_a_variable_length_kernel_gets_each_rows_bounds(
     torch.testing.assert_close(
         varlen(kernel, *tensors, *lengths, None), _written_out(*tensors, *lengths)
     )
+
+
+FLASH3 = """
+import torch
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
+class Fake:
+    fwd = bwd = staticmethod(lambda *_: None)
+torch.ops.flash_attn_3 = Fake()
+"""
+
+
+@pytest.mark.parametrize(("installed", "chosen"), [(True, "FA3"), (False, None)])
+def test_flash_attention_3_is_used_where_it_is_installed(
+    installed: bool, chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:
+        (tmp_path / "flash_attn_interface.py").write_text(FLASH3)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    row_attention.installed_kernel.cache_clear()
+    try:
+        assert row_attention.installed_kernel() is not None
+        # torch's own registry loads the package, and reports what it dispatches to.
+        assert current_flash_attention_impl() == chosen
+    finally:
+        row_attention.installed_kernel.cache_clear()
+        if current_flash_attention_impl():
+            restore_flash_attention_impl()
+
+
+def test_flash_attention_3_is_left_alone_on_other_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "flash_attn_interface.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    row_attention.installed_kernel.cache_clear()
+    assert row_attention.installed_kernel() is not None
+    row_attention.installed_kernel.cache_clear()
+    assert current_flash_attention_impl() is None

@@ -5,8 +5,8 @@ every rank gathers the keys and values of all ranks. Its queries of a row, an ea
 piece, attend to all positions before them.
 
 In half precision on CUDA one kernel call attends all rows: torch's variable-length FlashAttention,
-or flash-attn's if torch's has no grouped queries. Otherwise scaled dot-product attention takes one
-row after the other.
+with the kernels of FlashAttention 3 where they are installed, or flash-attn's if torch's has no
+grouped queries. Otherwise scaled dot-product attention takes one row after the other.
 
 Axes: N positions of a context rank, M positions of all of them, heads, head_dim.
 """
@@ -19,6 +19,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,6 +33,8 @@ from swerl.training.rank.context import gather_context, whole_order
 
 _CAUSAL = (-1, 0)
 """Window of torch's kernel: all keys up to the query's own position."""
+_HOPPER = 9
+"""Major compute capability of H100 and H200."""
 
 
 class PackedAttention(torch.nn.Module):
@@ -181,6 +184,7 @@ def installed_kernel() -> Callable[..., Any] | None:
 
         # Without grouped queries, the kernel requires one key head for each query head.
         if "enable_gqa" in inspect.signature(varlen_attn).parameters:
+            _prefer_flash3()
             return partial(varlen_attn, window_size=_CAUSAL, enable_gqa=True)
     except ImportError:
         pass
@@ -189,6 +193,14 @@ def installed_kernel() -> Callable[..., Any] | None:
     except ImportError:
         return None
     return lambda *inputs, scale: flash_attn_varlen_func(*inputs, softmax_scale=scale, causal=True)
+
+
+def _prefer_flash3() -> None:
+    """Let torch's attention run FlashAttention 3 on GPUs that it is written for: Hopper alone."""
+    if find_spec("flash_attn_interface") and torch.cuda.get_device_capability()[0] == _HOPPER:
+        from torch.nn.attention import activate_flash_attention_impl
+
+        activate_flash_attention_impl("FA3")
 
 
 def _row(
