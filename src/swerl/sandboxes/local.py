@@ -25,12 +25,13 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.liveness import start_time_s
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, folder_owner_lives, new_name
 from swerl.images.store import default_store
@@ -147,10 +148,29 @@ class LocalBackend:
         with use(image) as found:
             plan = self._plan(name, found, limits, workdir, mounts)
             plan = dataclasses.replace(plan, image=image)
-            link = Link(self._spawn(plan), plan.id)
+            channel = self._spawn(plan)
+            spawner, spawner_pid = self._spawner, self.spawner_pid
+            link = Link(
+                channel,
+                name,
+                lifetime_s=plan.lifetime_s,
+                remove=partial(_remove_sandbox, name, self._options.scratch),
+            )
             sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
             try:
-                await _boot(sandbox)
+                try:
+                    await _boot(sandbox)
+                except SandboxLostError as error:
+                    if not link.is_given_up or any(one.name == name for _, one in _supervisors()):
+                        raise
+                    # The next sandbox gets another spawner; this one's sandboxes live on.
+                    if self._spawner is spawner:
+                        self._spawner = None
+                    message = f"the spawner (process {spawner_pid}) does not answer"
+                    hint = "is it stopped? `kill -CONT` continues it; the next sandbox gets another"
+                    raise SandboxError(
+                        f"sandbox {name} cannot start: {message}", hint=hint
+                    ) from error
                 yield sandbox
             finally:
                 await asyncio.shield(sandbox.close())
@@ -253,6 +273,7 @@ async def _boot(sandbox: LocalSandbox) -> None:
 
 def _stop_spawner(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
     channel.close()
+    process.send_signal(signal.SIGCONT)  # a stopped one would not notice
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
 

@@ -17,7 +17,8 @@ import pytest
 
 from swerl.core import plugins
 from swerl.core.contracts import ParserChoice
-from swerl.core.errors import InputError
+from swerl.core.errors import EngineError, InputError
+from swerl.engines.families import _calls
 from swerl.engines.families._calls import CallForm, SglangParser, read_calls
 from swerl.engines.families._tokenizer import load_tokenizer
 
@@ -203,3 +204,20 @@ def _model(shared_dir: Path, folder: Path, template: str) -> Path:
         (tokenizers / "templates" / f"{template}.jinja").read_text()
     )
     return folder
+
+
+def test_a_stopped_parser_is_named_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_calls, "PARSE_S", 0.2)
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\necho '{}'\nexec sleep 600\n")
+    silent.chmod(0o755)
+    parser = SglangParser(ParserChoice("sglang:qwen25", silent))
+
+    with pytest.raises(EngineError, match=r"parsers .process \d+. did not answer within 0.2 s"):
+        parser.read("hi", thinking_opened=False)
+
+    assert parser._process.poll() is not None
+    with pytest.raises(EngineError):
+        parser.read("hi", thinking_opened=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxLostError
 from swerl.sandboxes import e2b, local
+from swerl.sandboxes._e2b import direct, runner
+from swerl.sandboxes._e2b.sdk import CutError, E2BAccess, E2BProvider
 
 from ..e2b_server.helpers import KEY, Service, serving
 from ..helpers import LIMITS, WORKDIR, processes, until
@@ -81,3 +84,26 @@ async def test_direct_requests_need_the_key_and_a_server_of_the_run(service: Ser
                 assert stranger.get(file, headers={"X-API-Key": KEY}).status_code != 401
     with service.client(**{"X-API-Key": KEY, "E2b-Sandbox-Id": "0" * 20}) as client:
         assert client.get(file).status_code == 404
+
+
+async def test_a_server_that_is_stopped_delays_no_file_and_no_command_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It accepts connections and answers nothing, as a process after SIGSTOP does."""
+    monkeypatch.setattr(direct, "_FILE_S", 0.2)
+    monkeypatch.setattr(runner, "_GRACE_S", 0.0)
+    silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    access = E2BAccess(KEY, url, url, None, 1.0)
+    async with asyncio.timeout(60), direct.open_direct(access, "s") as own:
+        with pytest.raises(CutError):
+            await own.read("/x")
+        with pytest.raises(CutError):
+            await own.write("/x", b"")
+        remote: Any = SimpleNamespace(id="s")
+        running = runner.Runner(E2BProvider(access), remote, lifetime_s=0.1)
+        command = own.run(["x"], cwd="/", env=None, user=None, timeout_s=None, stdin=None)
+        with pytest.raises(SandboxLostError, match=r"its lifetime of 0\.1 s is over") as lost:
+            await running.unless_lost(command)
+    assert not lost.value.from_inside
+    silent.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import subprocess
 import sys
 import weakref
@@ -172,6 +173,12 @@ def _read_pairs(body: str) -> _Call | None:
     return None if body[end:].strip() else (named[1], arguments)
 
 
+START_S = 300.0
+"""Seconds for SGLang's parsers to be imported."""
+PARSE_S = 20.0
+"""Seconds to read one reply; milliseconds, unless the process is stopped."""
+
+
 class SglangParser:
     """Read replies with SGLang's parsers of tool calls and reasoning."""
 
@@ -189,7 +196,7 @@ class SglangParser:
         command = [str(python), str(PARSE_SERVER), calls, *([reasoning] if reasoning else [])]
         self._process = _start(command)
         weakref.finalize(self, _end, self._process)
-        first = self._receive()
+        first = self._receive(START_S)
         if problem := first.get("error"):
             missing = "No module named 'sglang'" in problem
             raise InputError(
@@ -212,8 +219,15 @@ class SglangParser:
         kept = found["text"] if calls or not malformed else found["whole"]
         return found["thinking"] or "", ReadCalls(kept, calls, malformed)
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self, within_s: float = 0.0) -> dict[str, Any]:
         assert self._process.stdout
+        within_s = within_s or PARSE_S
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
+            self._process.kill()  # a late answer would be taken for that of the next reply
+            self._process.wait()
+            pid = self._process.pid
+            message = f"SGLang's parsers (process {pid}) did not answer within {within_s:g} s"
+            raise EngineError(message, hint="was the process stopped? restart the run")
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()

@@ -5,6 +5,7 @@ Other E2B services have no such endpoints; their sandboxes use streams (`runner.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _OK, _NO_CONTENT, _FAILED = 200, 204, 409
 _CONNECT_S = 30.0
+_FILE_S = 600.0
+"""Seconds for one file; a server that is stopped keeps its connections open."""
 
 
 @asynccontextmanager
@@ -67,16 +70,21 @@ class Direct:
         return Exec(**result)
 
     async def read(self, path: str) -> bytes:
-        return await self._request("GET", "/swerl/file", params={"path": path})
+        return await self._request("GET", "/swerl/file", _FILE_S, params={"path": path})
 
     async def write(self, path: str, data: bytes) -> None:
-        await self._request("PUT", "/swerl/file", params={"path": path}, data=data)
+        await self._request("PUT", "/swerl/file", _FILE_S, params={"path": path}, data=data)
 
-    async def _request(self, method: str, path: str, **more: Any) -> bytes:
+    async def _request(
+        self, method: str, path: str, within_s: float | None = None, **more: Any
+    ) -> bytes:
         import aiohttp
 
         try:
-            async with self._session.request(method, path, **more) as reply:
+            async with (
+                asyncio.timeout(within_s),
+                self._session.request(method, path, **more) as reply,
+            ):
                 body = await reply.read()
         except (aiohttp.ClientError, OSError) as error:
             raise CutError(

@@ -40,6 +40,10 @@ INLINE_BYTES = 60_000
 _REPORT = re.compile(r"x (\d+) ([01]) (\d+) (\d+)")
 
 
+_GRACE_S = 60.0
+"""Seconds beyond a sandbox's lifetime in which its provider has to report the end."""
+
+
 class UnkillableError(SandboxLostError):
     """The sandbox answers, but a command in it cannot be killed."""
 
@@ -56,6 +60,11 @@ class Runner:
         """Folders of ended jobs, by the user who may remove them."""
         self.ended: asyncio.Future[SandboxLostError] = asyncio.get_running_loop().create_future()
         """Set when the sandbox is lost, to the reason."""
+        # Also if the provider answers nothing any more: a stopped server keeps its connections.
+        late = self.ended.get_loop().call_later(
+            lifetime_s + _GRACE_S, lambda: self.lose(self._lost())
+        )
+        self.ended.add_done_callback(lambda _: late.cancel())
         self.is_set_up = False
         """Whether the image can run commands. Later failures come from inside."""
 

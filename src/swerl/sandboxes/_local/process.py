@@ -28,6 +28,15 @@ _CHUNK_BYTES = 1 << 16
 _LINGER_S = 0.1
 """Time in which the children of a finished command may still write to its output."""
 
+ANSWER_S = 20.0
+"""Seconds for a supervisor to answer; it does so at once, or after the 5 s of a hard kill."""
+BOOT_S = 120.0
+"""Seconds for a sandbox to start; milliseconds on a free machine."""
+CLOSE_S = 30.0
+"""Seconds for a supervisor to end its sandbox; then it is killed."""
+_GRACE_S = 30.0
+"""Seconds beyond a sandbox's lifetime in which its supervisor has to report its end."""
+
 MakeRequest = Callable[[int], Command | Mapping[str, Json]]
 """Builds the message of a request from the request's number."""
 
@@ -119,7 +128,8 @@ class LocalSandboxProcess:
     async def kill(self) -> None:
         """Kill it and all processes that it started, and wait until they are dead."""
         _, killed = await self._link.request(lambda n: {"number": n, "kill": self._number})
-        await asyncio.wait([killed, self._answer])
+        await self._link.answered(killed)
+        await asyncio.wait([self._answer])
 
     def kill_now(self) -> None:
         """Request that it be killed, without waiting."""
@@ -260,14 +270,22 @@ def _waiting_bytes(fd: int) -> int:
 class Link:
     """The controller's end of one supervisor's socket: pairs answers with requests."""
 
-    def __init__(self, sock: socket.socket, name: str) -> None:
+    def __init__(
+        self, sock: socket.socket, name: str, *, lifetime_s: float, remove: Callable[[], bool]
+    ) -> None:
+        """`remove` kills the supervisor and returns whether nothing is left; it may block."""
         self._sock = sock
         self._name = name
+        self._remove = remove
         self._loop = asyncio.get_running_loop()
+        # The supervisor ends the sandbox after its lifetime, unless it is stopped itself.
+        self._late = self._loop.call_later(lifetime_s + _GRACE_S, self._give_up)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Packet]] = {}
         self._reason = "its supervisor was killed"
         self._from_inside = False
+        self.is_given_up = False
+        """True once the supervisor did not answer in time."""
         self.first: asyncio.Future[Packet] = self._loop.create_future()
         """The supervisor's first message: the sandbox is ready, or it cannot start."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
@@ -285,9 +303,21 @@ class Link:
         await self.send(make(number), fds)
         return number, answer
 
+    async def answered(self, answer: asyncio.Future[Packet]) -> Packet:
+        """Return an answer that comes at once. Raises SandboxLostError if it does not."""
+        within_s = BOOT_S if answer is self.first else ANSWER_S
+        done, _ = await asyncio.wait([answer], timeout=within_s)
+        if not done:
+            self._give_up()
+            raise self._lost()
+        return answer.result()
+
     async def send(self, body: Command | Mapping[str, Json], fds: Sequence[int] = ()) -> None:
         """Send a message. Raises SandboxLostError if the sandbox is gone."""
+        until_s = self._loop.time() + ANSWER_S
         while True:
+            if self._loop.time() > until_s:
+                self._give_up()
             self.require_alive()
             try:
                 wire.send(self._sock, body, fds)
@@ -310,9 +340,16 @@ class Link:
             raise self._lost()
 
     async def close(self) -> None:
-        """Have the supervisor end the sandbox, and wait until it has."""
+        """Have the supervisor end the sandbox, and wait until it has; if it does not, kill it.
+
+        Raises SandboxLostError if something of the sandbox is left even then.
+        """
         self.hang_up()
-        await asyncio.shield(self.ended)
+        await asyncio.wait([self.ended], timeout=CLOSE_S)
+        if not self.ended.done():
+            self._give_up()
+        if self.is_given_up and not await asyncio.to_thread(self._remove):
+            raise self._lost()
 
     def hang_up(self) -> None:
         """Have the supervisor end the sandbox."""
@@ -323,6 +360,13 @@ class Link:
                 self._sock.shutdown(socket.SHUT_WR)
             except OSError:
                 self._end()
+
+    def _give_up(self) -> None:
+        """Count the sandbox as lost, because its supervisor is stopped; `close` then kills it."""
+        if not self.ended.done():
+            self._reason, self._from_inside = "its supervisor does not answer", False
+            self.is_given_up = True
+            self._end()
 
     def drop_unread(self) -> None:
         """Close the descriptors of a first message that was never read."""
@@ -361,6 +405,7 @@ class Link:
             waiting.set_result(packet)
 
     def _end(self) -> None:
+        self._late.cancel()
         self._loop.remove_reader(self._sock)
         self._sock.close()
         if not self.ended.done():

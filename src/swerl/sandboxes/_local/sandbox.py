@@ -33,7 +33,8 @@ from swerl.sandboxes._local.wire import Command, SandboxPlan
 
 _THREAD_BYTES = 4 << 20
 """Files of this size or larger are moved in a thread, so that the event loop is not blocked."""
-_KILL_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 30.0
+_CAPTURE_S = 1800
 _MIN_DISK_BYTES = 4 << 20
 _HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF})
 """Errors of this process. Code inside can cause every other one, by what it puts at a path; reading
@@ -65,7 +66,7 @@ class LocalSandbox:
 
     async def boot(self) -> None:
         """Wait until it is ready. Raises SandboxLostError, or the supervisor's OSError."""
-        packet = await asyncio.shield(self._link.first)
+        packet = await self._link.answered(self._link.first)
         body: dict[str, Any] = packet.body
         if "failed" in body:
             raise OSError(body["errno"], body["failed"])
@@ -136,7 +137,7 @@ class LocalSandbox:
 
     async def expose(self, listener: Listener) -> str:
         _, answer = await self._link.request(lambda number: {"listen": number})
-        packet = await answer
+        packet = await self._link.answered(answer)
         await listener.attach(socket.socket(fileno=packet.fds[0]))
         return f"http://127.0.0.1:{packet.body['port']}"
 
@@ -162,7 +163,12 @@ class LocalSandbox:
             pass_fds=(self._upper,),
             stderr=asyncio.subprocess.PIPE,
         )
-        _, detail = await copy.communicate()
+        try:
+            async with asyncio.timeout(_CAPTURE_S):
+                _, detail = await copy.communicate()
+        except TimeoutError:
+            copy.kill()
+            detail = b"cp did not end within %d s" % _CAPTURE_S
         if copy.returncode != 0:
             raise SandboxError(
                 f"cannot capture sandbox {self.id}: {detail.decode().strip()[:300]}",
@@ -244,6 +250,9 @@ class LocalSandbox:
         try:
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await process.kill()
+        except SandboxLostError:
+            await self.close()
+            raise
         except TimeoutError as error:
             await self.close()
             message = f"sandbox {self.id} is gone: a command could not be killed"
