@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -108,3 +109,18 @@ async def test_after_a_stopped_spawner_another_one_makes_the_next_sandbox(
             async with backend.open("host", LIMITS, workdir="/testbed") as third:
                 assert (await third.run(["echo", "hi"])).stdout == b"hi\n"
                 assert backend.spawner_pid != was
+
+
+@pytest.mark.parametrize(
+    "junk", [b"x", b"\xff\xfe", b'"\xed\xa0\x80"', b"[" * 50_000, b'{"number": 1e999', b"\0"]
+)
+async def test_junk_on_the_control_socket_loses_that_sandbox_alone(junk: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = process.Link(ours, "s", lifetime_s=60, remove=lambda: True)
+    async with asyncio.timeout(DEADLINE_S):
+        _, answer = await link.request(lambda number: {"listen": number})
+        theirs.send(junk)
+        with pytest.raises(SandboxLostError, match="its supervisor does not answer"):
+            await link.answered(answer)
+        await link.close()
+    theirs.close()

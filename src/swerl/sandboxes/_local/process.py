@@ -378,6 +378,9 @@ class Link:
             packet = wire.receive(self._sock)
         except BlockingIOError:
             return
+        except (ValueError, IndexError, RecursionError):  # not a message of a supervisor
+            self._give_up()
+            return
         if packet is None:
             self._end()
         elif "lost" in packet.body:
