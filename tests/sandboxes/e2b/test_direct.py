@@ -73,15 +73,16 @@ async def test_a_sandbox_that_its_server_removed_is_lost() -> None:
             assert not error.value.from_inside
 
 
-async def test_direct_requests_need_the_key_and_a_server_of_the_run(service: Service) -> None:
+async def test_direct_requests_need_the_sandboxs_token_and_a_server_of_the_run(service: Service) -> None:
     file = "/swerl/file?path=/etc/hostname"
     with serving(local.build(local.Options()), takes_orders=True) as taking:
         async with _opened(taking) as sandbox:
-            name = {"E2b-Sandbox-Id": sandbox.id}
+            name, own = {"E2b-Sandbox-Id": sandbox.id}, {"X-Access-Token": sandbox._remote.token}
             with taking.client(**name) as stranger, taking.client() as lost:
                 assert stranger.get(file).status_code == 401
                 assert lost.get(file, headers={"X-API-Key": KEY}).status_code == 404
-                assert stranger.get(file, headers={"X-API-Key": KEY}).status_code != 401
+                assert stranger.get(file, headers={"X-API-Key": KEY}).status_code == 401
+                assert stranger.get(file, headers=own).status_code != 401
     with service.client(**{"X-API-Key": KEY, "E2b-Sandbox-Id": "0" * 20}) as client:
         assert client.get(file).status_code == 404
 
@@ -95,7 +96,7 @@ async def test_a_server_that_is_stopped_delays_no_file_and_no_command_without_en
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     access = E2BAccess(KEY, url, url, None, 1.0)
-    async with asyncio.timeout(60), direct.open_direct(access, "s") as own:
+    async with asyncio.timeout(60), direct.open_direct(access, "s", "token") as own:
         with pytest.raises(CutError):
             await own.read("/x")
         with pytest.raises(CutError):

@@ -8,10 +8,11 @@ import httpx
 import pytest
 from e2b import AuthenticationException, Sandbox
 
+from swerl.sandboxes import local
 from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.failure import WireError
 
-from .helpers import KEY, Service
+from .helpers import KEY, Service, serving
 
 CONTROL = [
     ("GET", "/health"), ("POST", "/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/sandboxes"),
@@ -151,3 +152,36 @@ def test_the_user_is_read_from_basic_authentication() -> None:
     assert access.user_of({}) is None
     with pytest.raises(WireError):
         access.user_of({"Authorization": "Basic !!"})
+
+
+def test_a_runs_own_paths_open_to_the_sandboxs_token_and_not_to_the_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each request leaves one audit line, without secrets, commands or contents."""
+    caplog.set_level("INFO", "swerl.audit")
+    secret, command = "file-of-secrets", "echo hello-from-the-command"
+    with serving(local.build(local.Options()), takes_orders=True) as own:
+        mine, other = Sandbox.create(**own.sdk), Sandbox.create(**own.sdk)
+        order = {
+            **{"argv": ["sh", "-c", command], "cwd": "/", "env": {}, "user": None},
+            **{"timeout_s": 20, "stdin": None},
+        }
+        token = mine._envd_access_token or ""
+        wrong = {"X-API-Key": KEY}, {"X-Access-Token": other._envd_access_token or ""}, {}
+        for headers in wrong:
+            with own.client(**headers, **{"E2b-Sandbox-Id": mine.sandbox_id}) as client:
+                assert client.post("/swerl/run", json=order).status_code == 401
+                assert client.get("/swerl/file", params={"path": secret}).status_code == 401
+                assert client.put("/swerl/file", params={"path": secret}).status_code == 401
+        right = {"X-Access-Token": token, "E2b-Sandbox-Id": mine.sandbox_id}
+        with own.client(**right) as client:
+            assert client.post("/swerl/run", json=order).status_code == 200
+            assert client.get("/no%0a/such").status_code in (401, 404)
+
+    lines = [record.getMessage() for record in caplog.records if record.name == "swerl.audit"]
+    assert f"127.0.0.1 'POST' '/swerl/run' '{mine.sandbox_id}' 200" in lines
+    assert f"127.0.0.1 'POST' '/swerl/run' '{mine.sandbox_id}' 401" in lines
+    assert sum(line.endswith(" 401") for line in lines) >= 9
+    assert any("'POST' '/v2/sandboxes' '-' 201" in line for line in lines)
+    text = "|".join(lines)
+    assert not any(word in text for word in (KEY, token, secret, command, "\n"))

@@ -28,10 +28,11 @@ _FILE_S = 600.0
 
 
 @asynccontextmanager
-async def open_direct(access: E2BAccess, sandbox_id: str) -> AsyncIterator[Direct]:
+async def open_direct(access: E2BAccess, sandbox_id: str, token: str) -> AsyncIterator[Direct]:
+    """Open the connection; `token` is the sandbox's own, which opens no other."""
     import aiohttp
 
-    headers = {"X-API-Key": access.api_key, "E2b-Sandbox-Id": sandbox_id}
+    headers = {"X-Access-Token": token, "E2b-Sandbox-Id": sandbox_id}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
     async with aiohttp.ClientSession(access.api_url, headers=headers, timeout=timeout) as session:
         yield Direct(session, sandbox_id)

@@ -78,7 +78,8 @@ class E2BSandbox:
         self._direct: Direct | None = None
 
     async def go_direct(self, access: E2BAccess) -> None:
-        self._direct = await self._open.enter_async_context(open_direct(access, self.id))
+        opened = open_direct(access, self.id, self._remote.token)
+        self._direct = await self._open.enter_async_context(opened)
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
         """Give the workdir to the ordinary user, and upload the mounts that the image lacks."""

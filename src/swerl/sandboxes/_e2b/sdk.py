@@ -159,6 +159,11 @@ class RemoteSandbox:
         self.id: str = made.sandbox_id
         self._made = made
 
+    @property
+    def token(self) -> str:
+        """Token that opens this sandbox alone; empty if the provider gave none."""
+        return getattr(self._made, "_envd_access_token", None) or ""
+
     @asynccontextmanager
     async def shell(
         self,

@@ -37,6 +37,8 @@ from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure
 from swerl.sandboxes.e2b_server.served import ServedSandbox, ServedSandboxes, ServerOptions
 
 _LOG = logging.getLogger(__name__)
+_AUDIT = logging.getLogger("swerl.audit")
+"""One line a request; refused ones are warnings."""
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0
 _HOST = re.compile(r"(\d{1,5})-([0-9a-f]{20})(?:-[a-z0-9]+)?\.[^/]+", re.IGNORECASE)
@@ -95,6 +97,23 @@ class SandboxServer:
         await self._server.shutdown(_SHUTDOWN_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request, and write an audit line: the caller, the operation, the result.
+
+        It has no query and no body: those may hold tokens, commands and files.
+        """
+        status = 499  # the client is gone
+        try:
+            response = await self._answer(request)
+            status = response.status
+            return response
+        finally:
+            to = _target(request.headers)
+            level = logging.WARNING if status in (401, 403) else logging.INFO
+            # Quoted and cut: a client chooses them.
+            texts = request.method, request.path, to.sandbox_id if to else "-"
+            _AUDIT.log(level, "%s %.20r %.200r %.60r %d", request.remote, *texts, status)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._route(request)
         except Exception as error:
@@ -123,10 +142,11 @@ class SandboxServer:
             except SandboxLostError as error:
                 served.end(from_inside=error.from_inside)
                 raise
-        access.require_key(request.headers, self._key)
         if to is not None and self._options.takes_orders and request.path in _DIRECT_PATHS:
-            served = self._served.require(to.sandbox_id)
+            # The sandbox's own token, and not the key: a leaked one opens no other sandbox.
+            served = self._served.open_with(to.sandbox_id, access.token_of(request.headers))
             return await _answer_direct(served, request, self._options.max_file_mib << 20)
+        access.require_key(request.headers, self._key)
         return await self._control.answer(request)
 
     def _admitted(self, sandbox_id: str, request: web.BaseRequest) -> ServedSandbox:

@@ -91,7 +91,8 @@ async def _backend(request: ServeRequest) -> SandboxBackend:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("swerl.audit").setLevel(logging.INFO)
     raise_file_limit()
     asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
 
