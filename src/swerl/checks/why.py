@@ -22,7 +22,8 @@ from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import sandbox_backend, tasks_of
 from swerl.runs import why
-from swerl.runs.evidence import DAMAGE, Evidence, SeenStep, Symptom, read
+from swerl.runs.evidence import Evidence, SeenStep, Symptom, read
+from swerl.runs.index import DAMAGE
 from swerl.runs.layout import RunFolder
 from swerl.runs.why import Diagnosis, Finding
 from swerl.training.options import TrainerOptions

@@ -261,7 +261,7 @@ def _step(
     return SeenStep(number, metrics, tuple(each for each in seen if each), tuple(samples))
 
 
-def _groups(root: Path, stage: str) -> Mapping[str, list[str]]:
+def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:
     path = root / "episodes" / stage
     return index.groups(path) if path.is_dir() else {}
 

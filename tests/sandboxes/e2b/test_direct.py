@@ -73,7 +73,9 @@ async def test_a_sandbox_that_its_server_removed_is_lost() -> None:
             assert not error.value.from_inside
 
 
-async def test_direct_requests_need_the_sandboxs_token_and_a_server_of_the_run(service: Service) -> None:
+async def test_direct_requests_need_the_sandboxs_token_and_a_server_of_the_run(
+    service: Service,
+) -> None:
     file = "/swerl/file?path=/etc/hostname"
     with serving(local.build(local.Options()), takes_orders=True) as taking:
         async with _opened(taking) as sandbox:
