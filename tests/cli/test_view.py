@@ -343,6 +343,23 @@ async def test_damage_is_shown_as_what_it_is(client: TestClient, tmp_path: Path)
     assert "state.json: Expecting" in shown and "recipe.resolved.json: Expecting" in shown
 
 
+async def test_json_that_is_nested_too_deeply_costs_its_own_part(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run, deep = make_run(tmp_path), '{"event": "StepEnded", "a": ' + "[" * 5000
+    episodes = run / "episodes" / "00000"
+    files = [episodes / "some_task.0" / name for name in ("episode.json", "grade.json")]
+    files += [episodes / "some_task.1" / "trajectory.json", run / "state.json"]
+    for file in files:
+        file.write_text(deep)
+    for name in ("events.jsonl", "prompts.jsonl"):
+        with (run / name).open("a") as lines:
+            lines.write(f"{deep}\n")
+    pages = await _crawl(client)
+    assert "unreadable" not in pages[f"/{TOKEN}/r/a%20run/s/00001.html"]
+    assert "maximum recursion" in pages[f"/{TOKEN}/r/a%20run/e/00000/some_task.1/index.html"]
+
+
 async def test_results_of_rollouts_and_sessions_are_shown(
     client: TestClient, tmp_path: Path
 ) -> None:

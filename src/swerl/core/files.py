@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
     """Read a JSON file. Raises RunError if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"cannot read {path}: {error}", hint="restore it from a backup or a copy"
         ) from error

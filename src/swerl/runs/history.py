@@ -136,7 +136,7 @@ class HistoryReader:
         return self._found
 
     def _add(self, line: bytes) -> None:
-        with suppress(ValueError, KeyError, TypeError):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             event = json.loads(line)
             step = event["step"]
             if event["event"] == StepEnded.__name__:

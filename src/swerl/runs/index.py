@@ -25,7 +25,10 @@ T = TypeVar("T")
 RECIPE = "recipe.resolved.json"
 ALL = "all"
 """The only stage of a run without a recipe."""
-DAMAGE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+DAMAGE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    RecursionError,  # JSON that is nested too deeply
+)
 """Errors that files of another shape cause."""
 _MARKS = ("episode.json", "trajectory.json", "transcript.json", "transcript.jsonl")
 _DEPTH = 3

@@ -100,7 +100,7 @@ def _read(line: str) -> GroupEntry | None:
         value = json.loads(line)
         lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
         return GroupEntry(**{**value, "fate": Fate(value["fate"]), **lists})
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -126,7 +126,7 @@ def _transcript(folder: Path) -> Iterator[dict[str, Any]]:
 def _line(line: str) -> object:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
