@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from swerl.cli.main import typer_app
 from swerl.cli.view import _server, _talk
 from swerl.cli.view._site import GROUPS_A_PAGE, Site
+from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import InputError
@@ -26,6 +28,7 @@ from swerl.core.events import EvalEnded, StepEnded
 from swerl.core.files import write_json
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sample import to_samples
+from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
@@ -186,6 +189,31 @@ async def test_an_episode_shows_conversation_patch_tests_and_losses(
     assert "sampled, not trained</dt><dd>none" in page
     assert "test_&lt;b&gt;" in page and "&lt;b&gt;" in page and "<b>'" not in page
     assert "Tree of turns: 2 branches" in page
+
+
+async def test_an_episode_shows_the_certificate_of_its_task(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path)
+    task = Task("some/task", "org/r", "host", "/w", "Fix it.", GradingSpec("command"))
+    other = replace(task, id="another", prompt="not some/task")
+    proof = Certificate(
+        *("s", "to come", (), "", "local", "0.1.0", 3),
+        bits=12.5, flaky=("test_slow",), probes={"exit <0>": "unsolved"},
+    )  # fmt: skip
+    proof = replace(proof, row=row_digest(settled(task, proof)))
+    file = tmp_path / "tasks.jsonl"
+    write_tasks(file, [other, certified(task, proof)])
+    stored = {"name": "a run", "steps": 5, "tasks": {"source": str(file)}}
+    write_json(run / "recipe.resolved.json", stored)
+    address = f"/{TOKEN}/r/a%20run/e/00000/some_task.0/index.html"
+    page = await (await client.get(address)).text()
+    for text in (">certified<", "3 times", "12.5", "test_slow", "exit &lt;0&gt;: unsolved"):
+        assert text in page, text
+    write_tasks(file, [replace(certified(task, proof), prompt="Another.")])
+    assert "its row was changed" in await (await client.get(address)).text()
+    file.unlink()
+    assert f"the task file {file} is not" in await (await client.get(address)).text()
 
 
 async def test_two_attempts_are_shown_from_where_they_part(

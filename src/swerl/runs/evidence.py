@@ -7,6 +7,7 @@ and costs its own part alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -22,8 +23,11 @@ from swerl.runs.layout import RunFolder
 if TYPE_CHECKING:
     from swerl.core.contracts import Family
     from swerl.core.sample import Sample
+    from swerl.core.task import Task
 
 T = TypeVar("T")
+_TWIN = "twin"
+"""Source of generated Tasks."""
 LAST_STEPS = 3
 """Steps at the end whose Episodes are read, besides the first one."""
 _EPISODES = 192
@@ -169,8 +173,8 @@ def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
     from swerl.core.task import read_tasks
     from swerl.tasks import twin
 
-    source = run.key("tasks.source", "twin")
-    if source == "twin":
+    source = run.key("tasks.source", _TWIN)
+    if source == _TWIN:
         size, seed = run.key("tasks.num_train", 0), run.key("seed", 0)
         return twin.solutions(split=twin.Split.TRAIN, count=size, seed=seed)
     return {task.id: task.gold_patch for task in read_tasks(Path(source)) if task.id in wanted}
@@ -224,6 +228,29 @@ def family_of(root: Path) -> Family:
             hint="copy the model's folder to the same path",
         )
     return plugins.family(chosen.family, model, None)
+
+
+def task_of(root: Path, name: str) -> Task | None:
+    """Return a Task from the files that a run's recipe names; None if they do not have it.
+
+    Generated Tasks have no file. Raises InputError on a file that is not there.
+    """
+    from swerl.core.task import from_row
+
+    files = read_json(root / index.RECIPE).get("tasks") or {}
+    wanted = json.dumps(name, ensure_ascii=False).encode()
+    for path in (files.get("source"), files.get("heldout")):
+        if path in (None, _TWIN):
+            continue
+        if not Path(path).is_file():
+            hint = "the certificate of a Task is in its row"
+            raise InputError(f"the task file {path} is not on this machine", hint=hint)
+        with Path(path).open("rb") as lines:
+            # Rows are long, so only one that names the Task is parsed.
+            for line in lines:
+                if wanted in line and (task := from_row(json.loads(line))).id == name:
+                    return task
+    return None
 
 
 def _part(read_it: Callable[[], T], problems: list[str]) -> T | None:

@@ -333,6 +333,7 @@ class Site:
         turns, no_turns = index.part(lambda: _talk.turns_of(folder, trajectory, family))
         patch, no_patch = index.part(lambda: _talk.read_tail(folder / "patch.diff"))
         log, _ = index.part(lambda: _talk.read_tail(folder / "agent.log"))
+        proof, no_proof = index.part(lambda: _talk.certificate_of(run.root, attempt.task))
         written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
         return self._render(
             "episode.html",
@@ -352,9 +353,10 @@ class Site:
             patch=_talk.coloured_patch(patch) if patch else "",
             log=log,
             has_text=written or family is not None,
+            proof=proof,
             problems={
                 "tokens": no_tokens, "conversation": no_turns, "text": "" if written else no_text,
-                "grade": no_grade, "patch": no_patch,
+                "grade": no_grade, "patch": no_patch, "proof": no_proof,
             },
             folder=folder,
         )  # fmt: skip

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from swerl.core.certificate import Certificate, from_json, objection
 from swerl.core.contracts import Family
 from swerl.core.errors import RunError
 from swerl.core.files import read_json
 from swerl.core.turn import Trajectory, Turn
 from swerl.runs import evidence
+from swerl.runs.index import RECIPE
 
 _MESSAGE = re.compile(
     r"<\|im_start\|>(\w+)\n?(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)"
@@ -248,3 +250,20 @@ def family_of(root: Path, is_scripted: bool) -> Family:
     from swerl.core import plugins
 
     return plugins.family("tiny", None, None) if is_scripted else evidence.family_of(root)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The Certificate of a Task."""
+
+    objection: str
+    """Why it does not certify the Task; empty if it does."""
+    certificate: Certificate | None
+
+
+def certificate_of(root: Path, task: str) -> Proof | None:
+    """Return the proof of a Task of a run with a task file, else None. Raises SwerlError."""
+    if not (root / RECIPE).is_file() or (found := evidence.task_of(root, task)) is None:
+        return None
+    given = from_json(found.certificate) if found.certificate else None
+    return Proof(objection(found), given)
