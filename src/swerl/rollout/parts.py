@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
+import json
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 
-from swerl.core.contracts import Harness, Reward, Sandbox, SandboxBackend
-from swerl.core.errors import SandboxError, SandboxFileError
+from swerl.core.contracts import (
+    Harness,
+    Reward,
+    Sandbox,
+    SandboxBackend,
+    SnapshotBackend,
+    SnapshotSandbox,
+)
+from swerl.core.errors import SandboxError, SandboxFileError, SandboxLostError
 from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
-from swerl.core.sandbox import Limits
+from swerl.core.sandbox import Limits, Mount
 from swerl.core.seeds import seed_of
 from swerl.core.task import Task
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.tasks.hide_future import Facts, Stage, hide_future
+from swerl.tasks.hide_future import Facts, Stage, hide_future, to_remove
 from swerl.tasks.set_up import set_up
+
+_GIT_S = 60.0
+_UNKEPT = r"""
+find /tmp /dev/shm ! -type d -printf '%p %s %T@\n'
+set -- /proc/[0-9]*
+echo "$# processes"
+"""
+"""Print what no snapshot keeps: temporary files, and the number of processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +91,19 @@ class MixedAgent:
 
 
 class Provisioner:
-    """Opens Sandboxes. An Episode holds one at a time, so `concurrency` slots bound them."""
+    """Opens Sandboxes. An Episode holds one at a time, so `concurrency` slots bound them.
+
+    The preparation of a sandbox depends on the image and the Task alone. So the first sandbox of a
+    Task is kept as a snapshot after it, and later ones open the snapshot, if the backend can take
+    snapshots and this one holds all that the preparation did.
+    """
 
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
         self._backend = backend
         self._limits = limits
         self._facts: dict[str, Facts] = {}
+        self._builds: dict[str, asyncio.Future[bool]] = {}
+        """Name of a snapshot -> whether it was kept, once the build has ended."""
         self.slot = asyncio.Semaphore(concurrency)
         """An Episode holds a slot from start to end; waiting for it counts against no budget."""
 
@@ -87,14 +113,8 @@ class Provisioner:
 
         The clock records the phase `scrub`. Raises BrokenImageError on a broken repository.
         """
-        async with self._backend.open(
-            task.image, self._limits, workdir=task.workdir, mounts=harness.mounts()
-        ) as sandbox:
+        async with self._open(task, Stage.AGENT, harness.mounts(), clock) as sandbox:
             with _before_the_agent():
-                with clock.phase("scrub"):
-                    await set_up(sandbox, task)
-                    hidden = await hide_future(sandbox, task, facts=self._facts.get(task.id))
-                self._facts[task.id] = hidden.facts
                 await harness.install(sandbox)
             yield sandbox
 
@@ -104,13 +124,124 @@ class Provisioner:
 
         It reveals no more than an agent's, since the code under test may read all of it.
         """
-        async with self._backend.open(task.image, self._limits, workdir=task.workdir) as sandbox:
-            with _before_the_agent():
-                await set_up(sandbox, task)
-                known = self._facts.get(task.id)
-                hidden = await hide_future(sandbox, task, stage=Stage.GRADING, facts=known)
-                self._facts[task.id] = hidden.facts
+        async with self._open(task, Stage.GRADING) as sandbox:
             yield sandbox
+
+    async def prepare(self, task: Task, harness: Harness) -> int:
+        """Make the snapshots of a Task ahead; return how many of the two exist then."""
+        found = []
+        for stage, mounts in ((Stage.AGENT, harness.mounts()), (Stage.GRADING, ())):
+            async with self._open(task, stage, mounts):
+                name = await self._name(task, stage, mounts)
+            if name and isinstance(self._backend, SnapshotBackend):
+                found.append(await self._backend.find_snapshot(name))
+        return sum(map(bool, found))
+
+    @asynccontextmanager
+    async def _open(
+        self, task: Task, stage: Stage, mounts: Sequence[Mount] = (), clock: Clock | None = None
+    ) -> AsyncIterator[Sandbox]:
+        name = await self._name(task, stage, mounts)
+        snapshot, building = await self._await_build(name)
+        kept = False
+        try:
+            async with self._backend.open(
+                snapshot or task.image, self._limits, workdir=task.workdir, mounts=mounts
+            ) as sandbox:
+                with _before_the_agent(), clock.phase("scrub") if clock else nullcontext():
+                    if snapshot:
+                        await _refresh_index(sandbox, task)
+                    else:
+                        kept = await self._prepare(sandbox, task, stage, name if building else "")
+                if building:
+                    building.set_result(kept)
+                yield sandbox
+        finally:
+            # A build that was cancelled, or whose sandbox failed, is tried again.
+            if building and not building.done():
+                del self._builds[name]
+                building.set_result(False)
+
+    async def _prepare(self, sandbox: Sandbox, task: Task, stage: Stage, name: str) -> bool:
+        """Prepare a sandbox and keep it as snapshot `name`; return True if that holds all."""
+        writes = bool(name and (task.setup or task.files))
+        unkept = await _unkept(sandbox) if writes else b""
+        await set_up(sandbox, task)
+        known = self._facts.get(task.id)
+        hidden = await hide_future(sandbox, task, stage=stage, facts=known)
+        self._facts[task.id] = hidden.facts
+        if not (name and isinstance(sandbox, SnapshotSandbox) and sandbox.snapshot_root):
+            return False
+        root = sandbox.snapshot_root.rstrip("/")
+        paths = [*task.files, *(path.removeprefix("changes of ") for path in hidden.removed)]
+        if root and (task.setup or not all(path.startswith(f"{root}/") for path in paths)):
+            return False
+        if writes and await _unkept(sandbox) != unkept:
+            return False
+        try:
+            await sandbox.snapshot(name)
+        except SandboxLostError:
+            raise
+        except SandboxError:
+            return False  # each sandbox is then prepared by itself
+        return True
+
+    async def _name(self, task: Task, stage: Stage, mounts: Sequence[Mount]) -> str:
+        """Return a digest of all that decides about a snapshot; empty if part is unknown."""
+        if not isinstance(self._backend, SnapshotBackend):
+            return ""
+        if not (identity := await self._backend.identify(task.image)):
+            return ""
+        spec = task.grading
+        parts = [
+            *(_code_version(), identity, stage, [mount.target for mount in mounts]),
+            *(task.workdir, task.base_commit, task.setup, dict(task.files), task.gold_patch),
+            *(dict(spec.test_files), dict(spec.files), spec.test_patch, to_remove(task)),
+            *(spec.test_setup, spec.test_command, spec.report_command, spec.report_path),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    async def _await_build(self, name: str) -> tuple[str, asyncio.Future[bool] | None]:
+        """Return the snapshot's reference if there is one, else the future of a build to make.
+
+        Neither: there is none and there will be none. Callers during a build wait for its end.
+        """
+        backend = self._backend
+        if not name or not isinstance(backend, SnapshotBackend):
+            return "", None
+        build = self._builds.get(name)
+        if build and not await asyncio.shield(build):
+            return "", None
+        if found := await backend.find_snapshot(name):
+            return found, None
+        if self._builds.get(name) is not build:
+            return "", None  # another caller has begun to build it again
+        self._builds[name] = asyncio.get_running_loop().create_future()
+        return "", self._builds[name]
+
+
+async def _unkept(sandbox: Sandbox) -> bytes:
+    """Return the state of a sandbox that no snapshot keeps."""
+    argv = ["sh", "-c", _UNKEPT]
+    return (await sandbox.run(argv, cwd="/", user="root", timeout_s=_GIT_S)).stdout
+
+
+async def _refresh_index(sandbox: Sandbox, task: Task) -> None:
+    """Make git's index match files that a setup wrote: a snapshot has their times of change new."""
+    if task.setup:
+        git = ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false"]
+        argv = [*git, "update-index", "-q", "--refresh"]
+        await sandbox.run(argv, cwd=task.workdir, timeout_s=_GIT_S)
+
+
+@functools.cache
+def _code_version() -> str:
+    """Return a digest of the code that prepares sandboxes."""
+    # The modules' own files: an edit of either, or of a script beside them, is a new version.
+    codes = [hide_future.__code__, set_up.__code__]
+    files = [Path(code.co_filename) for code in codes]
+    files += sorted(files[0].with_name("_hide_future").glob("*.sh"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 @contextmanager

@@ -1,0 +1,261 @@
+"""A prepared sandbox is kept once, and opened again with the same content byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Limits
+from swerl.core.task import GradingSpec, Task
+from swerl.harnesses import builtin
+from swerl.images.store import Store, default_store
+from swerl.rollout.parts import Clock, Provisioner
+from swerl.sandboxes import local
+from swerl.sandboxes._local.image import write_image
+from swerl.sandboxes._local.sandbox import LocalSandbox
+
+HARNESS = builtin.build(builtin.Options())
+LIMITS = Limits(disk_mib=256)
+REPOSITORY = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+mkdir -p pkg docs/old; echo broken >pkg/code.py; echo text >docs/old/a; ln -s pkg/code.py link
+printf '#!/bin/sh\\n' >run.sh; chmod 755 run.sh; git add -A; git commit -qm base; git tag v1
+git checkout -q -b later; echo mended >pkg/code.py; git commit -qam fix; git checkout -q main
+mkdir r2e_tests; echo hidden >r2e_tests/test_1.py; mkdir empty; touch -d 2001-02-03 docs/old/a
+"""
+TREE = """
+find . -path ./.git/index -prune -o ! -type d -printf '%y %m %s %T@ %u %p -> %l\\n' | sort
+find . -type d -printf '%m %u %p\\n' | sort
+find . -path ./.git/index -prune -o -type f -exec sha256sum {} + | sort
+git status --porcelain=v2 --branch; git log --all --format='%H %D %s'; git fsck --full 2>&1
+git ls-files --stage; git diff-files; git count-objects -v; git config --list --show-origin
+git describe --tags; ls -A /home /home/agent / /tmp
+"""
+"""Print everything that an agent can see of a repository; the index holds the file system's own
+numbers, so its content is printed by git."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    subprocess.run(["sh", "-ec", REPOSITORY], cwd=folder, check=True)
+    return folder
+
+
+class Counting:
+    """A local backend that counts the openings of each image, and can refuse snapshots."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.inner = local.build(local.Options())
+        self.opened: list[str] = []
+        self.refuses = refuses
+
+    @asynccontextmanager
+    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[LocalSandbox]:
+        self.opened.append(image.partition(":")[0])
+        async with self.inner.open(image, limits, **options) as sandbox:
+            if self.refuses:
+                sandbox.snapshot = refuse  # type: ignore[method-assign,assignment]
+            yield sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def identify(self, image: str) -> str:
+        return await self.inner.identify(image)
+
+    async def find_snapshot(self, name: str) -> str:
+        return await self.inner.find_snapshot(name)
+
+    async def drop_snapshot(self, name: str) -> None:
+        await self.inner.drop_snapshot(name)
+
+
+class WithoutSnapshots:
+    """A backend that can take no snapshots, as most cannot."""
+
+    def __init__(self) -> None:
+        self.open = local.build(local.Options()).open
+
+
+async def refuse(name: str = "") -> str:
+    raise SandboxError("the disk is full", hint="free some space")
+
+
+def make(backend: Any) -> Provisioner:
+    return Provisioner(backend, LIMITS, concurrency=4)
+
+
+def for_agent(provisioner: Provisioner, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+    return provisioner.for_agent(task, HARNESS, Clock("e", lambda _: None))
+
+
+def task_of(image: str, **fields: Any) -> Task:
+    return Task("a__b-1", "a/b", image, "/repo", "Mend it.", GradingSpec("command"), **fields)
+
+
+async def shown(sandbox: Sandbox) -> str:
+    return (await sandbox.run(["sh", "-c", TREE], cwd="/repo")).text
+
+
+def built(repository: Path) -> str:
+    """Return a `built:` image whose root, and not only the workdir, is an overlay."""
+    layer = repository.parent / "layer"
+    shutil.copytree(repository, layer / "repo", symlinks=True)
+    (layer / "root").mkdir()
+    (layer / "root/expected_test_output.json").write_text("{}")
+    (layer / "expected_test_output.json").write_text("{}")
+    write_image("prepared", [layer])
+    return "built:prepared"
+
+
+SETUP = "echo set >pkg/new.py; git add pkg/new.py; rm -r docs; mkdir docs; echo n >docs/b"
+
+
+@pytest.mark.parametrize("kind", ["dir", "built", "setup"])
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_the_view_is_the_same_byte_for_byte(repository: Path, kind: str, stage: str) -> None:
+    image = f"dir:{repository}" if kind == "dir" else built(repository)
+    task = task_of(image, setup=SETUP if kind == "setup" else "", files={"/repo/given": "text"})
+    views = []
+    counting = Counting()
+    provisioners = [make(WithoutSnapshots()), make(counting)]
+    for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
+        opened = for_agent(provisioner, task) if stage == "agent" else provisioner.for_grading(task)
+        async with opened as sandbox:
+            views.append(await shown(sandbox))
+    assert counting.opened == [kind.replace("setup", "built"), "snapshot", "snapshot"]
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+    # The times of files that the image has are equal, too.
+    times = [[line for line in view.splitlines() if " ./docs/old/a " in line] for view in views]
+    assert times[0] == times[1] == times[2] == times[3]
+
+
+def timeless(view: str) -> list[str]:
+    """Return a view without the times of files that the preparation itself has written."""
+    year = f"{int(time.time()) // 10**6}"
+    return [
+        " ".join(word for word in line.split(" ") if not word.startswith(year))
+        for line in view.splitlines()
+    ]
+
+
+async def test_concurrent_attempts_wait_for_one_preparation(repository: Path) -> None:
+    backend, task = Counting(), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+
+    async def attempt() -> str:
+        async with for_agent(provisioner, task) as sandbox:
+            return await shown(sandbox)
+
+    views = await asyncio.gather(*(attempt() for _ in range(4)))
+    assert len({"\n".join(timeless(view)) for view in views}) == 1
+    assert sorted(backend.opened) == ["dir", "snapshot", "snapshot", "snapshot"]
+
+
+async def test_without_room_for_a_snapshot_each_sandbox_is_prepared(repository: Path) -> None:
+    backend, task = Counting(refuses=True), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+    for _ in range(2):
+        async with for_agent(provisioner, task) as sandbox:
+            assert "r2e_tests" not in await shown(sandbox)
+    assert backend.opened == ["dir", "dir"]
+
+
+async def test_a_changed_image_or_task_is_prepared_anew(repository: Path) -> None:
+    backend, task = Counting(), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+    async with for_agent(provisioner, task):
+        pass
+    (repository / "pkg/code.py").write_text("edited\n")
+    async with for_agent(provisioner, task) as sandbox:
+        assert await sandbox.read("/repo/pkg/code.py") == b"edited\n"
+    async with for_agent(provisioner, replace(task, files={"/repo/more": "x"})) as sandbox:
+        assert await sandbox.read("/repo/more") == b"x"
+    assert backend.opened == ["dir"] * 3
+
+
+@pytest.mark.parametrize("fields", [{"setup": "sleep 60 &"}, {"files": {"/tmp/given": "x"}}])
+async def test_what_a_snapshot_would_lose_is_prepared_each_time(
+    repository: Path, fields: dict[str, Any]
+) -> None:
+    backend, task = Counting(), task_of(built(repository), **fields)
+    provisioner = make(backend)
+    for _ in range(2):
+        async with for_agent(provisioner, task) as sandbox:
+            if "files" in fields:
+                assert await sandbox.read("/tmp/given") == b"x"
+    assert "snapshot" not in backend.opened
+
+
+BUILD = """
+import asyncio, sys
+from tests.rollout.test_prepared import *
+async def main():
+    print("begins", flush=True)
+    async with for_agent(make(Counting()), task_of(sys.argv[1])):
+        pass
+asyncio.run(main())
+"""
+
+
+def test_a_build_killed_at_any_moment_leaves_nothing_that_is_served(
+    repository: Path, cache: Path
+) -> None:
+    for name in range(200):
+        (repository / f"r2e_tests/big{name}").write_bytes(os.urandom(1000))
+    for number in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BUILD, f"dir:{repository}"], stdout=subprocess.PIPE
+        )
+        assert process.stdout and process.stdout.readline() == b"begins\n"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.04 * number)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        store = Store(cache / "store")
+        for layer_id, found in store.snapshots().items():
+            # Only a finished build is found, and it is whole.
+            assert store.has_layer(layer_id)
+            assert found.base == f"dir:{repository}"
+        store.remove_leftovers()
+        assert not list((cache / "store/work").glob("*"))
+
+
+async def test_collecting_keeps_the_snapshots_of_open_sandboxes(repository: Path) -> None:
+    from swerl.images.gc import collect
+
+    backend, task = local.build(local.Options()), task_of(f"dir:{repository}")
+    async with backend.open(task.image, LIMITS, workdir="/repo") as sandbox:
+        await sandbox.write("/repo/new", b"kept")
+        reference = await sandbox.snapshot("mine")
+    async with backend.open(reference, LIMITS, workdir="/repo") as sandbox:
+        collect(default_store(), [])
+        assert await sandbox.read("/repo/new") == b"kept"
+        assert await backend.find_snapshot("mine") == reference
+    collect(default_store(), [])
+    assert await backend.find_snapshot("mine") == ""
