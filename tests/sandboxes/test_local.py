@@ -101,3 +101,12 @@ def test_the_suite_passes_as_an_unprivileged_user() -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+def test_only_other_users_than_root_need_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.shutil, "which", lambda name, **_: f"/opt/{name}")
+    for user, uses in ((0, ""), (1000, "/opt/bwrap")):
+        monkeypatch.setattr(local.os, "geteuid", lambda user=user: user)
+        backend = local.build(local.Options())
+        assert backend._bwrap == uses
+        assert local.build(local.Options(isolator="bwrap"))._bwrap == "/opt/bwrap"
