@@ -27,6 +27,7 @@ from swerl.rollout.parts import Clock, Provisioner
 from swerl.sandboxes import local
 from swerl.sandboxes._local.image import write_image
 from swerl.sandboxes._local.sandbox import LocalSandbox
+from swerl.tasks import worktree
 
 HARNESS = builtin.build(builtin.Options())
 LIMITS = Limits(disk_mib=256)
@@ -259,3 +260,22 @@ async def test_collecting_keeps_the_snapshots_of_open_sandboxes(repository: Path
         assert await backend.find_snapshot("mine") == reference
     collect(default_store(), [])
     assert await backend.find_snapshot("mine") == ""
+
+
+@pytest.mark.parametrize("installs", [False, True])
+async def test_one_list_of_the_work_tree_serves_all_attempts(
+    repository: Path, installs: bool
+) -> None:
+    task = task_of(f"dir:{repository}")
+    provisioner = make(Counting())
+    lists = []
+    for _ in range(3):
+        async with for_agent(provisioner, task) as sandbox:
+            if installs:
+                await sandbox.write("/repo/config", b"of the agent program\n")
+            start = await provisioner.list_start(sandbox, task, kept=())
+            await sandbox.write("/repo/pkg/code.py", b"edited\n")
+            taken = await worktree.take(sandbox, "/repo", start)
+            assert taken and list(taken.changes.files) == ["pkg/code.py"]
+            lists.append(start.packed)
+    assert (lists[1] == lists[2]) is not installs

@@ -297,3 +297,76 @@ async def test_times_keep_their_order_and_are_never_older_than_the_start(opened:
     first, last = found.changes.files["first"], found.changes.files["last"]
     assert first is not None and last is not None
     assert start.since_s == first.mtime_s <= last.mtime_s < start.since_s + 300
+
+
+class Recording:
+    """A sandbox that notes the commands that it is asked to run."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self.inner = inner
+        self.ran: list[str] = []
+
+    async def run(self, argv: Sequence[str], **options: Any) -> Exec:
+        self.ran.append(" ".join(argv))
+        return await self.inner.run(argv, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_an_edit_of_plain_files_is_laid_without_a_command(opened: Open) -> None:
+    edit = Changes({"code.py": TreeFile(b"two\n"), "pkg/a.py": TreeFile(b"b\n")})
+    async with opened() as sandbox:
+        compared = await worktree.compare(sandbox, WORKDIR, edit)
+        assert compared
+        recording: Any = Recording(sandbox)
+        assert await worktree.lay(recording, WORKDIR, compared) == ()
+        assert await sh(sandbox, "cat code.py pkg/a.py") == "two\nb\n"
+    assert recording.ran == []
+
+
+@pytest.mark.parametrize(
+    ("prepare", "path"),
+    [("mv pkg /tmp/out; ln -s /tmp/out pkg", "pkg/a.py"), ("ln -sf /tmp/x code.py", "code.py")],
+)
+async def test_nothing_is_laid_through_a_link_of_the_clean_tree(
+    opened: Open, prepare: str, path: str
+) -> None:
+    async with opened() as sandbox:
+        await sh(sandbox, f"echo kept >/tmp/x; {prepare}")
+        compared = await worktree.compare(sandbox, WORKDIR, Changes({path: TreeFile(b"new\n")}))
+        assert compared
+        await worktree.lay(sandbox, WORKDIR, compared)
+        assert "new" not in await sh(sandbox, "cat /tmp/x; cat /tmp/out/a.py 2>/dev/null || true")
+
+
+@pytest.mark.parametrize(
+    ("rules", "asks"),
+    [
+        ("rm .gitignore", False),
+        ("true", True),
+        ("rm .gitignore; mkdir -p .git/info; echo '*.tmp' >.git/info/exclude", True),
+        ("rm .gitignore; mkdir -p .git/info; echo '# none' >.git/info/exclude", False),
+        ("rm -r .git .gitignore", True),
+    ],
+)
+async def test_git_is_asked_only_if_there_may_be_rules(
+    opened: Open, rules: str, asks: bool
+) -> None:
+    async with opened() as sandbox:
+        await sh(sandbox, rules)
+        start = await worktree.list_start(sandbox, WORKDIR, kept=())
+        await sh(sandbox, "echo two >code.py; echo x >new.tmp")
+        recording: Any = Recording(sandbox)
+        taken = await worktree.take(recording, WORKDIR, start)
+    assert taken and taken.changes.files["code.py"] == TreeFile(b"two\n")
+    assert any("check-ignore" in command for command in recording.ran) is asks
+
+
+async def test_rules_that_the_agent_writes_count(opened: Open) -> None:
+    async with opened() as sandbox:
+        await sh(sandbox, "rm .gitignore")
+        start = await worktree.list_start(sandbox, WORKDIR, kept=())
+        await sh(sandbox, "echo '*.bin' >.gitignore; printf 'a\\0' >big.bin; echo x >new.py")
+        taken = await worktree.take(sandbox, WORKDIR, start)
+    assert taken and sorted(taken.changes.files) == [".gitignore", "new.py"]

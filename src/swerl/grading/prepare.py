@@ -6,11 +6,15 @@ once its tree was taken. So a hostile text can do no more there than an agent in
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes
 from swerl.core.contracts import OpenClean, Sandbox
+from swerl.core.errors import SandboxFileError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
@@ -106,6 +110,9 @@ for path do
 done
 """
 _TOO_LARGE = "the patch changes too many or too large files"
+_SCRIPT_BYTES = 2**16
+_FEW_SCRIPTS, _SOURCE_ENDINGS = 4, (".py", ".sh", ".js", ".rb", ".pl")
+"""So few files, which are never large, are read without a command."""
 _SCRIPT_DEPTH = 3
 """Levels of scripts that run further scripts."""
 _PATCH_REFUSED, _TESTS_REFUSED = 91, 92
@@ -202,15 +209,27 @@ async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
         missing = sorted(scripts_to_read(known) - set(texts))
         if not missing:
             break
-        read = await sandbox.run(
-            ["sh", "-c", _READ, "sh", *missing], cwd=task.workdir, timeout_s=_TIMEOUT_S
-        )
-        pieces = read.stdout.decode("utf-8", "replace").split("\0")
-        found = dict(zip(pieces[::2], pieces[1::2], strict=False))
+        found = await _read_scripts(task, sandbox, missing)
         texts.update({path: script_text(path, found.get(path, "")) for path in missing})
         # The next round searches only the scripts that this round has found.
         known = "\n".join(texts[path] for path in missing)
     return texts
+
+
+async def _read_scripts(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
+    """Return the beginnings of the files that exist."""
+    if len(paths) <= _FEW_SCRIPTS and all(path.endswith(_SOURCE_ENDINGS) for path in paths):
+        found = {}
+        for path in paths:
+            with suppress(FileNotFoundError, SandboxFileError):
+                data = await sandbox.read(posixpath.join(task.workdir, path))
+                found[path] = data[:_SCRIPT_BYTES].replace(b"\0", b"").decode("utf-8", "replace")
+        return found
+    read = await sandbox.run(
+        ["sh", "-c", _READ, "sh", *paths], cwd=task.workdir, timeout_s=_TIMEOUT_S
+    )
+    pieces = read.stdout.decode("utf-8", "replace").split("\0")
+    return dict(zip(pieces[::2], pieces[1::2], strict=False))
 
 
 async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTree:

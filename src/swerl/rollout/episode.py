@@ -123,7 +123,7 @@ async def _run_agent(
             sandbox = await stack.enter_async_context(opened)
         # The harness is installed already, so its files are no part of the changes.
         kept = touched(task.gold_patch)
-        start = await worktree.list_tree(sandbox, task.workdir, kept=kept)
+        start = await parts.provisioner.list_start(sandbox, task, kept=kept)
         # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):

@@ -8,7 +8,7 @@ import hashlib
 import json
 import time
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -33,6 +33,7 @@ from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.tasks.hide_future import Facts, Stage, hide_future, to_remove
 from swerl.tasks.set_up import set_up
+from swerl.tasks.worktree import TreeListing, is_older, list_start
 
 _GIT_S = 60.0
 _UNKEPT = r"""
@@ -104,6 +105,9 @@ class Provisioner:
         self._facts: dict[str, Facts] = {}
         self._builds: dict[str, asyncio.Future[bool]] = {}
         """Name of a snapshot -> whether it was kept, once the build has ended."""
+        self._opened: dict[str, tuple[str, float]] = {}
+        """Id of an open sandbox -> its snapshot, and the Unix time before it was opened."""
+        self._starts: dict[tuple[str, frozenset[str]], TreeListing] = {}
         self.slot = asyncio.Semaphore(concurrency)
         """An Episode holds a slot from start to end; waiting for it counts against no budget."""
 
@@ -127,6 +131,22 @@ class Provisioner:
         async with self._open(task, Stage.GRADING) as sandbox:
             yield sandbox
 
+    async def list_start(
+        self, sandbox: Sandbox, task: Task, *, kept: Collection[str]
+    ) -> TreeListing:
+        """List the work tree before an agent starts; all sandboxes of a snapshot have one list.
+
+        If the harness has written into the work tree, each sandbox has its own.
+        """
+        snapshot, since_s = self._opened.get(sandbox.id, ("", 0.0))
+        key = snapshot, frozenset(kept)
+        if known := self._starts.get(key):
+            return replace(known, since_s=int(time.time()))
+        found = await list_start(sandbox, task.workdir, kept=kept)
+        if snapshot and is_older(found, since_s):
+            self._starts[key] = found
+        return found
+
     async def prepare(self, task: Task, harness: Harness) -> int:
         """Make the snapshots of a Task ahead; return how many of the two exist then."""
         found = []
@@ -143,11 +163,14 @@ class Provisioner:
     ) -> AsyncIterator[Sandbox]:
         name = await self._name(task, stage, mounts)
         snapshot, building = await self._await_build(name)
-        kept = False
+        kept, since_s, opened_id = False, time.time(), ""
         try:
             async with self._backend.open(
                 snapshot or task.image, self._limits, workdir=task.workdir, mounts=mounts
             ) as sandbox:
+                if snapshot:
+                    opened_id = sandbox.id
+                    self._opened[opened_id] = name, since_s
                 with _before_the_agent(), clock.phase("scrub") if clock else nullcontext():
                     if snapshot:
                         await _refresh_index(sandbox, task)
@@ -157,6 +180,7 @@ class Provisioner:
                     building.set_result(kept)
                 yield sandbox
         finally:
+            self._opened.pop(opened_id, None)
             # A build that was cancelled, or whose sandbox failed, is tried again.
             if building and not building.done():
                 del self._builds[name]

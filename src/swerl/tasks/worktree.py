@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from swerl.core.changes import Changes, TreeFile, parents
+from swerl.core.changes import Changes, FileMap, TreeFile, parents
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.errors import SandboxError, SandboxFileError, SandboxLostError
 from swerl.tasks.tree_formats import (
     TreeEntry,
     differing,
@@ -43,6 +43,9 @@ _CHUNK_BYTES, _CHUNK_FILES = 2 * 2**20, 2_000
 """Most that one command prints; the output of a sandbox's command is capped."""
 _IGNORED_FILE_BYTES, _IGNORED_BYTES, _IGNORED_FILES = 2**20, 4 * 2**20, 2_000
 """Limits of the files that the repository's rules ignore: for each, and for all."""
+_FEW_FILES, _FEW_BYTES = 8, 256 * 2**10
+"""Up to so many files of this size are read and written one by one, without a command."""
+_SMALL_LISTING_BYTES = 32 * 2**10
 _LAID_FILES = 500
 """Most files that one command makes or removes."""
 _TRIES = 3
@@ -62,7 +65,7 @@ _PATH = "export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:
 # A secret word begins each record, because a name may hold any other text. `stat` prints whole
 # seconds, so the first list ends a second later: an edit in the same second would look like none.
 _LIST = r"""
-token=$1 pause=$2; shift 2
+token=$1 pause=$2 zips=$3; shift 3
 list() {
   find . "$@" -printf "$token"'%y%m %s %T@ %C@ %p\n'
   code=$?
@@ -72,7 +75,7 @@ list() {
   fi
   printf '\0%s' "$code"
 }
-if command -v gzip >/dev/null; then list "$@" | gzip -1; else list "$@"; fi
+if [ "$zips" ] && command -v gzip >/dev/null; then list "$@" | gzip -1; else list "$@"; fi
 """
 # Print of each group of files: their records, a letter for each, targets of links, contents.
 _READ = r"""
@@ -82,15 +85,23 @@ if ! find "$@" -prune ! -type d -printf "$token"'%y%m %s %T@ %C@ %p\n' 2>/dev/nu
 then stat -c "$token%f %s %Y %Z %n" -- "$@" 2>/dev/null
 fi
 printf '\0%s ' "$#"
+# A path below a link belongs to another file.
+below_link() {
+  parent=$1
+  while parent=${parent%/*}; [ "$parent" != . ]; do [ ! -L "$parent" ] || return 0; done
+  return 1
+}
 for path do
-  if [ -L "$path" ]; then printf l
+  if below_link "$path"; then printf -- -
+  elif [ -L "$path" ]; then printf l
   elif [ -f "$path" ] && [ -r "$path" ]; then printf f
   else printf -- -
   fi
 done
 for path do
   shift
-  if [ -L "$path" ]; then readlink -n -- "$path"
+  if below_link "$path"; then :
+  elif [ -L "$path" ]; then readlink -n -- "$path"
   elif [ -f "$path" ] && [ -r "$path" ]; then set -- "$@" "$path"
   fi
 done
@@ -150,6 +161,8 @@ class TreeListing:
     packed: bytes
     since_s: int
     """Unix time of the list; files that are laid elsewhere are never older."""
+    has_rules: bool = True
+    """Whether the repository may have rules of ignored files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +175,19 @@ class Taken:
 
 
 async def list_tree(
-    sandbox: Sandbox, workdir: str, *, kept: Iterable[str] = (), pause_s: int = 1
+    sandbox: Sandbox, workdir: str, *, kept: Iterable[str] = (), pause_s: int = 1, zips: bool = True
 ) -> TreeListing:
     """List the files of the work tree. Raises SandboxError if that fails.
 
-    A folder that holds one of the paths `kept` is listed, whatever its name.
+    A folder that holds one of the paths `kept` is listed, whatever its name. `zips` compresses the
+    output, which needs another program.
     """
     names = sorted(PRUNED - {part for path in kept for part in path.split("/")})
     tests = [word for name in names for word in ("-o", "-name", name)][1:]
     prune = ["(", "-name", ".git", "-o", "-type", "d", "(", *tests, ")", ")", "-prune"]
     token = secrets.token_hex(16)
-    argv = [*_shell(_LIST), token, str(pause_s), *prune, "-o", "!", "-type", "d"]
+    how = [token, str(pause_s), "1" if zips else ""]
+    argv = [*_shell(_LIST), *how, *prune, "-o", "!", "-type", "d"]
     done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
     packed = b"%s\n%s" % (token.encode(), done.stdout)
     if done.exit_code or done.truncated or unpacked(packed) is None:
@@ -181,6 +196,18 @@ async def list_tree(
             hint="`swerl sandbox smoke` checks images for this",
         )
     return TreeListing(packed, int(time.time()))
+
+
+async def list_start(sandbox: Sandbox, workdir: str, *, kept: Iterable[str]) -> TreeListing:
+    """List the files of the work tree before an agent starts. Raises SandboxError."""
+    listing = await list_tree(sandbox, workdir, kept=kept)
+    return replace(listing, has_rules=await _has_rules(sandbox, workdir, listing))
+
+
+def is_older(listing: TreeListing, unix_s: float) -> bool:
+    """Return True if no file of a listing has changed since then."""
+    times = (facts.split(b" ")[-1] for facts in (unpacked(listing.packed) or {}).values())
+    return all(float(time_s) < unix_s for time_s in times)
 
 
 async def take(
@@ -196,20 +223,26 @@ async def take(
     A file that was touched or written with the same content may be among them. `ignores` leaves
     out large and binary files that the repository's rules ignore.
     """
+    zips = len(start.packed) > _SMALL_LISTING_BYTES
     for _ in range(_TRIES):
         try:
-            end = await list_tree(sandbox, workdir, kept=kept, pause_s=0)
+            end = await list_tree(sandbox, workdir, kept=kept, pause_s=0, zips=zips)
         except SandboxError as error:
             if error.retryable or error.from_inside or isinstance(error, SandboxLostError):
                 raise
-            return None
+            if zips:
+                return None
+            zips = True  # the agent has made many files
+            continue
         pair = start.packed, end.packed
         is_large = sum(map(len, pair)) > _CHUNK_BYTES
         found = await asyncio.to_thread(differing, *pair) if is_large else differing(*pair)
         if not (found.changed or found.gone):
             return Taken(Changes(), found.num_left)
         paths = [*found.changed, *found.gone]
-        ignored = await _ignored(sandbox, workdir, paths) if ignores else set[str]()
+        ignored = set[str]()
+        if ignores and (start.has_rules or is_large or _names_rules(end)):
+            ignored = await _ignored(sandbox, workdir, paths)
         chosen = _chosen(found.changed, ignored)
         total = sum(each.size for each in chosen.values())
         if total > _MAX_READ_BYTES or len(chosen) + len(found.gone) > _MAX_FILES:
@@ -252,6 +285,13 @@ async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ..
     """
     laid = {path: file for path, file in changes.files.items() if file}
     gone = [path for path in changes.files if path not in laid]
+    direct = _in_place(laid, changes.before or {}) if not gone else {}
+    for path, file in direct.items():
+        try:
+            await sandbox.write(f"{workdir}/{path}", file.data)
+        except SandboxFileError:
+            continue  # the command below finds out why
+        del laid[path]
     for paths in _slices(gone):
         if await _lay(sandbox, workdir, paths, None) is None:
             return None
@@ -268,6 +308,21 @@ async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ..
         else:
             return None
     return tuple(blocked)
+
+
+def _in_place(files: Mapping[str, TreeFile], before: FileMap) -> dict[str, TreeFile]:
+    """Return a few small files, oldest first, that only replace the content of plain files.
+
+    No command is needed for them: a path of `before` has no link above it.
+    """
+    found = {
+        path: file
+        for path, file in files.items()
+        if not file.is_link and (old := before.get(path)) and old.kind is file.kind
+    }
+    if len(found) > _FEW_FILES or any(len(file.data) > _FEW_BYTES for file in found.values()):
+        return {}
+    return dict(sorted(found.items(), key=lambda item: item[1].mtime_s))
 
 
 def _slices(paths: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -301,6 +356,27 @@ async def _lay(
 
 def _shell(script: str) -> list[str]:
     return ["sh", "-c", _PATH + script, "sh"]
+
+
+async def _has_rules(sandbox: Sandbox, workdir: str, listing: TreeListing) -> bool:
+    """Return False if the workdir is a repository without any rule of ignored files."""
+    if _names_rules(listing):
+        return True
+    try:
+        await sandbox.read(f"{workdir}/.git/HEAD")
+    except (FileNotFoundError, SandboxFileError):
+        return True
+    try:
+        rules = await sandbox.read(f"{workdir}/.git/info/exclude")
+    except FileNotFoundError:
+        return False
+    except SandboxFileError:
+        return True
+    return any(line.strip() and not line.startswith(b"#") for line in rules.splitlines())
+
+
+def _names_rules(listing: TreeListing) -> bool:
+    return any(name.endswith(b"/.gitignore") for name in unpacked(listing.packed) or {})
 
 
 async def _ignored(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> set[str]:
@@ -372,13 +448,13 @@ async def _read_chunk(
 ) -> dict[str, TreeFile] | None:
     """Read the files that exist and are readable; None if the output is not whole."""
     token = secrets.token_hex(16)
-    done = await sandbox.run(
-        ["xargs", "-0", "-r", "-n", "500", *_shell(_READ), token],
-        cwd=workdir,
-        user="root",
-        timeout_s=_TIMEOUT_S,
-        stdin=path_list(paths),
-    )
+    argv = [*_shell(_READ), token]
+    # A few plain names fit into the command itself.
+    if len(paths) <= _FEW_FILES and all(path.isascii() for path in paths):
+        argv, stdin = [*argv, *(f"./{path}" for path in paths)], None
+    else:
+        argv, stdin = ["xargs", "-0", "-r", "-n", "500", *argv], path_list(paths)
+    done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=stdin)
     return None if done.truncated else parsed(token.encode(), done.stdout, list(paths))
 
 
