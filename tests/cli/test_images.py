@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from typer.testing import CliRunner
 from swerl.cli.images import app
 from swerl.core.errors import ImageError, InputError
 from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.images.store import default_store
+from swerl.tasks import twin
 
 
 @pytest.fixture
@@ -40,3 +44,22 @@ def test_target_without_a_host_is_your_input(tasks: Path) -> None:
 def test_from_without_two_sides_is_your_input(tasks: Path) -> None:
     with pytest.raises(InputError, match="is not OLD=NEW"):
         mirror(str(tasks), "--to", "127.0.0.1:9/m", "--from", "docker.io")
+
+
+def test_prepared_tasks_are_listed_and_stay_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    made = twin.make_tasks(tmp_path / "tasks", split="train", count=1, seed=3)
+    # A task that names no repository is listed, and stops no other.
+    broken = replace(made[0], id="broken", image=f"dir:{tmp_path}/absent")
+    write_tasks(tmp_path / "tasks.jsonl", [*made, broken])
+    for _ in range(2):
+        arguments = ["prepare", str(tmp_path / "tasks.jsonl"), "--jobs", "1", "--json"]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        shown = json.loads(done.stdout)
+        assert shown["prepared"] == [made[0].id]
+        assert shown["each_time"] == []
+        assert "no folder at" in shown["failed"]["broken"]
+    assert len(default_store().snapshots()) == 2

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._images import DockerConfigOption, ImagesArgument, RewritesOption
-from swerl.cli._options import JsonOption
+from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption
 
 if TYPE_CHECKING:
+    from swerl.core.task import Task
     from swerl.images.pull import Pulled, PullOptions
 
 
@@ -112,3 +113,50 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
             on_bytes=lambda count: progress.advance(bar, count),
         )
         return run(job, after="run the same command again to resume")
+
+
+def prepare(
+    tasks: Annotated[Path, typer.Argument(help="Task file.")],
+    *,
+    agent: AgentOption = "builtin",
+    settings: RecipeSettingsOption = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Prepare the sandboxes of tasks ahead; a run does it at the first attempt otherwise."""
+    from swerl.cli._options import tasks_in
+    from swerl.cli._output import console, counted, print_json, stderr
+    from swerl.cli._run import progress_bar, run
+    from swerl.core.errors import SwerlError
+    from swerl.core.events import ignore
+    from swerl.core.jobs import run_jobs
+    from swerl.recipe.load import load
+    from swerl.rollout import wiring
+
+    recipe = load([], ["name=prepare", "steps=1", f"harness.type={agent}", *(settings or ())])
+    provisioner = wiring.provisioner_of(recipe, wiring.sandbox_backend(recipe, ignore))
+    harness = wiring.harness_of(recipe)
+    found = tasks_in(tasks)
+    counts: dict[str, int] = {}
+    failed: dict[str, str] = {}
+
+    async def one(task: Task) -> None:
+        try:
+            counts[task.id] = await provisioner.prepare(task, harness)
+        except SwerlError as error:
+            failed[task.id] = str(error)
+
+    with progress_bar("tasks", len(found)) as advance:
+        job = run_jobs(found, one, limit=jobs, on_done=lambda _: advance())
+        run(job, after="what is prepared is kept")
+    for name, error in failed.items():
+        stderr().print(f"{name}: {error}", markup=False, soft_wrap=True)
+    whole = [name for name, count in counts.items() if count == 2]
+    if as_json:
+        print_json({"prepared": whole, "each_time": sorted({*counts} - {*whole}), "failed": failed})
+    console().print(
+        f"{counted(len(whole), 'task')} prepared; {len(counts) - len(whole)} must be prepared in "
+        f"each sandbox; {len(failed)} failed"
+    )
+    if failed:
+        raise typer.Exit(1)

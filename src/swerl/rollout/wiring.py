@@ -152,16 +152,10 @@ def parts_of(
     recipe: Recipe, gateway: Gateway, emit: Emit, backend: SandboxBackend | None = None
 ) -> Parts:
     """Build the parts that Episodes share; the default backend is that of the recipe."""
-    # A sandbox lives no longer than its budget, even if this process is killed.
-    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     mix = _mix_of(recipe)
     return Parts(
         gateway=gateway,
-        provisioner=Provisioner(
-            backend or sandbox_backend(recipe, emit),
-            limits,
-            concurrency=recipe.rollout.concurrency,
-        ),
+        provisioner=provisioner_of(recipe, backend or sandbox_backend(recipe, emit)),
         harness=mix[0].harness if mix else harness_of(recipe),
         agent=mix[0].name if mix else recipe.agents[0].title,
         mix=mix,
@@ -171,6 +165,13 @@ def parts_of(
         seed=recipe.seed,
         emit=emit,
     )
+
+
+def provisioner_of(recipe: Recipe, backend: SandboxBackend) -> Provisioner:
+    """Return the Provisioner of the recipe's sandboxes."""
+    # A sandbox lives no longer than its budget, even if this process is killed.
+    limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
+    return Provisioner(backend, limits, concurrency=recipe.rollout.concurrency)
 
 
 def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:
