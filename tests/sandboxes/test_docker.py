@@ -204,3 +204,26 @@ def test_a_filter_of_the_daemons_owner_is_kept() -> None:
     )
     [option] = create.security_options(["name=seccomp,profile=default"])
     assert "mount" in option
+
+
+async def test_a_snapshot_keeps_files_and_opens_again(
+    backend: docker.DockerBackend, docker_image: str
+) -> None:
+    name = f"test-{new_name()}"
+    before = await backend.identify(docker_image)
+    assert before and await backend.identify(docker_image) == before
+    assert await backend.identify("swe/absent") == ""
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        own = await sh(sandbox, "id; pwd; env | sort")
+        await sh(sandbox, f"echo kept >{WORKDIR}/new; rm /etc/hosts.deny 2>/dev/null || true")
+        image = await sandbox.snapshot(name)
+        assert await sandbox.snapshot(name) == image == await backend.find_snapshot(name)
+    try:
+        for _ in range(2):
+            async with backend.open(image, LIMITS, workdir=WORKDIR) as sandbox:
+                assert await sh(sandbox, f"cat {WORKDIR}/new; echo gone >{WORKDIR}/new") == "kept\n"
+                assert await sh(sandbox, "id; pwd; env | sort") == own
+    finally:
+        await backend.drop_snapshot(name)
+    assert await backend.find_snapshot(name) == ""
+    await backend.drop_snapshot(name)

@@ -133,6 +133,19 @@ class DockerBackend:
     def price(self, limits: Limits) -> float:
         return self._options.price_per_hour
 
+    async def identify(self, image: str) -> str:
+        await self._api.connect()
+        return await create.image_id(self._api, image)
+
+    async def find_snapshot(self, name: str) -> str:
+        await self._api.connect()
+        image = create.snapshot_image(name)
+        return image if await create.image_id(self._api, image) else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        await self._api.connect()
+        await create.remove_image(self._api, create.snapshot_image(name))
+
     async def _list(self, label: str) -> list[dict[str, Any]]:
         await self._api.connect()
         return await self._api.call(

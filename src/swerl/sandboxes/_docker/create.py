@@ -9,6 +9,7 @@ filter that the daemon's owner has set is kept.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
 
 NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
 _HOSTNAME = "sandbox"
+_SNAPSHOTS = "swerl-snapshot"
 _OVERHEAD_PROCESSES = 8
 """Init process, signaller, timer and the shells around commands: they count as processes too."""
 _CLOCK_SLACK_S = 5
@@ -128,6 +130,35 @@ async def pull(api: Api, image: str) -> None:
         raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=_pull_hint(detail))
 
 
+def snapshot_image(name: str) -> str:
+    """Return the daemon's name of the snapshot `name`."""
+    return f"{_SNAPSHOTS}:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+async def image_id(api: Api, image: str) -> str:
+    """Return the daemon's id of an image; empty if it has none."""
+    with suppress(ImageError, ContainerGoneError):
+        return str((await api.call(lambda client: client.inspect_image(image)))["Id"])
+    return ""
+
+
+async def commit(api: Api, container: str, image: str, name: str) -> None:
+    """Keep a container's files as the image `name`, with the settings of its own image."""
+    repository, _, tag = name.rpartition(":")
+
+    def request(client: Any) -> None:
+        settings = client.inspect_image(image)["Config"]
+        client.commit(container, repository=repository, tag=tag, conf=settings)
+
+    await api.call(request)
+
+
+async def remove_image(api: Api, name: str) -> None:
+    """Remove an image unless a container uses it."""
+    with suppress(ImageError, ContainerGoneError, NameTakenError):
+        await api.call(lambda client: client.remove_image(name))
+
+
 async def remove(api: Api, container: str) -> None:
     """Kill and remove a container, if it exists, and wait until it is gone."""
     with suppress(ContainerGoneError, NameTakenError):  # its removal is already in progress
@@ -150,7 +181,7 @@ def _require_valid(plan: ContainerPlan) -> None:
         raise ImageError(
             "the sandbox has no image", hint="name an image that `docker pull` accepts"
         )
-    if plan.image == "host" or plan.image.startswith(("dir:", "built:")):
+    if plan.image == "host" or plan.image.startswith(("dir:", "built:", "snapshot:")):
         raise ImageError(
             f"image {plan.image!r} belongs to the backend `local`; it is no container image",
             hint="name an image that `docker pull` accepts, or use `local`",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage, file_error, require_path
-from swerl.sandboxes._docker import scripts
+from swerl.sandboxes._docker import create, scripts
 from swerl.sandboxes._docker.commands import ContainerCommands
 from swerl.sandboxes._docker.container import Container
 from swerl.sandboxes._docker.process import DockerProcess
@@ -38,9 +39,21 @@ class DockerSandbox:
         self.limits = limits
         """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
         self._container = container
+        self.snapshot_root = "/"
         self._cap = cap
         self._commands: ContainerCommands
         self._relays = AsyncExitStack()
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its files as an image of the daemon; return the image's name.
+
+        The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
+        """
+        image = create.snapshot_image(name or secrets.token_hex(16))
+        api, plan = self._container.api, self._container.plan
+        if not await create.image_id(api, image):
+            await create.commit(api, self._container.id, plan.image, image)
+        return image
 
     @property
     def pid(self) -> int:
