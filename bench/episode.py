@@ -2,6 +2,7 @@
 
     python bench/episode.py --tasks 4 --attempts 8        attempts at several tasks, one by one
     python bench/episode.py --commits 12000               a task whose image hides 12,000 commits
+    python bench/episode.py --snapshots                   snapshots of 0 to 100 MiB, and forks
 
 Prints the wall time of an Episode and of its phases (medians), and CPU seconds and page faults for
 each: of the controller, and of all its sandboxes together. Other work on the machine changes wall
@@ -16,6 +17,7 @@ import os
 import subprocess
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,9 +27,11 @@ from swerl.cli._options import SETTINGS
 from swerl.cli.rollout import replies
 from swerl.core.contracts import EngineSetup
 from swerl.core.events import ignore
+from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.recipe.load import load
 from swerl.rollout import episode, wiring
+from swerl.sandboxes import local
 from swerl.tasks import twin
 
 HZ = os.sysconf("SC_CLK_TCK")
@@ -35,9 +39,7 @@ COMMIT = """commit refs/heads/later
 committer a <a@b> {number} +0000
 data 2
 x
-
-from {parent}
-M 100644 inline file{number}
+{parent}M 100644 inline file{number}
 data 2
 {number:02}
 
@@ -48,7 +50,7 @@ def with_future(task: Task, num_commits: int) -> Task:
     """Return the Task with so many later commits in its repository."""
     folder = Path(task.image.removeprefix("dir:"))
     script = "".join(
-        COMMIT.format(number=n % 100, parent=f"refs/heads/{'later' if n else 'main'}^0")
+        COMMIT.format(number=n % 100, parent="" if n else "from refs/heads/main^0\n")
         for n in range(num_commits)
     )
     git = ["git", "-C", str(folder), "fast-import", "--quiet"]
@@ -104,14 +106,52 @@ async def measure(tasks: list[Task], attempts: int) -> None:
     print(f"{'faults of the sandboxes':24}{(faults_after - faults) / num:,.0f} an Episode")
 
 
+async def measure_snapshots(folder: Path) -> None:
+    backend, limits = local.build(local.Options()), Limits(memory_mib=1024)
+    folder.mkdir()
+    for size_mib in (0, 1, 10, 100):
+        walls, cpus = [], []
+        for number in range(5):
+            async with backend.open(f"dir:{folder}", limits, workdir="/w") as sandbox:
+                await sandbox.run(["sh", "-c", f"head -c {size_mib}M /dev/urandom >big"])
+                started, cpu = time.perf_counter(), sum(os.times()[:4])
+                image = await sandbox.snapshot(f"{size_mib}.{number}")
+                walls.append(time.perf_counter() - started)
+                cpus.append(sum(os.times()[:4]) - cpu)
+        shown = f"median {median(walls) * 1e3:.0f} ms, fastest {min(walls) * 1e3:.0f} ms"
+        print(f"snapshot of {size_mib:3} MiB   {shown}; CPU {median(cpus) * 1e3:.0f} ms")
+    walls = []
+    async with AsyncExitStack() as stack:
+        before, forks = page_cache_mib(), []
+        for _ in range(100):
+            started = time.perf_counter()
+            forks.append(await stack.enter_async_context(backend.open(image, limits, workdir="/w")))
+            walls.append(time.perf_counter() - started)
+        shown = f"median {median(walls) * 1e3:.0f} ms, fastest {min(walls) * 1e3:.0f} ms"
+        print(f"fork                  {shown}")
+        for sandbox in forks:
+            await sandbox.run(["sh", "-c", "cat big | wc -c"])
+        grown = page_cache_mib() - before
+        print(f"page cache after 100 forks have read 100 MiB each: {grown:.0f} MiB more")
+
+
+def page_cache_mib() -> float:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Cached:"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--attempts", type=int, default=8)
     parser.add_argument("--commits", type=int, default=0)
+    parser.add_argument("--snapshots", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWERL_CACHE"] = f"{folder}/cache"
+        if chosen.snapshots:
+            asyncio.run(measure_snapshots(Path(folder, "image")))
+            return
         tasks = twin.make_tasks(Path(folder, "tasks"), split="train", count=chosen.tasks, seed=0)
         if chosen.commits:
             tasks = [with_future(task, chosen.commits) for task in tasks]
