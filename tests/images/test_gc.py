@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from swerl.core.errors import ImageError, InputError
 from swerl.images.gc import collect
-from swerl.images.store import Named, Store
+from swerl.images.store import Named, Snapshot, Store
 from tests.images.layers import Entry, add_image, hardlink
 
 
@@ -166,3 +169,18 @@ def test_bad_input_is_refused(store: Store) -> None:
     with pytest.raises(InputError, match="cannot shrink"):
         collect(store, [], max_bytes=-1)
     assert there(store) == "abc"
+
+
+def test_a_snapshot_goes_with_its_image_or_when_it_is_unused(store: Store) -> None:
+    digests = {named.reference: named.digest for named in store.names()}
+    for name, days in (("a", 0), ("b", 0), ("b", 40)):
+        layer_id = f"sha256:{hashlib.sha256(f'{name}{days}'.encode()).hexdigest()}"
+        digest = digests[f"docker.io/swe/{name}:latest"]
+        with store.owner().scratch() as folder:
+            (folder / "tree").mkdir()
+            (folder / "tree/new").write_text("changed")
+            store.add_snapshot(folder, layer_id, Snapshot(f"swe/{name}", digest, digest))
+        note = store.layer(layer_id) / "layer.json"
+        os.utime(note, (time.time() - days * 86_400,) * 2)
+    collect(store, ["swe/b"])
+    assert [found.base for found in store.snapshots().values()] == ["swe/b"]

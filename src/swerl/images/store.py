@@ -198,11 +198,13 @@ class Store:
                 hint="take it again; `swerl images gc` removes snapshots that nothing needs",
             ) from error
 
-    def snapshots(self) -> dict[str, Snapshot]:
-        """Return the snapshots of the store by layer id."""
+    def snapshots(self, *, since_s: float = 0.0) -> dict[str, Snapshot]:
+        """Return the snapshots that were used since this Unix time, by layer id."""
         found = {}
         for path in (self.root / "layers").glob("*/snapshot.json"):
-            with suppress(ImageError):
+            with suppress(ImageError, OSError):
+                if path.with_name("layer.json").stat().st_mtime < since_s:
+                    continue
                 found[f"sha256:{path.parent.name}"] = self.snapshot(f"sha256:{path.parent.name}")
         return found
 

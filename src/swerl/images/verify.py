@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.images.store import Named, Snapshot, Store, differences
 
+_UNUSED_S = 30 * 86_400.0
+"""Age at which an unused snapshot is no part of its image any more."""
 _MAX_NAMED = 3
 """Most changed files named in a message."""
 
@@ -111,10 +114,10 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
     """Return the parts of images, each once; an image with a damaged manifest has no others."""
     images: defaultdict[tuple[PartKind, str], list[str]] = defaultdict(list)
     sizes: dict[str, int] = {}
-    snapshots = store.snapshots()
+    snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
     for named in names:
         found = [*_parts(store, named)]
-        # A snapshot needs its image, and goes with it.
+        # A snapshot needs its image, and goes with it, or when it has been unused for long.
         found += [(PartKind.LAYER, key, None) for key in _over(snapshots, named.digest)]
         for kind, digest, size in found:
             images[kind, digest].append(named.reference)

@@ -13,6 +13,7 @@ import pytest
 from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
 
 from swerl.core.sandbox import Mount, SandboxOrder
+from swerl.images.store import default_store
 from swerl.sandboxes import local
 
 from .helpers import KEY, LIMITS, Service, eventually, serving
@@ -93,7 +94,8 @@ def test_unsupported_calls_are_refused(service: Service, sandbox: Sandbox) -> No
 
 @pytest.mark.parametrize(
     ("template", "status"),
-    [("no-such-image", 404), ("dir:/etc", 403), ("/etc", 403), ("../x", 403), ("dir%3A%2Fetc", 403),
+    [("no-such-image", 404), ("dir:/etc", 403), ("snapshot:sha256:" + "a" * 64, 403),
+     ("swerl-snapshot:x", 403), ("/etc", 403), ("../x", 403), ("dir%3A%2Fetc", 403),
      ("file:/etc", 403), ("", 400), ("x\0y", 400)],
 )  # fmt: skip
 def test_an_unknown_template_is_refused(service: Service, template: str, status: int) -> None:
@@ -227,3 +229,63 @@ def test_an_order_that_cannot_be_read_is_refused(text: str) -> None:
         answer = client.post("/sandboxes", json=body)
     assert answer.status_code == 400
     assert "the sandbox order cannot be read" in answer.text
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A server whose template is a folder, so that its sandboxes can be kept."""
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/given").write_text("of the image")
+    templates = {"base": f"dir:{tmp_path}/image"}
+    with serving(local.build(local.Options()), templates=templates, max_sandboxes=4) as running:
+        yield running
+    assert not default_store().snapshots()
+
+
+def test_a_snapshot_is_a_template_until_it_is_deleted(kept: Service) -> None:
+    sandbox = Sandbox.create(timeout=120, **kept.sdk)
+    sandbox.files.write("new", "kept")
+    made = sandbox.create_snapshot(mode="filesystem")
+    named = sandbox.create_snapshot(name="mine")
+    assert named.snapshot_id == "mine" and named.names == ["mine"]
+    with pytest.raises(SandboxException, match="already"):
+        sandbox.create_snapshot(name="mine")
+    with pytest.raises(SandboxException, match="memory is not kept"):
+        sandbox.create_snapshot(mode="full")
+    sandbox.files.write("new", "changed later")
+    listed = [each.snapshot_id for each in Sandbox.list_snapshots(**kept.sdk).next_items()]
+    assert listed == [made.snapshot_id, "mine"]
+    for template in (made.snapshot_id, "mine"):
+        other = Sandbox.create(template, timeout=120, **kept.sdk)
+        assert other.files.read("new") == "kept"
+        assert other.files.read("given") == "of the image"
+        other.kill()
+    # The limit of sandboxes is one of snapshots, too.
+    for number in range(2):
+        sandbox.create_snapshot(name=str(number))
+    with pytest.raises(SandboxException, match="limit of 4 snapshots"):
+        sandbox.create_snapshot()
+    for name in (made.snapshot_id, "mine"):
+        assert Sandbox.delete_snapshot(name, **kept.sdk)
+        assert not Sandbox.delete_snapshot(name, **kept.sdk)
+    with pytest.raises((SandboxException, NotFoundException)):
+        Sandbox.create("mine", timeout=120, **kept.sdk)
+    sandbox.kill()
+
+
+def test_forks_begin_with_the_same_files_and_differ_afterwards(kept: Service) -> None:
+    sandbox = Sandbox.create(timeout=120, metadata={"a": "b"}, **kept.sdk)
+    sandbox.files.write("new", "kept")
+    forks = sandbox.fork(timeout=120, count=4)
+    # Four sandboxes are the server's limit, and the first is open.
+    good = [fork for fork in forks if isinstance(fork, Sandbox)]
+    assert len(good) == 3 and len(forks) == 4
+    for number, fork in enumerate(good):
+        assert fork.files.read("new") == "kept"
+        fork.files.write("new", str(number))
+    assert [fork.files.read("new") for fork in good] == ["0", "1", "2"]
+    assert sandbox.files.read("new") == "kept"
+    assert good[0].get_info().metadata == {"a": "b"}
+    for each in (*good, sandbox):
+        each.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,7 +14,7 @@ import orjson
 from aiohttp import web
 
 from swerl.core.chat import Json
-from swerl.core.errors import SandboxUnavailableError
+from swerl.core.errors import SandboxUnavailableError, SwerlError
 from swerl.core.sandbox import SandboxOrder
 from swerl.sandboxes.e2b_server import views
 from swerl.sandboxes.e2b_server.connect import Message, get_integer, get_table, get_text, read_body
@@ -33,8 +35,12 @@ _UNSUPPORTED = {
 NO_BACKEND = 424
 """Status for a run's own client: this machine cannot run the backend, so a retry cannot succeed."""
 _NO_PAUSE = "this server cannot pause sandboxes"
-_NOT_SERVED = "this server does not build templates, pause, fork or snapshot sandboxes"
-_OF_THIS_MACHINE = re.compile(r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive):")
+_NO_MEMORY = "memory is not kept: take the snapshot with mode='filesystem'"
+_NOT_SERVED = "this server does not build templates, pause sandboxes or open networks"
+_MAX_FORKS = 100
+_OF_THIS_MACHINE = re.compile(
+    r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive|(?:swerl-)?snapshot):"
+)
 """References that name a file or folder of the server's machine."""
 
 
@@ -70,9 +76,14 @@ class Control:
         metadata = get_table(body, "metadata")
         template = get_text(body, "templateID")
         order = self._order(metadata)
+        snapshot = self._served.snapshots.get(template)
+        if order:
+            image = order.image
+        else:
+            image = snapshot.image if snapshot else choose(template, metadata, self._options)
         wanted = SandboxRequest(
             template=template,
-            image=order.image if order else choose(template, metadata, self._options),
+            image=image,
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
             metadata=metadata,
             env=get_table(body, "envVars"),
@@ -105,6 +116,54 @@ class Control:
         """Refuse: no backend can pause."""
         self._served.require(sandbox_id)
         raise WireError(Code.UNIMPLEMENTED, _NO_PAUSE)
+
+    async def snapshot(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Keep a sandbox's files as a template. Memory and processes are not kept."""
+        served, body = self._served.require(sandbox_id), await _body(request)
+        if body.get("memory") is True:
+            raise WireError(Code.UNIMPLEMENTED, _NO_MEMORY)
+        name = get_text(body, "name")
+        made = await self._served.snapshot(served, name)
+        return _json({"snapshotID": made.id, "names": [name] if name else []}, 201)
+
+    async def snapshots(self, request: web.BaseRequest) -> web.Response:
+        """List the snapshots, of one sandbox or all."""
+        wanted = request.query.get("sandboxID", "")
+        found = [m for m in self._served.snapshots.values() if wanted in ("", m.served.id)]
+        return _json([{"snapshotID": made.id, "names": [made.id]} for made in found])
+
+    async def fork(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Open sandboxes with a sandbox's files; those that cannot be opened answer an error."""
+        served, body = self._served.require(sandbox_id), await _body(request)
+        timeout_s = self._timeout_s(body, _CONNECT_TIMEOUT_S)
+        count = get_integer(body, "count", 1)
+        if not 1 <= count <= _MAX_FORKS:
+            raise WireError(Code.INVALID_ARGUMENT, f"count must be 1 to {_MAX_FORKS}")
+        made = await self._served.snapshot(served)
+        created = served.created
+        order = created.order and replace(created.order, image=made.image)
+        wanted = replace(
+            created, image=made.image, timeout_s=timeout_s, idempotency_key="", order=order
+        )
+
+        async def one() -> dict[str, Json]:
+            try:
+                return {"sandbox": views.opened(await self._served.create(wanted), self.domain)}
+            except (WireError, SwerlError) as error:
+                status = getattr(error, "status", None) or 500
+                return {"error": {"code": status, "message": str(error)}}
+
+        try:
+            return _json(list(await asyncio.gather(*(one() for _ in range(count)))), 201)
+        finally:
+            await self._served.drop_snapshot(made)
+
+    async def delete_template(self, request: web.BaseRequest, name: str) -> web.Response:
+        """Remove a snapshot; the operator's templates stay."""
+        if made := self._served.snapshots.get(unquote(name)):
+            await self._served.drop_snapshot(made)
+            return web.Response(status=204)
+        raise WireError(Code.NOT_FOUND, f"snapshot {name[:100]!r} was not found")
 
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         return _json(views.detail(self._served.require(sandbox_id), self.domain))
@@ -212,7 +271,10 @@ _TABLE: tuple[tuple[str, str, _Handler], ...] = (
     ("POST", rf"{_ID}/refreshes", Control.refresh),
     ("GET", rf"{_ID}/metrics", Control.metrics),
     ("GET", rf"(?:/v2)?{_ID}/logs", Control.logs),
-    ("POST", rf"{_ID}/(?:snapshots|fork)", Control.not_served),
+    ("POST", rf"{_ID}/snapshots", Control.snapshot),
+    ("POST", rf"{_ID}/fork", Control.fork),
+    ("GET", r"/snapshots", Control.snapshots),
+    ("DELETE", r"/templates/([^/]+)", Control.delete_template),
     ("PUT", rf"{_ID}/network", Control.not_served),
     ("GET", r"(?:/v2)?/templates", Control.templates),
     ("GET", r"/templates/aliases/([^/]+)", Control.alias),

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from swerl.core.contracts import Sandbox, SandboxBackend
+from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend, SnapshotSandbox
 from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits, Mount, SandboxOrder
 from swerl.sandboxes.e2b_server import access
@@ -75,6 +75,10 @@ class ServedSandboxes:
         self._ended_inside: set[str] = set()
         """Ids of the sandboxes that a program inside has ended."""
         self._closed = False
+        self.snapshots: dict[str, ServedSnapshot] = {}
+        """Template id -> a snapshot that a client took."""
+        self._dropped: set[str] = set()
+        """Names of removed snapshots whose files sandboxes may still use."""
 
     def all(self) -> list[ServedSandbox]:
         """Return the running ones, the oldest first."""
@@ -141,6 +145,43 @@ class ServedSandboxes:
             raise
         return served
 
+    async def snapshot(self, served: ServedSandbox, name: str = "") -> ServedSnapshot:
+        """Keep a sandbox's files as a template of this server. Raises WireError."""
+        sandbox = served.sandbox
+        if not (isinstance(sandbox, SnapshotSandbox) and sandbox.snapshot_root):
+            message = "snapshots need `local` sandboxes of an image or folder, or `docker`"
+            raise WireError(Code.UNIMPLEMENTED, message)
+        if name in self.snapshots or name in self._options.templates:
+            message = f"there is a template {name[:100]!r} already"
+            raise WireError(Code.FAILED_PRECONDITION, message, status=409)
+        if len(self.snapshots) >= self._options.max_sandboxes:
+            message = f"the limit of {len(self.snapshots)} snapshots is reached: delete some"
+            raise WireError(Code.RESOURCE_EXHAUSTED, message)
+        key = access.new_token()
+        made = ServedSnapshot(name or access.new_sandbox_id(), key, served, time.time())
+        # Listed before it exists, so that the end of the server removes it in any case.
+        self.snapshots[made.id] = made
+        try:
+            made.image = await sandbox.snapshot(key)
+        except BaseException:
+            await self.drop_snapshot(made)
+            raise
+        return made
+
+    async def drop_snapshot(self, made: ServedSnapshot) -> None:
+        """Remove a snapshot; if a sandbox uses it, its files go when the server closes."""
+        self.snapshots.pop(made.id, None)
+        self._dropped.add(made.key)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        backend = self._backend
+        if isinstance(backend, SnapshotBackend):
+            for key in [*self._dropped]:
+                await backend.drop_snapshot(key)
+                if not await backend.find_snapshot(key):
+                    self._dropped.discard(key)
+
     async def remove(self, served: ServedSandbox) -> None:
         """Remove a sandbox; return once it is gone."""
         served.end()
@@ -156,6 +197,10 @@ class ServedSandboxes:
             if not holder.ready.done():
                 holder.task.cancel()
         await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
+        self._dropped |= {made.key for made in self.snapshots.values()}
+        self.snapshots.clear()
+        with suppress(SwerlError):
+            await self._drop()
 
     def _made_by(self, request: SandboxRequest) -> _Holder | None:
         if not request.idempotency_key:
@@ -204,6 +249,20 @@ class ServedSandboxes:
 def _existing(mounts: Sequence[Mount]) -> list[Mount]:
     """Return the mounts that exist on this machine; the client uploads the others."""
     return [mount for mount in mounts if mount.source.is_dir()]
+
+
+@dataclass(slots=True)
+class ServedSnapshot:
+    """A snapshot that a client took; it ends with the server."""
+
+    id: str
+    key: str
+    """Its secret name at the backend."""
+    served: ServedSandbox
+    """The sandbox of which it was taken."""
+    taken_unix_s: float
+    image: str = ""
+    """Reference of its image; empty until it is whole."""
 
 
 @dataclass(frozen=True, slots=True)
