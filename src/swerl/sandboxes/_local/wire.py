@@ -11,7 +11,7 @@ import os
 import socket
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from io import FileIO
 
 from swerl.core.chat import Json
@@ -81,8 +81,10 @@ def send(
     sock: socket.socket, body: SandboxPlan | Command | Mapping[str, Json], fds: Sequence[int] = ()
 ) -> None:
     """Send one message. Raises OSError if the other side is gone."""
-    message = asdict(body) if isinstance(body, SandboxPlan | Command) else body
-    data = json.dumps(message).encode()
+    if isinstance(body, SandboxPlan | Command):
+        # Unlike `asdict`, this copies no value.
+        body = {each.name: getattr(body, each.name) for each in fields(body)}
+    data = json.dumps(body).encode()
     if len(data) <= _PACKET_BYTES:
         socket.send_fds(sock, [data], fds)
         return
