@@ -158,6 +158,22 @@ async def test_every_link_leads_to_a_page_without_inline_script_or_style(
             assert not _links(page).inline, address
 
 
+async def test_two_runs_are_drawn_in_the_same_charts(client: TestClient, tmp_path: Path) -> None:
+    make_run(tmp_path)
+    other = make_run(tmp_path, name="other")
+    with EventLog(other / "events.jsonl") as log:
+        log(StepEnded(2, {"reward": 0.75, "own_metric": 3.0}))
+    pages = await _crawl(client)
+    page = pages[f"/{TOKEN}/r/a%20run/with/other.html"]
+    reward = page[page.index("<figure") : page.index("</figure>")]
+    assert 'data-steps="0,1,2"' in reward
+    assert 'data-name="a run" data-values="0.5,0.5,"' in reward
+    assert 'data-name="other" data-values="0.5,0.5,0.75"' in reward
+    for title in ("Evaluation: heldout", "Evaluation: heldout/unseen-agent", "own_metric"):
+        assert f'aria-label="{title},' in page
+    assert 'href="with/other.html"' in pages[f"/{TOKEN}/r/a%20run/index.html"]
+
+
 async def test_a_run_of_several_agents_shows_their_solve_rates(
     client: TestClient, tmp_path: Path
 ) -> None:

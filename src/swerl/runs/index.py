@@ -54,6 +54,11 @@ class FoundRun:
         """True for a run of `swerl eval` or `solve-rate`: it has a recipe and no events."""
         return self.is_trained and not (self.root / "events.jsonl").exists()
 
+    @property
+    def has_steps(self) -> bool:
+        """True for a run of `swerl train`."""
+        return self.is_trained and not self.is_evaluated
+
     def stages(self) -> list[str]:
         """Return the names of the stages, in order."""
         if not self.is_trained:

@@ -70,6 +70,30 @@ def panels(history: RunHistory) -> list[Panel]:
     return [*found, *(each for each in rest if each)]
 
 
+def together(runs: Mapping[str, RunHistory]) -> list[Panel]:
+    """Return a chart of every metric and evaluation with a line for each of these runs."""
+    names = {name for run in runs.values() for metrics in run.steps.values() for name in metrics}
+    main = [name for shown in _MAIN.values() for name in shown]
+    found = []
+    for name in [*main, *_VERDICTS[1:], *sorted(names - {*main, *_VERDICTS, "time"})]:
+        points = {run: _points(history, name) for run, history in runs.items()}
+        found.append(_lines(name, points, is_main=name in main))
+    for split in dict.fromkeys(split for run in runs.values() for split in run.evals):
+        points = {run: history.evals.get(split, []) for run, history in runs.items()}
+        found.insert(2, _lines(f"Evaluation: {split}", points))
+    return [panel for panel in found if panel]
+
+
+def _lines(
+    title: str, points: Mapping[str, Sequence[tuple[int, float]]], *, is_main: bool = True
+) -> Panel | None:
+    steps: dict[int, dict[str, float]] = {}
+    for name, values in points.items():
+        for step, value in values:
+            steps.setdefault(step, {})[name] = value
+    return _panel(title, points, RunHistory(steps=dict(steps)), is_main=is_main)
+
+
 def _panel(
     title: str, names: Iterable[str], history: RunHistory, *, is_main: bool = True
 ) -> Panel | None:

@@ -83,6 +83,8 @@ class Site:
                 return self._render("evals.html", path, rows=rows, folder=self._folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
+            case ["r", run, "with", file] if file.endswith(".html"):
+                return self._together(self._found(run), self._found(file.removesuffix(".html")))
             case ["r", run, "v", name] if name.endswith(".html"):
                 return self._evaluation(path, self._found(run), name.removesuffix(".html"))
             case ["r", run, "v", name, "vs", other, file] if file.endswith(".html"):
@@ -179,7 +181,7 @@ class Site:
             return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
         seen, problem = index.part(lambda: run_status(run.root, patience_s=0.0))
         history, trouble = index.part(lambda: self._history(run))
-        recipe, damage = index.part(lambda: _recipe(run))
+        recipe, damage = index.part(lambda: dict(read_json(run.root / RECIPE)))
         state, lost = index.part(lambda: RunFolder(run.root).read_state())
         last = history.steps[max(history.steps)] if history and history.steps else {}
         return facts | {
@@ -224,8 +226,15 @@ class Site:
             last=last,
             steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
             other=_other_stages(run),
+            beside=[each for each in index.find_runs(self._folder).values() if each.has_steps],
             is_live=facts["state"] == "running",
         )
+
+    def _together(self, run: FoundRun, other: FoundRun) -> Page:
+        """Show every metric of two runs in the same charts."""
+        panels = _charts.together({each.name: self._history(each) for each in (run, other)})
+        path = f"r/{_slug(run.name)}/with/{_slug(other.name)}.html"
+        return self._render("together.html", path, run=run, other=other, panels=panels)
 
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
         others = _evals.overview(index.find_runs(self._folder).values(), beside=(run, name))
@@ -461,13 +470,6 @@ def _num_pages(count: int, size: int) -> int:
 
 def _numbered(name: str, page: int) -> str:
     return f"{name}.html" if page == 1 else f"{name}~{page}.html"
-
-
-def _recipe(run: FoundRun) -> dict[str, Any]:
-    found = read_json(run.root / RECIPE)
-    if not isinstance(found, dict):
-        raise InputError(f"{run.root / RECIPE} is damaged: not an object")
-    return found
 
 
 def _trained_in(path: Path) -> Mapping[str, TrainedEpisode]:
