@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.cli.view import _server, _talk
+from swerl.cli.view import _charts, _server, _talk
 from swerl.cli.view._site import GROUPS_A_PAGE, Site
 from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
@@ -472,6 +472,25 @@ def test_a_growing_log_is_read_on_and_a_torn_line_waits(tmp_path: Path) -> None:
     assert reader.read().series("reward") == [1.0]
     path.write_text('{"event": "StepEnded", "step": 7, "metrics": {}}\n')
     assert set(reader.read().steps) == {7}
+
+
+def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
+    fate, lost, bad = prompts.Fate.TRAINED, prompts.Fate.LEFT_OUT, ("cheat", "timeout")
+    entries = [
+        prompts.GroupEntry(0, "easy", "0", fate, (), (10, 20), (True, True), "", ("solved",) * 2),
+        prompts.GroupEntry(0, "hard", "0", lost, (), (30, 40), (False,) * 2, "", bad),
+        prompts.GroupEntry(1, "old", "1", prompts.Fate.STALE, (), (50,), (False,)),
+    ]
+    found = _charts.parts(entries)
+    assert [(p.label, p.num, p.trained, p.cheats) for p in found["difficulty"]] == [
+        ("never solved", 2, 0.0, 0.5), ("solved more often", 2, 1.0, 0.0),
+    ]  # fmt: skip
+    assert [(p.label, p.num, p.trained) for p in found["length"]] == [
+        ("10 to 10 tokens", 1, 1.0), ("20 to 20 tokens", 1, 1.0),
+        ("30 to 40 tokens", 2, 0.0), ("50 to 50 tokens", 1, 0.0),
+    ]  # fmt: skip
+    assert found["length"][-1].cheats is None
+    assert _charts.parts([]) == {"length": [], "difficulty": []}
 
 
 def test_prompts_of_both_template_families_split_by_role() -> None:

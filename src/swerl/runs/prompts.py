@@ -46,6 +46,8 @@ class GroupEntry:
     learned: tuple[bool, ...] = ()
     """True for each trained Episode; those lost to infrastructure are not trained."""
     agent: str = ""
+    verdicts: tuple[str, ...] = ()
+    """Of each Episode; empty if the Group was dropped, or in ledgers of older releases."""
 
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
@@ -63,6 +65,7 @@ def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
         lengths=tuple(episode.trajectory.num_sampled_tokens for episode in episodes),
         learned=tuple(fate is Fate.TRAINED and episode.learnable for episode in episodes),
         agent=episodes[0].agent,
+        verdicts=tuple(str(episode.verdict) for episode in episodes),
     )
 
 
@@ -99,6 +102,7 @@ def _read(line: str) -> GroupEntry | None:
     try:
         value = json.loads(line)
         lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
+        lists["verdicts"] = tuple(value.pop("verdicts", ()))
         return GroupEntry(**{**value, "fate": Fate(value["fate"]), **lists})
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

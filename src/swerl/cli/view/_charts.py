@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeGuard
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from swerl.core.turn import Turn
 from swerl.runs.history import RunHistory
@@ -31,6 +31,9 @@ _MAIN: Mapping[str, Sequence[str]] = {
     "Dollars": ("dollars",),
 }
 _NUM_BINS = 16
+_RATES = ("never solved", "solved up to 1/3", "solved up to 2/3", "solved more often")
+_Row: TypeAlias = tuple[int, list[bool], bool | None, str | None]
+"""Tokens of an Episode, outcomes of its Task, use and verdict."""
 _PHASES = ("boot", "install", "agent", "diff", "grade_boot", "grade")
 """Phases of an Episode in order; `scrub` is part of boot and `test` of grade."""
 
@@ -208,6 +211,60 @@ def lengths(entries: Iterable[GroupEntry]) -> list[Bin]:
         Bin(place * size, (place + 1) * size, num[place], trained[place], max(num))
         for place in range(-(-(top + 1) // size))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The use of some Episodes, which are alike in length or difficulty."""
+
+    label: str
+    num: int
+    trained: float
+    """Share of the sampled tokens that was trained; a low one is starvation."""
+    solved: float | None
+    cheats: float | None
+    """Share of the Episodes with a known verdict."""
+
+
+def parts(entries: Sequence[GroupEntry]) -> dict[str, list[Part]]:
+    """Return the Episodes of a run by quarters of their length, and by their Task's solve rate."""
+    solved: dict[str, list[bool]] = {}
+    for entry in entries:
+        solved.setdefault(entry.task, []).extend(each == "solved" for each in entry.verdicts)
+    rows = [
+        (length, solved[entry.task], is_trained, verdict)
+        for entry in entries
+        for length, is_trained, verdict in zip_longest(
+            entry.lengths, entry.learned, entry.verdicts, fillvalue=None
+        )
+        if length is not None
+    ]
+    rows.sort(key=lambda row: row[0])
+    ends = [round(quarter * len(rows) / 4) for quarter in range(5)]
+    by_length = {
+        f"{rows[start][0]:,} to {rows[stop - 1][0]:,} tokens": rows[start:stop]
+        for start, stop in pairwise(ends)
+        if start < stop
+    }
+    by_rate: dict[str, list[_Row]] = {name: [] for name in _RATES}
+    for row in rows:
+        if row[1]:
+            by_rate[_RATES[math.ceil(3 * sum(row[1]) / len(row[1]))]].append(row)
+    groups = {"length": by_length, "difficulty": by_rate}
+    return {
+        title: [_use(label, some) for label, some in named.items() if some]
+        for title, named in groups.items()
+    }
+
+
+def _use(label: str, rows: Sequence[_Row]) -> Part:
+    verdicts = [row[3] for row in rows if row[3]]
+    total = sum(row[0] for row in rows)
+    shares = [
+        sum(verdict == name for verdict in verdicts) / len(verdicts) if verdicts else None
+        for name in ("solved", "cheat")
+    ]
+    return Part(label, len(rows), sum(r[0] for r in rows if r[2]) / max(total, 1), *shares)
 
 
 @dataclass(frozen=True, slots=True)

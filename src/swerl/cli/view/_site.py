@@ -218,6 +218,7 @@ class Site:
             progress=progress,
             panels=_charts.panels(history),
             lengths=_charts.lengths(entries or []),
+            parts=_charts.parts(entries or []),
             evals=history.evals,
             diagnosis=diagnosis,
             bounds=history.bounds,
