@@ -53,6 +53,7 @@ FREE = {
 }
 """Other keys with text, and why no name is looked up."""
 
+    "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a recipe whose values are texts or paths."""

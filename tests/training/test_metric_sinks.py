@@ -1,11 +1,15 @@
 import json
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import types
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from swerl.core.errors import RecipeError
 from swerl.core.events import EvalEnded, Event, Notice, StepEnded
 from swerl.recipe.schema import MetricsSection, Recipe
+from swerl.training import metric_sinks
 from swerl.training.metric_sinks import open_sinks
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +86,83 @@ def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
     logged = {(step, name) for step, text in rows for name in json.loads(text)}
     assert {(0, "reward"), (1, "reward"), (1, "eval/heldout"), (2, "eval/heldout")} <= logged
     assert (2, "eval/heldout_pass_at_2") in logged
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]]:
+    """An OTLP collector on loopback: its address, and the (resource, metrics) of each export."""
+    pb2 = pytest.importorskip(
+        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+        reason="needs the extra swerl[otel]",
+    )
+    received: list[tuple[dict[str, str], dict[str, list[float]]]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/metrics":
+                for resource in pb2.ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                    about = {
+                        each.key: each.value.string_value for each in resource.resource.attributes
+                    }
+                    values = {
+                        metric.name: [
+                            point.as_double or point.as_int for point in metric.gauge.data_points
+                        ]
+                        for scope in resource.scope_metrics
+                        for metric in scope.metrics
+                    }
+                    received.append((about, values))
+            self.send_response(200 if self.path == "/v1/metrics" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+
+
+def test_an_opentelemetry_collector_gets_steps_and_evaluations(
+    tmp_path: Path, collector: tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]
+) -> None:
+    url, received = collector
+    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=f"{url}/")
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, ignore) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+        listen(StepEnded(1, {"reward": 0.5, "loss": -0.125}))
+        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
+    about, values = received[-1]
+    assert (about["service.name"], about["service.namespace"]) == ("swerl", "mine")
+    assert about["service.instance.id"] == "a"
+    assert values["swerl.reward"] == [0.5]
+    assert values["swerl.loss"] == [-0.125]
+    assert values["swerl.eval.heldout"] == [0.75]
+    assert "swerl.eval.heldout_pass_at_2" in values
+    assert values["swerl.step"] == [2]
+
+
+def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
+    for name in ("_EXPORT_S", "_SEND_S"):
+        monkeypatch.setattr(metric_sinks, name, 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"http://127.0.0.1:{port}")
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        until = time.monotonic() + 60
+        while not events and time.monotonic() < until:
+            listen(StepEnded(0, {"reward": 0.25}))
+            time.sleep(0.05)
+        listen(StepEnded(1, {"reward": 0.25}))
+    [notice] = events
+    assert isinstance(notice, Notice)
+    assert "otel failed; events.jsonl has all of them" in notice.text
+    assert f"http://127.0.0.1:{port}" in notice.text
 
 
 def test_a_sink_that_fails_is_reported_once_and_ends_no_run(

@@ -192,6 +192,7 @@ EXTRAS = {
     "datasets": ("datasets", "huggingface_hub"),
     "trackio": ("trackio",),
     "wandb": ("wandb",),
+    "otel": ("opentelemetry",),
     "zstd": ("zstandard",),
 }
 """Extra of swerl -> the modules that it installs."""

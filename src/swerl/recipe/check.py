@@ -37,6 +37,12 @@ PLUGIN_SECTIONS = {
 
 
 WIDE_CLIP = 0.01
+SINK_MODULES = {
+    "trackio": "trackio",
+    "wandb": "wandb",
+    "otel": "opentelemetry.exporter.otlp.proto.http",
+}
+"""Name in `metrics.sinks`, which is also that of swerl's extra -> the module that it needs."""
 """Several times the largest published difference between engine and trainer, 1.5e-3 in the mean."""
 
 
@@ -204,7 +210,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
             yield _at(key, error)
     yield from _missing_programs(recipe)
     for name in recipe.metrics.sinks:
-        if importlib.util.find_spec(name) is None:
+        if not _is_installed(SINK_MODULES[name]):
             message = f"metrics.sinks names {name!r}, which is not installed"
             yield RecipeError(message, hint=f"pip install 'swerl[{name}]'")
     cluster = recipe.cluster
@@ -242,6 +248,13 @@ def _require_tasks(source: str) -> None:
     if source == TWIN:
         return
     graders = {task.grading.grader for task in read_tasks(Path(source))}
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
+
+
     if not graders:
         hint = "`swerl convert` prints why it rejects rows"
         raise RecipeError(f"{source} holds no task", hint=hint)

@@ -440,8 +440,8 @@ class EvalSection(Section):
 class MetricsSection(Section):
     """Trackers that receive the metrics, besides the run folder."""
 
-    sinks: tuple[Literal["trackio", "wandb"], ...] = ()
-    """Any of `trackio` and `wandb`."""
+    sinks: tuple[Literal["trackio", "wandb", "otel"], ...] = ()
+    """Any of `trackio`, `wandb`, and `otel` for an OpenTelemetry collector or Prometheus."""
     project: str = "swerl"
     """Project name at the trackers."""
 
@@ -474,6 +474,9 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
     eval: EvalSection = EvalSection()
     cost: CostSection = CostSection()
+    otlp_endpoint: str = "http://127.0.0.1:4318"
+    """For `otel`: address that takes OTLP over HTTP, without `/v1/metrics`. The default is a
+    collector's usual port on this machine."""
     metrics: MetricsSection = MetricsSection()
 
     @property
