@@ -39,7 +39,7 @@ PACKAGES = {
 }
 """Kind of plug-in -> the package of its built-in choices."""
 NOTE = "This page is generated: `python docs/reference/generate.py`."
-LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[schedule", "`[eval")
+LEARNING = ("Top level", "`[tasks", "`[model", "`[rollout", "`[sft", "`[schedule", "`[eval")
 """The sections of the first recipe page, by the beginning of their titles."""
 
 

@@ -29,6 +29,7 @@ WRONG = {
     "algorithm.type": ("gsop", "unknown algorithm 'gsop'"),
     "rollout.reward": ("solvd", "unknown reward 'solvd'"),
     "eval.best": ("hold", "unknown split 'hold'"),
+    "sft.sources": ('["runs/none"]', "runs/none does not exist"),
     "metrics.sinks": ('["wandbb"]', "metrics.sinks"),
     "cluster.gpu": ("h20", "unknown GPU type 'h20'"),
     "cluster.ssh": ('["no-such-ssh"]', "is not a program"),
@@ -37,6 +38,7 @@ WRONG = {
 """Keys that name something: a wrong name, and a part of its error."""
 BESIDE = {
     "model.path": ["model.family=qwen3"],
+    "sft.sources": ["algorithm.type=sft"],
     "cluster.gpu": ["cluster.gpus_per_node=1", "cluster.gpus_per_engine=1"],
     "cluster.ssh": ["cluster.launcher=ssh", "cluster.hosts=['a']"],
     "engine.python": ["engine.type=sglang"],
@@ -44,16 +46,17 @@ BESIDE = {
 FREE = {
     "name": "the run's own name",
     "model.parser": "SGLang alone knows its parsers",
+    "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `train preflight` connects to it",
     "cluster.hosts": "addresses: `train preflight` connects to them",
     "cluster.head_address": "an address: `train preflight` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",
     "metrics.project": "the project's own name",
+    "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",
 }
 """Other keys with text, and why no name is looked up."""
 
-    "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a recipe whose values are texts or paths."""

@@ -45,6 +45,8 @@ class Waits:
 
     async def serve(self, transfer: object) -> None: ...
 
+    async def settle(self) -> None: ...
+
     def cursor(self) -> None: ...
 
     def record(self, *_: object) -> dict[str, float]:
@@ -87,17 +89,17 @@ async def test_weights_are_committed_before_they_are_evaluated(
             "_write": lambda *_: None,
         }.items():
             monkeypatch.setattr(loop, name, fake)
-        parts = SimpleNamespace(emit=events.append)
         await loop.run(
             loop.Training(
                 recipe=recipe,
                 folder=folder,
                 train=(),
                 evals={},
-                engine=None,  # type: ignore[arg-type]
+                engine=None,
                 trainer=Trainer(),  # type: ignore[arg-type]
                 algorithm=None,  # type: ignore[arg-type]
-                parts=parts,  # type: ignore[arg-type]
+                parts=None,
+                emit=events.append,
                 timer=loop.StepTimer(None),  # type: ignore[arg-type]
             )
         )

@@ -116,9 +116,12 @@ def _rows(plan: RecipePlan) -> Iterator[tuple[str, str]]:
     yield "model", _model(plan)
     yield from _machines(plan)
     yield "parallel layout", _parallel(plan)
-    yield "engines", _engines(plan)
-    yield from _work(plan)
-    yield "budgets", _budgets(plan.recipe)
+    samples = not plan.recipe.sft.sources
+    if samples or plan.recipe.sft.evaluate:
+        yield "engines", _engines(plan)
+    yield from _work(plan) if samples else _recorded(plan)
+    if samples or plan.recipe.sft.evaluate:
+        yield "budgets", _budgets(plan.recipe)
     yield "disk", _disk(plan)
 
 
@@ -227,6 +230,16 @@ def _work(plan: RecipePlan) -> Iterator[tuple[str, str]]:
         f"{plan.sandboxes_at_once} {recipe.sandbox.type} at once, each {limits.num_cpus:g} vCPU "
         f"and {limits.memory_mib / 1024:g} GiB",
     )
+
+
+def _recorded(plan: RecipePlan) -> Iterator[tuple[str, str]]:
+    """Yield the work of a run on recorded Episodes."""
+    recipe, sft = plan.recipe, plan.recipe.sft
+    yield "episodes from", "\n".join(map(str, sft.sources))
+    yield "a step", f"{plan.episodes_per_step} recorded episodes ({', '.join(sft.verdicts)})"
+    yield "the run", f"{recipe.steps} steps, {plan.num_episodes:,} trained episodes"
+    if not sft.evaluate:
+        yield "evaluation", "none (sft.evaluate): neither an engine nor a sandbox starts"
 
 
 def _budgets(recipe: Recipe) -> str:

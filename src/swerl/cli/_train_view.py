@@ -133,11 +133,14 @@ class TrainView:
         left_s = (self._recipe.steps - event.step - 1) * sum(self._step_s) / len(self._step_s)
         if self._recipe.schedule.mode == "sync":  # otherwise rollouts continue in parallel
             own_s -= m.get("train_s", 0.0) + m.get("publish_s", 0.0)
-        rollout_s = max(own_s, 1e-9)
+        rate = m["sampled_tokens"] / max(own_s, 1e-9)
+        found = f"reward {m['reward']:.2f}  {rate:>6,.0f} tokens/s  "
+        found += f"mismatch {m.get('mismatch', 0):.0e}"
+        if self._recipe.sft.sources:
+            found = f"loss {m.get('loss', 0):.4f}  {m['trained_tokens']:,.0f} tokens"
         return (
-            f"  step {event.step + 1:>3}/{self._recipe.steps}  reward {m['reward']:.2f}  "
-            f"{m['sampled_tokens'] / rollout_s:>6,.0f} tokens/s  "
-            f"mismatch {m.get('mismatch', 0):.0e}  grad {m.get('grad_norm', 0):.2f}  "
+            f"  step {event.step + 1:>3}/{self._recipe.steps}  {found}  "
+            f"grad {m.get('grad_norm', 0):.2f}  "
             f"{m['step_s']:.1f} s (train {m.get('train_s', 0):.1f}, other {m['other_share']:.0%})"
             f"{_left(left_s)}"
         )
@@ -157,13 +160,15 @@ def show_summary(folder: Path, past: RunHistory) -> None:
     from rich.table import Table
 
     out = console()
-    out.print(f"\nreward by step  {_sparkline(past.series('reward'))}", soft_wrap=True)
+    shown = "loss" if all("nll" in metrics for metrics in past.steps.values()) else "reward"
+    out.print(f"\n{shown} by step  {_sparkline(past.series(shown))}", soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for title in ("evaluation", "before", "after"):
         table.add_column(title)
     for split, points in past.evals.items():
         table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
-    out.print(_matrix(past.by_agent()) or table)
+    if past.evals:
+        out.print(_matrix(past.by_agent()) or table)
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
     out.print(f"\nrun folder      {folder}\npictures        {folder / 'reward.png'}, metrics.png")

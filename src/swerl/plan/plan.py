@@ -16,7 +16,14 @@ from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan
 from swerl.plan.parameters import model_params, trained_params
 from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.simulate import Simulation, simulate
-from swerl.recipe.check import check_budgets, check_clip, check_rollout, obstacles, plugin_options
+from swerl.recipe.check import (
+    check_budgets,
+    check_clip,
+    check_rollout,
+    check_sft,
+    obstacles,
+    plugin_options,
+)
 from swerl.recipe.schema import LoraSection, Recipe
 
 _CHECKPOINT = 12
@@ -95,8 +102,8 @@ class RecipePlan:
     """Reasons why the recipe cannot be launched here: names that nothing has."""
 
     def simulate(self) -> Simulation | None:
-        """Simulate some steps; None on CPU and on GPUs of unknown speed."""
-        if self.memory is None or self.memory.capacity is None:
+        """Simulate some steps; None on CPU, on GPUs of unknown speed, and of recorded Episodes."""
+        if self.memory is None or self.memory.capacity is None or self.recipe.sft.sources:
             return None
         return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
 
@@ -107,6 +114,9 @@ class RecipePlan:
 
     @property
     def episodes_per_step(self) -> int:
+        """Trained Episodes of a step; recorded ones if the recipe names sources."""
+        if self.recipe.sft.sources:
+            return self.recipe.sft.episodes_per_step
         return self.recipe.rollout.groups_per_step * self.recipe.rollout.episodes_per_group
 
     @property
@@ -143,6 +153,7 @@ def plan(recipe: Recipe) -> RecipePlan:
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
     check_clip(recipe)
+    check_sft(recipe)
     shape = shape_of(recipe.model)
     found = layout(recipe, shape)
     on_gpu = _memory(recipe, shape, found) if found.num_gpus else None

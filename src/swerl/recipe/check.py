@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from swerl.recipe.schema import (
     PluginSection,
     Recipe,
     RolloutSection,
+    SftSection,
 )
 
 TWIN = "twin"
@@ -36,13 +37,15 @@ PLUGIN_SECTIONS = {
 }
 
 
-WIDE_CLIP = 0.01
 SINK_MODULES = {
     "trackio": "trackio",
     "wandb": "wandb",
     "otel": "opentelemetry.exporter.otlp.proto.http",
 }
 """Name in `metrics.sinks`, which is also that of swerl's extra -> the module that it needs."""
+_COMPARING = frozenset({"gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp"})
+"""Algorithms with an advantage within a Group, which is 0 if all its Episodes are solved."""
+WIDE_CLIP = 0.01
 """Several times the largest published difference between engine and trainer, 1.5e-3 in the mean."""
 
 
@@ -56,6 +59,7 @@ def check(recipe: Recipe) -> None:
     check_schedule(recipe)
     check_replay(recipe)
     check_clip(recipe)
+    check_sft(recipe)
     check_sandboxes(recipe)
     trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
@@ -166,6 +170,27 @@ def check_schedule(recipe: Recipe) -> None:
         )
 
 
+def check_sft(recipe: Recipe) -> None:
+    """Raise RecipeError if recorded Episodes are to be trained in a way that needs new ones."""
+    if not recipe.sft.sources:
+        if recipe.sft != SftSection():
+            raise RecipeError(
+                "[sft] chooses Episodes, but sft.sources names no folder",
+                hint='for example sft.sources = ["runs/twin"]',
+            )
+        return
+    if recipe.schedule.mode != "sync":
+        raise RecipeError(
+            f"schedule.mode = {recipe.schedule.mode!r} is for new Episodes, not for sft.sources",
+            hint="remove it: recorded Episodes wait for nothing",
+        )
+    if recipe.algorithm.type in _COMPARING:
+        raise RecipeError(
+            f"algorithm.type = {recipe.algorithm.type!r} compares new attempts with each other",
+            hint="set algorithm.type = 'sft' to train on sft.sources",
+        )
+
+
 def check_sandboxes(recipe: Recipe) -> None:
     """Raise RecipeError if sandboxes cannot run on the cluster's machines."""
     if not recipe.cluster.sandbox_cpus:
@@ -202,6 +227,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
         ("tasks.source", lambda: _require_tasks(recipe.tasks.source)),
         ("tasks.heldout", lambda: _require_tasks(recipe.tasks.heldout or TWIN)),
         ("eval.best", lambda: _require_split(recipe)),
+        ("sft.sources", lambda: _require_sources(recipe.sft.sources)),
     )
     for key, look_up in looked_up:
         try:
@@ -220,6 +246,13 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
     if 0 < cluster.gpus_per_node < cluster.gpus_per_engine and "url" not in recipe.engine.options:
         message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} is more than one node has"
         yield RecipeError(message, hint="swerl starts engines of one node at most")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 def _at(key: str, error: InputError) -> InputError:
@@ -248,18 +281,19 @@ def _require_tasks(source: str) -> None:
     if source == TWIN:
         return
     graders = {task.grading.grader for task in read_tasks(Path(source))}
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
-        return False
-
-
     if not graders:
         hint = "`swerl convert` prints why it rejects rows"
         raise RecipeError(f"{source} holds no task", hint=hint)
     for grader in sorted(graders):
         plugins.load("graders", grader)
+
+
+def _require_sources(sources: Sequence[Path]) -> None:
+    """Raise InputError unless each exists."""
+    for path in sources:
+        if not path.exists():
+            hint = "give the folder of a run, of `swerl rollout` or `serve`, or a Parquet file"
+            raise RecipeError(f"{path} does not exist", hint=hint)
 
 
 def _require_split(recipe: Recipe) -> None:

@@ -35,7 +35,10 @@ def _resolved(recipe: Recipe) -> Recipe:
     """
     model, rollout = recipe.model, recipe.rollout
     sections: dict[str, object] = {
-        "rollout": rollout.model_copy(update={"reward": plugins.absolute(rollout.reward)})
+        "rollout": rollout.model_copy(update={"reward": plugins.absolute(rollout.reward)}),
+        "sft": recipe.sft.model_copy(
+            update={"sources": tuple(path.absolute() for path in recipe.sft.sources)}
+        ),
     }
 
     def absolute(section: PluginSection) -> PluginSection:

@@ -233,6 +233,32 @@ class ScheduleSection(Section):
     and sampled again. `keep` loses neither time nor tokens."""
 
 
+class SftSection(Section):
+    """Train on recorded Episodes in place of new ones: supervised learning, rejection sampling."""
+
+    sources: tuple[Path, ...] = ()
+    """Folders of `swerl train`, `rollout`, `eval` or `serve`, and Parquet files of rows. Empty:
+    Episodes are sampled. Evaluations during training are never used."""
+    verdicts: tuple[Literal["solved", "unsolved", "timeout", "cheat", "ungraded"], ...] = (
+        "solved",
+    )
+    """Verdicts to keep; `ungraded` are the sessions of `swerl serve`."""
+    min_reward: float | None = None
+    """Least reward to keep. None: any."""
+    max_tokens: int | None = Field(None, ge=2)
+    """Longest row to keep, in tokens. None: the longest that the trainer takes."""
+    agents: tuple[str, ...] = ()
+    """Agents whose Episodes are kept. Empty: all."""
+    max_per_task: int | None = Field(None, ge=1)
+    """Maximum Episodes of one Task, chosen at random: easy Tasks would outweigh hard ones. None:
+    all. Copies of the same tokens count once in any case."""
+    episodes_per_step: int = Field(32, ge=1)
+    """Episodes of one optimizer step; each epoch takes every one, in a new order."""
+    evaluate: bool = False
+    """Evaluate on the recipe's held-out Tasks, by its agent, engine and sandboxes. If false, none
+    of them starts."""
+
+
 class GatewaySection(Section):
     """The HTTP service through which agents reach the model."""
 
@@ -444,6 +470,9 @@ class MetricsSection(Section):
     """Any of `trackio`, `wandb`, and `otel` for an OpenTelemetry collector or Prometheus."""
     project: str = "swerl"
     """Project name at the trackers."""
+    otlp_endpoint: str = "http://127.0.0.1:4318"
+    """For `otel`: address that takes OTLP over HTTP, without `/v1/metrics`. The default is a
+    collector's usual port on this machine."""
 
 
 class Recipe(Section):
@@ -467,6 +496,7 @@ class Recipe(Section):
     algorithm: PluginSection = PluginSection(type="gspo")
     trainer: TrainerSection = TrainerSection()
     rollout: RolloutSection = RolloutSection()
+    sft: SftSection = SftSection()
     schedule: ScheduleSection = ScheduleSection()
     gateway: GatewaySection = GatewaySection()
     budgets: BudgetsSection = BudgetsSection()
@@ -474,9 +504,6 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
     eval: EvalSection = EvalSection()
     cost: CostSection = CostSection()
-    otlp_endpoint: str = "http://127.0.0.1:4318"
-    """For `otel`: address that takes OTLP over HTTP, without `/v1/metrics`. The default is a
-    collector's usual port on this machine."""
     metrics: MetricsSection = MetricsSection()
 
     @property

@@ -106,15 +106,25 @@ def choose_tasks(
             f"a step takes {count} tasks, and there are {len(tasks)}",
             hint="lower rollout.groups_per_step, or name more tasks",
         )
-    epoch, part = divmod(step, ceil(len(tasks) / count))
-    order = list(range(len(tasks)))
+    key = (lambda index: _difficulty(tasks[index])) if easy_first else None
+    return [tasks[index] for index in choose(len(tasks), step, count, seed, key)]
+
+
+def choose(
+    num: int, step: int, count: int, seed: int, key: Callable[[int], float] | None = None
+) -> list[int]:
+    """Return `count` of `num` indices for a step; each epoch takes every one, in a new order.
+
+    `key` sorts an epoch's order. The last step of an epoch is filled up with its first indices.
+    """
+    epoch, part = divmod(step, ceil(num / count))
+    order = list(range(num))
     # Each process with this seed computes the same order.
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    if easy_first:
+    if key:
         # The sort is stable, so the shuffle breaks ties.
-        order.sort(key=lambda index: _difficulty(tasks[index]))
-    positions = range(part * count, (part + 1) * count)
-    return [tasks[order[position % len(tasks)]] for position in positions]
+        order.sort(key=key)
+    return [order[position % num] for position in range(part * count, (part + 1) * count)]
 
 
 def _difficulty(task: Task) -> float:

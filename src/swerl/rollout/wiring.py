@@ -275,14 +275,16 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
 def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
     """Return the training Tasks, and the evaluation Tasks by split.
 
-    Generated repositories are written under `scratch`. Raises RecipeError if the recipe does not
-    admit the training Tasks.
+    Generated repositories are written under `scratch`. Recorded Episodes need no training Task.
+    Raises RecipeError if the recipe does not admit the training Tasks.
     """
-    if recipe.tasks.source == "twin":
+    heldout, recorded = recipe.tasks.heldout, bool(recipe.sft.sources)
+    if recorded and not recipe.sft.evaluate:
+        return [], {}
+    if recipe.tasks.source == "twin" and not (recorded and heldout):
         return _generated(recipe, scratch)
-    heldout = recipe.tasks.heldout
     evals = {"heldout": list(read_tasks(Path(heldout)))} if heldout else {}
-    return _admitted(recipe), evals
+    return [] if recorded else _admitted(recipe), evals
 
 
 def _admitted(recipe: Recipe) -> list[Task]:

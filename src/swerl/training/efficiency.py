@@ -95,7 +95,7 @@ class CostMeter:
         rollout_s = metrics.get("step_s", 0.0) - sum(
             metrics.get(f"{part}_s", 0.0) for part in ("train", "publish", "save")
         )
-        if rollout_s > 0 and "sampled_tokens" in metrics:
+        if rollout_s > 0 and "sampled_tokens" in metrics and not self._recipe.sft.sources:
             found["sampled_tokens_per_s"] = metrics["sampled_tokens"] / rollout_s
         if self._cost and metrics.get("train_s") and "row_tokens" in metrics:
             work = self._cost.per_token * metrics["row_tokens"]

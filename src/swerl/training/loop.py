@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from swerl.core.contracts import Algorithm, Engine, Trainer
@@ -17,6 +18,7 @@ from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
 from swerl.rollout.draining import DrainingEngine
+from swerl.rollout.kept import KeptEpisode, KeptSchedule
 from swerl.rollout.parts import Parts
 from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
 from swerl.rollout.step import StepGroups
@@ -40,11 +42,16 @@ class Training:
     train: Sequence[Task]
     evals: Mapping[str, Sequence[Task]]
     """Split name -> Tasks that are never trained on."""
-    engine: Engine
+    engine: Engine | None
+    """None: nothing samples, so no weights are sent."""
     trainer: Trainer
     algorithm: Algorithm
-    parts: Parts
+    parts: Parts | None
+    """The parts of Episodes; None without an engine."""
+    emit: Emit
     timer: StepTimer
+    kept: Sequence[KeptEpisode] = ()
+    """Recorded Episodes to train on in place of new ones."""
     draining: DrainingEngine | None = None
     """Set if `schedule.replies` requires that replies end before weights change."""
     stopping: Callable[[], bool] = lambda: False
@@ -57,8 +64,8 @@ async def run(training: Training) -> history.RunHistory:
     counters = await _resume(training)
     state = folder.read_state()
     async with (
-        Commits(training.trainer, folder, training.parts.emit) as commits,
-        open_schedule(_schedule_inputs(training, counters.versions), state.cursor) as schedule,
+        Commits(training.trainer, folder, training.emit) as commits,
+        _open_schedule(training, counters.versions, state.cursor) as schedule,
     ):
         for step in range(state.step, recipe.steps):
             if is_due(step, recipe.eval):
@@ -80,12 +87,13 @@ async def run(training: Training) -> history.RunHistory:
             with training.timer.span("save"):
                 if stops or _is_saved(step + 1, recipe):
                     await commits.begin(counters.state(step + 1, schedule.cursor()))
-            training.parts.emit(StepEnded(step, metrics | await training.timer.stop()))
+            training.emit(StepEnded(step, metrics | await training.timer.stop()))
             if stops:
                 break
         else:
             # This evaluation too must not see weights that a crash could lose.
             await commits.finish()
+            await schedule.settle()
             await _evaluate(training, schedule, recipe.steps)
     # A run that was stopped early stays unfinished, so the same command continues it.
     if folder.read_state().step == recipe.steps:
@@ -95,15 +103,16 @@ async def run(training: Training) -> history.RunHistory:
 
 async def _resume(training: Training) -> _Counters:
     """Bring trainer and engine to the committed step."""
-    state, emit = training.folder.read_state(), training.parts.emit
+    state, emit = training.folder.read_state(), training.emit
     if state.step:
         emit(Notice(f"resuming after step {state.step} of {training.recipe.steps}"))
         cluster = training.recipe.cluster
         await weight_sync.make_room(training.trainer, training.engine, cluster)
         await training.trainer.restore(state.step)
     versions = Versions(state.versions)
-    # The engine may still serve the model's original weights, or those of a lost step.
-    versions.add(await _transfer(training, is_first=True))
+    if training.engine is not None:
+        # The engine may still serve the model's original weights, or those of a lost step.
+        versions.add(await _transfer(training, is_first=True))
     skips = SkipCounter(
         training.recipe.trainer.max_skipped_steps,
         total=state.skipped,
@@ -147,7 +156,17 @@ class _Counters:
         )
 
 
+def _open_schedule(
+    training: Training, versions: Versions, cursor: Cursor
+) -> AbstractAsyncContextManager[Schedule]:
+    if training.kept:
+        schedule = KeptSchedule(training.kept, training.recipe, versions, training.emit)
+        return nullcontext(schedule)
+    return open_schedule(_schedule_inputs(training, versions), cursor)
+
+
 def _schedule_inputs(training: Training, versions: Versions) -> ScheduleInputs:
+    assert training.parts is not None
     return ScheduleInputs(
         tasks=training.train,
         parts=training.parts,
@@ -162,7 +181,8 @@ def _schedule_inputs(training: Training, versions: Versions) -> ScheduleInputs:
 async def _evaluate(training: Training, schedule: Schedule, step: int) -> None:
     section = training.recipe.eval
     splits, parts, folder = training.evals, training.parts, training.folder
-    await evaluate(splits, step, parts, folder, section=section, schedule=schedule)
+    if parts is not None:
+        await evaluate(splits, step, parts, folder, section=section, schedule=schedule)
 
 
 def _write(
@@ -177,7 +197,7 @@ def _write(
 async def _learn(
     training: Training, counters: _Counters, collected: CollectedBatch
 ) -> UpdateResult:
-    trainer, emit = training.trainer, training.parts.emit
+    trainer, emit = training.trainer, training.emit
     path = training.folder.samples(collected.batch.step)
     await weight_sync.make_room(trainer, training.engine, training.recipe.cluster)
     parts = updates.split(collected.batch, training.recipe.trainer.updates_per_batch)
@@ -186,8 +206,10 @@ async def _learn(
 
 
 async def _transfer(training: Training, *, is_first: bool = False) -> str:
-    """Send the trainer's weights to the engine; return the version that serves."""
-    parts = training.trainer, training.engine, training.recipe.cluster, training.parts.emit
+    """Send the trainer's weights to the engine, or to the run folder; return their version."""
+    if training.engine is None:
+        return (await training.trainer.publish()).version
+    parts = training.trainer, training.engine, training.recipe.cluster, training.emit
     return await weight_sync.sync(*parts, is_first=is_first)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,15 @@ from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import require_fit
 from swerl.core import plugins
 from swerl.core.contracts import EngineSetup, Family
-from swerl.core.errors import RankLostError
+from swerl.core.errors import RankLostError, RecipeError
 from swerl.core.events import Emit, Notice, Progress, fan_out
 from swerl.core.experts import open_spool
 from swerl.core.files import disk_errors
+from swerl.core.task import Task
 from swerl.plan.plan import kernel_modules, plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
+from swerl.rollout.kept import KeptEpisode, Reader, open_kept
 from swerl.rollout.wiring import (
     algorithm_of,
     draining_of,
@@ -103,12 +105,48 @@ async def open_training(
     model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)
     check_trainable(family, model)
-    setup = EngineSetup(family=family, log_dir=logs, model=model)
-    costs(Progress("starting trainer and engine", 0, 1))
+    kept = await asyncio.to_thread(_kept, recipe, folder, family, model, evals, costs)
     async with (
         open_nodes(recipe, logs, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
+    ):
+        training = loop.Training(
+            recipe=recipe,
+            folder=folder,
+            train=train,
+            evals=evals,
+            engine=None,
+            trainer=trainer,
+            algorithm=algorithm_of(recipe),
+            parts=None,
+            emit=costs,
+            timer=StepTimer(None),
+            kept=kept,
+            stopping=lambda: owner.stop_requested() or costs.is_spent(),
+        )
+        if kept and not recipe.sft.evaluate:
+            owner.record_parts(_rank_processes(trainer))
+            yield training
+            return
+        setup = EngineSetup(family=family, log_dir=logs, model=model)
+        async with _with_rollouts(training, trainer, nodes, setup, costs, owner) as training:
+            yield training
+
+
+@asynccontextmanager
+async def _with_rollouts(
+    training: loop.Training,
+    trainer: MegatronTrainer,
+    nodes: Nodes,
+    setup: EngineSetup,
+    costs: CostMeter,
+    owner: RunOwner,
+) -> AsyncIterator[loop.Training]:
+    """Open the engine, the sandboxes and the gateway of a run, and add them to its parts."""
+    recipe = training.recipe
+    costs(Progress("starting trainer and engine", 0, 1))
+    async with (
         _asleep(trainer, recipe),
         open_engine(recipe, nodes, setup, costs) as engine,
     ):
@@ -118,25 +156,52 @@ async def open_training(
         # An engine that lacks the recipe's way of sending fails here, before any rollout.
         choose_way(recipe.cluster, engine, emit)
         draining = draining_of(recipe, engine)
-        with open_spool(folder.spool) as spool:
+        with open_spool(training.folder.spool) as spool:
             # The gateway closes before the sandboxes whose agents call it.
             async with (
-                open_sandboxes(recipe, nodes.all, logs=logs, emit=emit) as backend,
+                open_sandboxes(recipe, nodes.all, logs=setup.log_dir, emit=emit) as backend,
                 gateway_of(recipe, draining or engine, setup, emit, spool=spool) as gateway,
             ):
-                yield loop.Training(
-                    recipe=recipe,
-                    folder=folder,
-                    train=train,
-                    evals=evals,
+                yield replace(
+                    training,
                     engine=engine,
-                    trainer=trainer,
-                    algorithm=algorithm_of(recipe),
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
+                    emit=emit,
                     timer=timer,
                     draining=draining,
-                    stopping=lambda: owner.stop_requested() or costs.is_spent(),
                 )
+
+
+def _kept(
+    recipe: Recipe,
+    folder: RunFolder,
+    family: Family,
+    model: Path,
+    evals: Mapping[str, Sequence[Task]],
+    emit: Emit,
+) -> list[KeptEpisode]:
+    """Return the recorded Episodes to train on; none if the recipe samples its own.
+
+    Raises RecipeError if one of their Tasks is also evaluated.
+    """
+    if not recipe.sft.sources:
+        return []
+    emit(Progress("choosing recorded episodes", 0, 1))
+    reader = Reader(
+        family=family,
+        family_name=plugins.family_name(recipe.model.family, model),
+        model=model,
+        vocab_size=shape_of(recipe.model).vocab_size,
+        max_tokens=recipe.trainer.tokens_per_micro_batch * recipe.trainer.context_parallel,
+    )
+    kept = open_kept(recipe, folder.root, reader, emit)
+    heldout = {task.id for tasks in evals.values() for task in tasks}
+    if both := sorted({each.task for each in kept} & heldout):
+        raise RecipeError(
+            f"{len(both)} tasks of sft.sources are evaluated as well, such as {both[0]}",
+            hint="take them out of tasks.heldout, or name other sft.sources",
+        )
+    return kept
 
 
 async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:

@@ -126,7 +126,6 @@ async def _train(
         model=start,
         family=recipe.model.family,
         algorithm="sft",
-        algorithm_options={"context_weight": 0.0},
         options=_trainer_options(recipe, work, log_dir),
     )
     emit(Progress(STAGE, 0, section.steps))

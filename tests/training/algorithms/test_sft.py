@@ -28,13 +28,13 @@ def test_loss_equals_the_written_out_formula(arrays, to_inputs, context_weight: 
 def test_padding_has_no_gradient(arrays, to_inputs) -> None:
     arrays["weight"][:] = 1 / 6
     inputs = to_inputs(arrays)
-    sft.build(sft.Options()).loss(inputs).loss.backward()
+    sft.build(sft.Options(context_weight=0.1)).loss(inputs).loss.backward()
     assert inputs.logp_BT.grad is not None
     assert torch.all((inputs.logp_BT.grad != 0) == (torch.from_numpy(arrays["token"]) != 0))
 
 
 def test_context_is_requested_only_if_it_has_weight(group) -> None:
-    assert sft.build(sft.Options()).needs_context
-    replies_only = sft.build(sft.Options(context_weight=0))
+    assert sft.build(sft.Options(context_weight=0.1)).needs_context
+    replies_only = sft.build(sft.Options())
     assert not replies_only.needs_context
     assert replies_only.advantages([group(("solved", 1.0), ("unsolved", 0.0))]) == [[0.0, 0.0]]

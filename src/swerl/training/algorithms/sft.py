@@ -1,4 +1,4 @@
-"""SFT: supervised learning of the rows as they are; the warm start uses it."""
+"""SFT: supervised learning of kept Episodes, and of the warm start's demonstrations."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from swerl.core.learning import LossInputs, LossResult
 class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    context_weight: float = Field(0.1, ge=0, le=1)
-    """Weight of a context token's cross-entropy against a trained token's. Above 0, a new model
-    also learns the words of its prompts; 0 trains the replies alone."""
+    context_weight: float = Field(0.0, ge=0, le=1)
+    """Weight of a context token's cross-entropy against a trained token's. 0 trains the replies
+    alone; above it, a new model also learns the words of its prompts."""
 
 
 class Sft:

@@ -59,12 +59,12 @@ def shares_gpus(cluster: ClusterSection) -> bool:
     return cluster.colocate and cluster.gpus_per_node > 0
 
 
-async def make_room(trainer: Trainer, engine: Engine, cluster: ClusterSection) -> None:
+async def make_room(trainer: Trainer, engine: Engine | None, cluster: ClusterSection) -> None:
     """Hand shared GPUs from the engine to the trainer, for a step or a restore.
 
     The next `sync` hands them back, together with the weights.
     """
-    if not shares_gpus(cluster):
+    if engine is None or not shares_gpus(cluster):
         return
     if isinstance(engine, ColocatedEngine):
         await engine.sleep()

@@ -1,0 +1,367 @@
+"""Train on recorded Episodes: choose them by their outcome, and serve them as the Groups of steps.
+
+The choice is written to `kept.jsonl` in the run folder before the first step. So a resumed run
+trains the same Episodes in the same order, even if its sources have grown since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from swerl.core.chat import Finish
+from swerl.core.contracts import Family
+from swerl.core.episode import Episode, Group, Status
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.events import Emit, Notice, StepStarted
+from swerl.core.files import read_json, write_text
+from swerl.core.grade import Grade, Verdict
+from swerl.core.sample import Sample, to_samples
+from swerl.core.turn import Trajectory, Turn
+from swerl.recipe.schema import Recipe, SftSection
+from swerl.rollout import record, step
+from swerl.rollout.schedules import Transfer
+from swerl.rollout.step import StepGroups
+from swerl.rollout.versions import Versions
+from swerl.runs import index, tables
+from swerl.runs.index import FoundRun
+from swerl.runs.layout import Cursor
+
+FILE = "kept.jsonl"
+UNGRADED = "ungraded"
+"""Verdict of a session that nothing graded; it trains with a reward of 0."""
+_EVALUATION = "eval-"
+"""Prefix of the stages of evaluations during training, whose Tasks must not be trained on."""
+_WHOLE = (Finish.STOP, Finish.TOOL_CALLS)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEpisode:
+    """One recorded Episode to train on."""
+
+    id: str
+    """Source, stage and name; unique among the kept ones."""
+    path: str
+    """Its folder, or the Parquet file with its rows."""
+    name: str
+    """Its id in that file; empty for a folder."""
+    task: str
+    verdict: str
+    reward: float
+    agent: str = ""
+    """Its agent, if the source records it."""
+    num_trained: int = 0
+    """Tokens in the loss."""
+    digest: str = ""
+    """Hash of its rows' ids and masks: equal for copies, different after a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The model whose tokens the Episodes must have been sampled in."""
+
+    family: Family
+    family_name: str
+    model: Path
+    vocab_size: int
+    max_tokens: int
+    """Longest row that the trainer takes."""
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The choice under way."""
+
+    section: SftSection
+    reader: Reader
+    kept: dict[str, KeptEpisode] = field(default_factory=dict)
+    """Digest -> the first Episode with these rows."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason -> Episodes."""
+    ids: set[str] = field(default_factory=set)
+
+    def add(self, found: KeptEpisode, trajectory: Trajectory) -> None:
+        rows = to_samples(trajectory, episode=found.id, task=found.task)
+        longest = max((len(row.ids) for row in rows), default=0)
+        if longest > min(self.section.max_tokens or longest, self.reader.max_tokens):
+            self.left_out["too long"] += 1
+        elif not rows:
+            self.left_out["without token ids"] += 1
+        elif (digest := _digest(rows)) in self.kept:
+            self.left_out["copies"] += 1
+        else:
+            names = (found.id, *(f"{found.id}~{n}" for n in range(2, len(self.ids) + 3)))
+            unique = next(name for name in names if name not in self.ids)
+            self.ids.add(unique)
+            num_trained = sum(row.num_trained_tokens for row in rows)
+            self.kept[digest] = replace(found, id=unique, num_trained=num_trained, digest=digest)
+
+
+def open_kept(recipe: Recipe, root: Path, reader: Reader, emit: Emit) -> list[KeptEpisode]:
+    """Return the run's Episodes in a fixed order: those chosen before, or a new choice.
+
+    Raises RecipeError if none is kept, or if a source was sampled by another family or tokenizer,
+    and RunError on a damaged file.
+    """
+    path = root / FILE
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [KeptEpisode(**json.loads(line)) for line in lines]
+    kept, left_out = choose(recipe, reader)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    if not kept:
+        raise RecipeError(
+            f"sft keeps no Episode of {', '.join(map(str, recipe.sft.sources))}: "
+            f"{reasons or 'they hold none'}",
+            hint="widen sft.verdicts, sft.agents or sft.max_tokens, or name other sft.sources",
+        )
+    text = f"kept {len(kept)} episodes, {sum(each.num_trained for each in kept):,} tokens to train"
+    emit(Notice(f"{text}; left out: {reasons}" if reasons else text))
+    write_text(path, "".join(json.dumps(asdict(each)) + "\n" for each in kept))
+    return kept
+
+
+def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[str]]:
+    """Return the Episodes that the recipe keeps, and the number of others by reason."""
+    section = recipe.sft
+    choice = _Choice(section, reader)
+    for source in section.sources:
+        replies: list[bool] = []
+        for found, trajectory in _candidates(source, choice):
+            replies += _check_tokens(found, trajectory, reader)
+            choice.add(found, trajectory)
+        if replies and not any(replies):
+            raise _foreign(source, reader, "none of its replies ends with a stop token of it")
+    order = list(choice.kept.values())
+    random.Random(f"{recipe.seed}/kept").shuffle(order)
+    of_task: dict[str, list[KeptEpisode]] = defaultdict(list)
+    for each in order:
+        of_task[each.task].append(each)
+    kept = [each for found in of_task.values() for each in found[: section.max_per_task]]
+    choice.left_out["over sft.max_per_task"] = len(order) - len(kept)
+    return sorted(kept, key=lambda each: each.id), +choice.left_out
+
+
+def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Trajectory]]:
+    """Yield the Episodes of a source that pass the rules on their outcome, with their tokens."""
+    if source.is_file():
+        for name, (found, trajectory) in _in_file(source).items():
+            if _passes(found, choice):
+                yield replace(found, id=f"{source.stem}/{name}"), trajectory
+        return
+    for run in index.find_runs(source).values():
+        recipe = read_json(run.root / index.RECIPE) if run.is_trained else {}
+        _check_run(run, recipe, choice.reader)
+        for stage in run.stages():
+            if stage.startswith(_EVALUATION):
+                continue
+            folder = run.stage(stage)
+            names = [name for names in index.groups(folder).values() for name in names]
+            for attempt in index.read_attempts(folder, names):
+                path = run.episode(stage, attempt.name)
+                one = _found(f"{run.root.name}/{stage}/{attempt.name}", path, attempt, recipe)
+                if one is None:
+                    choice.left_out["unfinished or damaged"] += 1
+                elif _passes(one, choice):
+                    try:
+                        trajectory = record.read_trajectory(path)
+                    except RunError:
+                        choice.left_out["unfinished or damaged"] += 1
+                        continue
+                    yield one, trajectory
+
+
+def _found(
+    id: str, path: Path, attempt: index.Attempt, recipe: Mapping[str, Any]
+) -> KeptEpisode | None:
+    """Return an Episode by its summary, or a session that nothing graded; None if unfinished."""
+    about = attempt.summary
+    if about:
+        harness = recipe.get("harness", {})  # a list in a run of several agents
+        known = harness.get("type", "") if isinstance(harness, dict) else ""
+        agent = about.get("agent") or known
+        verdict, reward = str(about.get("verdict")), float(about.get("reward", 0))
+        return KeptEpisode(id, str(path), "", attempt.task, verdict, reward, agent)
+    is_session = (path / "trajectory.json").exists() and not (path / "grade.json").exists()
+    return KeptEpisode(id, str(path), "", id, UNGRADED, 0.0) if is_session else None
+
+
+def _passes(found: KeptEpisode, choice: _Choice) -> bool:
+    section, reason = choice.section, ""
+    if found.verdict not in section.verdicts:
+        reason = found.verdict
+    elif section.min_reward is not None and found.reward < section.min_reward:
+        reason = "below sft.min_reward"
+    elif section.agents and found.agent not in section.agents:
+        reason = "of other agents"
+    choice.left_out[reason] += bool(reason)
+    return not reason
+
+
+def _check_run(run: FoundRun, recipe: Mapping[str, Any], reader: Reader) -> None:
+    """Raise RecipeError if a run's model has another family or tokenizer than the trained one."""
+    model = recipe.get("model", {})
+    name = model.get("family", "auto")
+    if name not in ("auto", reader.family_name):
+        raise _foreign(run.root, reader, f"model.family of it is {name!r}")
+    theirs = Path(model.get("path") or run.root / "initial_model") / "tokenizer.json"
+    own = reader.model / "tokenizer.json"
+    if theirs.is_file() and own.is_file() and theirs.read_bytes() != own.read_bytes():
+        raise _foreign(run.root, reader, f"{theirs} differs from {own}")
+
+
+def _check_tokens(found: KeptEpisode, trajectory: Trajectory, reader: Reader) -> list[bool]:
+    """Return for each whole reply whether a stop token ends it. Raises RecipeError."""
+    ids = (max((*turn.prompt_ids, *turn.output_ids), default=0) for turn in trajectory.turns)
+    if (largest := max(ids, default=0)) >= reader.vocab_size:
+        why = f"{found.id} has the token id {largest} of a vocabulary of {reader.vocab_size}"
+        raise _foreign(Path(found.path), reader, why)
+    whole = (turn for turn in trajectory.turns if turn.finish in _WHOLE and turn.output_ids)
+    return [turn.output_ids[-1] in reader.family.stop_ids for turn in whole]
+
+
+def _foreign(source: Path, reader: Reader, why: str) -> RecipeError:
+    return RecipeError(
+        f"{source} was not sampled in the tokens of {reader.model} ({reader.family_name}): {why}",
+        hint="set model.path to the model that sampled the Episodes, or to one of its line",
+    )
+
+
+@cache
+def _in_file(path: Path) -> dict[str, tuple[KeptEpisode, Trajectory]]:
+    """Read the Episodes of a Parquet file; they stay in memory. Raises RunError."""
+    outcomes = tables.read_outcomes(path)
+    rows: dict[str, list[Sample]] = defaultdict(list)
+    for sample in tables.read_samples(path, routed=False):
+        rows[sample.episode].append(sample)
+    found = {}
+    for name, samples in rows.items():
+        verdict, reward = outcomes.get(name, (UNGRADED, 0.0))
+        # The rows of `swerl serve` have no Task of their own.
+        task = samples[0].task if name in outcomes else name
+        entry = KeptEpisode(name, str(path), name, task, verdict, reward)
+        found[name] = entry, Trajectory(name, tuple(_turns(samples)))
+    return found
+
+
+def _turns(samples: Sequence[Sample]) -> Iterator[Turn]:
+    """Yield Turns with exactly these rows: a root for each row, a reply for each sampled span."""
+    number = 0
+    for sample in samples:
+        parent, start, end = None, 0, 0
+        for is_sampled, span in groupby(sample.mask):
+            begin, end = end, end + len(list(span))
+            if is_sampled:
+                yield Turn(
+                    index=number,
+                    parent=parent,
+                    prompt_ids=tuple(sample.ids[start:begin]),
+                    output_ids=tuple(sample.ids[begin:end]),
+                    logprobs=tuple(sample.logprobs[begin:end]),
+                    finish=Finish.STOP,
+                    weight_version=(*sample.weight_versions, "")[0],
+                )
+                parent, start, number = number, end, number + 1
+
+
+def _digest(rows: Sequence[Sample]) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for row in rows:
+        digest.update(array("i", row.ids).tobytes())
+        digest.update(array("b", row.mask).tobytes())
+    return digest.hexdigest()
+
+
+def read(kept: KeptEpisode, *, routed: bool) -> Episode:
+    """Read a kept Episode's tokens; with `routed` also its recorded experts.
+
+    Its weight versions are named by its source, since the run in training has its own. Raises
+    RunError if it has changed since it was chosen.
+    """
+    path = Path(kept.path)
+    try:
+        known = _in_file(path)[kept.name][1] if kept.name else record.read_trajectory(path)
+    except (RunError, KeyError) as error:
+        known, why = Trajectory(""), f": {error}"
+    else:
+        why = ""
+    if _digest(to_samples(known, episode=kept.id, task=kept.task)) != kept.digest:
+        raise RunError(
+            f"the episode {path} is not as it was when the run chose it{why}",
+            hint="restore it, or choose again in a new run with --set name=…",
+        )
+    source = kept.id.partition("/")[0]
+    turns = (
+        replace(
+            turn,
+            weight_version=f"{source}/{turn.weight_version}",
+            weight_changes=tuple(
+                replace(change, version=f"{source}/{change.version}")
+                for change in turn.weight_changes
+            ),
+            routed=turn.routed if routed else None,
+        )
+        for turn in known.turns
+    )
+    verdict, reason = kept.verdict, ""
+    if verdict == UNGRADED:
+        verdict, reason = Verdict.UNSOLVED, UNGRADED
+    return Episode(
+        id=kept.id,
+        task_id=kept.task,
+        status=Status.COMPLETED,
+        grade=Grade(Verdict(verdict), reason),
+        reward=kept.reward,
+        trajectory=replace(known, turns=tuple(turns)),
+        agent=kept.agent,
+    )
+
+
+class KeptSchedule:
+    """Implements Schedule: each step trains kept Episodes; weights are sent when they are needed.
+
+    Nothing samples between two evaluations, so only an evaluation and the end load new weights.
+    """
+
+    def __init__(
+        self, kept: Sequence[KeptEpisode], recipe: Recipe, versions: Versions, emit: Emit
+    ) -> None:
+        self._kept = kept
+        self._recipe = recipe
+        self._versions = versions
+        self._emit = emit
+        self._transfer: Transfer | None = None
+
+    async def take(self, number: int) -> StepGroups:
+        count = min(self._recipe.sft.episodes_per_step, len(self._kept))
+        chosen = step.choose(len(self._kept), number, count, self._recipe.seed)
+        self._emit(StepStarted(number, count))
+        of_task: dict[str, list[Episode]] = defaultdict(list)
+        for each in sorted(chosen):
+            episode = await asyncio.to_thread(
+                read, self._kept[each], routed=self._recipe.trainer.routing_replay
+            )
+            of_task[episode.task_id].append(episode)
+        return StepGroups(tuple(Group(task, tuple(found)) for task, found in of_task.items()))
+
+    async def serve(self, transfer: Transfer) -> None:
+        self._transfer = transfer
+
+    async def settle(self) -> None:
+        if self._transfer:
+            self._versions.add(await self._transfer())
+            self._transfer = None
+
+    def cursor(self) -> Cursor:
+        """Return an empty one: the step number decides which Episodes come next."""
+        return Cursor()
