@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from swerl.core.chat import Json
 from swerl.core.contracts import WeightSource
-from swerl.core.errors import EngineError, EngineLostError, TrainerError
+from swerl.core.errors import ClusterError, EngineError, EngineLostError, RunError, TrainerError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
 from swerl.engines._sglang_pool import ServerPool, StreamedWeights
 from swerl.engines._sglang_server import ServerState, SglangServer
@@ -207,6 +207,7 @@ async def _take(
         )
         _ = outcome.received  # raises the server's failure
         return
+    await _fetch(server, weights)
     server.begin_update()
     body: dict[str, Json] = {
         "model_path": str(weights.path.resolve()),
@@ -226,6 +227,18 @@ async def _take(
             f"weights {weights.version!r} arrived changed: {checksum} is not {weights.checksum}",
             hint="the folder changed after it was published",
         )
+
+
+async def _fetch(server: SglangServer, weights: WeightRef) -> None:
+    """Rebuild weights from their delta on the server's machine, if they travel so."""
+    if weights.delta is None:
+        return
+    try:
+        await server.fetch(weights)
+    except ClusterError as error:
+        raise EngineLostError(f"{server.url}: {error}", hint=error.hint) from error
+    except RunError as error:
+        raise EngineError(f"{server.url}: {error}", hint=error.hint) from error
 
 
 async def _require_version(server: SglangServer, version: str, doing: str) -> Mapping[str, Any]:

@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.core.chat import Json
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, InputError
+from swerl.core.learning import WeightRef
+from swerl.engines._delta import fetch_here
 from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
@@ -294,6 +296,9 @@ class Launched:
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+    async def fetch(self, weights: WeightRef) -> None:
+        await fetch_here(weights)
 
     async def ended(self) -> str:
         assert self._process is not None

@@ -18,6 +18,7 @@ from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
     AgentSection,
     BudgetsSection,
+    ClusterSection,
     EvalSection,
     ModelSection,
     PluginSection,
@@ -60,6 +61,7 @@ def check(recipe: Recipe) -> None:
     check_replay(recipe)
     check_clip(recipe)
     check_sft(recipe)
+    check_delta(recipe.cluster)
     check_sandboxes(recipe)
     trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
@@ -189,6 +191,20 @@ def check_sft(recipe: Recipe) -> None:
             f"algorithm.type = {recipe.algorithm.type!r} compares new attempts with each other",
             hint="set algorithm.type = 'sft' to train on sft.sources",
         )
+
+
+def check_delta(cluster: ClusterSection) -> None:
+    """Raise RecipeError if weights cannot travel as deltas."""
+    if cluster.weight_delta is None:
+        return
+    if cluster.weight_sync not in ("auto", "disk"):
+        raise RecipeError(
+            f"cluster.weight_delta is for weights on disk, not for {cluster.weight_sync!r}",
+            hint="remove it, or set cluster.weight_sync = 'disk'",
+        )
+    if not _is_installed("zstandard"):
+        message = "cluster.weight_delta needs the package zstandard"
+        raise RecipeError(message, hint="pip install 'swerl[zstd]'")
 
 
 def check_sandboxes(recipe: Recipe) -> None:

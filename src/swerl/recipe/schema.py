@@ -410,6 +410,10 @@ class ClusterSection(Section):
     """How weights reach the engines: through a folder, through shared memory, or by a broadcast.
     `auto` chooses `tensor` on shared GPUs, `distributed` on separate GPUs, and `disk` without GPUs
     or if the engine supports no other way."""
+    weight_delta: Path | None = None
+    """Local folder of each machine, such as `/dev/shm/swerl`. If set, `disk` writes only the bits
+    that changed into the run folder, and each engine's machine rebuilds whole versions here; two
+    are kept. The run folder then has no whole published weights. None: whole ones."""
     weight_bucket_mib: int = Field(1024, ge=1)
     """Maximum size of one piece of weights; trainer and engine each hold one piece extra."""
     weight_bucket_s: float = Field(300.0, gt=0)

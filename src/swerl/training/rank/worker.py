@@ -31,6 +31,7 @@ from swerl.cluster.node import interface_of
 from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
 from swerl.core.learning import Batch, EngineTarget
+from swerl.engines._delta import DeltaWriter
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
@@ -83,6 +84,7 @@ class RankCommands:
         self._learner = Learner(settings, family, algorithm)
         self._checkpoints = Checkpoints(self._learner, settings)
         self._sender: Sender | None = None
+        self._deltas = DeltaWriter(settings.options.publish_dir)
 
     def step(self, batch: str) -> dict[str, Any]:
         self._learner.wake()
@@ -96,18 +98,23 @@ class RankCommands:
         """Write weights or adapters as a folder named for the number of steps taken."""
         from swerl.training.model_folder import publish
 
-        learner = self._learner
+        learner, options = self._learner, self._settings.options
         tensors = learner.whole_adapters() if adapters else learner.whole_weights()
+        # Adapters are small: they travel whole.
+        local = None if adapters else options.delta_dir
         try:
             if dist.get_rank():
                 return {}
-            target = self._settings.options.publish_dir / self._version
-            lora = self._settings.options.lora if adapters else None
+            target = (local or options.publish_dir) / self._version
+            lora = options.lora if adapters else None
             ref = publish(tensors, self._settings.model, target, lora=lora)
+            if local:
+                ref = self._deltas.write(ref)
         finally:
             for _ in tensors:  # all ranks must exhaust it, also after an error on the first
                 pass
-        return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
+        found = {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
+        return found | ({"delta": str(ref.delta)} if ref.delta else {})
 
     def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
         from swerl.training.weight_sync.send import Sender, stored_dtypes

@@ -40,7 +40,7 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
     streams = isinstance(engine, StreamedEngine) and getattr(engine, "streams", True)
     way = cluster.weight_sync
     if way == "auto":
-        if not cluster.gpus_per_node:
+        if not cluster.gpus_per_node or cluster.weight_delta:
             return "disk"
         way = "tensor" if cluster.colocate else "distributed"
         if not streams:

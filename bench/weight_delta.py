@@ -1,0 +1,244 @@
+"""Measure weight deltas: bytes a version, seconds, and bit-equality on another machine's folder.
+
+    python bench/weight_delta.py [--kills 50]
+
+Two sources of 20 steps in bf16: the twin's model in swerl's trainer on random rows, and AdamW on
+matrices with the shapes of Qwen3-4B over four, whose gradients are noise around a fixed direction.
+With `--kills` that many CPU engines, each started on the initial model, are killed while they load
+the newest version from deltas; those that serve must sample as one that reads the whole folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineLostError
+from swerl.core.learning import Batch, WeightRef
+from swerl.core.sample import Sample
+from swerl.core.turn import Sampling
+from swerl.engines import torch_cpu
+from swerl.engines._delta import DeltaWriter, fetch
+from swerl.engines._weights import checksum
+from swerl.engines.families import tiny
+from swerl.recipe.schema import ModelShape
+from swerl.training.model_folder import publish
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+from swerl.training.warm_start import make_tiny_model
+
+STEPS = 20
+SHAPES = {
+    "q": (1024, 640),
+    "k": (256, 640),
+    "v": (256, 640),
+    "o": (640, 1024),
+    "gate": (2432, 640),
+    "up": (2432, 640),
+    "down": (640, 2432),
+}
+"""Matrices of a layer of Qwen3-4B with every size over four."""
+RATES = (1e-6, 1e-5, 4e-4)
+"""Learning rates: of large models in RL, ten times that, and the twin's."""
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Bytes of the versions after the first, which is whole."""
+
+    deltas: list[int]
+    whole: int
+    write_s: float
+    fetch_s: float
+
+    def row(self, name: str) -> str:
+        mean = sum(self.deltas) / len(self.deltas)
+        small = sorted(self.deltas)[: -(len(self.deltas) // 20)]  # without the 20th, sent whole
+        return (
+            f"| {name} | {self.whole / 1e6:.2f} | {sum(small) / len(small) / 1e6:.3f} | "
+            f"{self.whole * len(small) / sum(small):.0f} | {self.whole / mean:.1f} | "
+            f"{self.write_s / len(self.deltas):.2f} | {self.fetch_s / len(self.deltas):.2f} |"
+        )
+
+
+def measure(refs: Iterator[WeightRef], machine: Path) -> Sizes:
+    """Rebuild every version on another machine's folder; compare it bit by bit."""
+    sizes, whole, write_s, fetch_s = [], 0, 0.0, 0.0
+    started = time.perf_counter()
+    for number, ref in enumerate(refs):
+        assert ref.delta is not None
+        write_s += time.perf_counter() - started
+        there = replace(ref, path=machine / ref.path.name)
+        started = time.perf_counter()
+        fetch(there)
+        fetch_s += time.perf_counter() - started
+        for path in ref.path.iterdir():
+            assert path.read_bytes() == (there.path / path.name).read_bytes()
+        whole = sum(path.stat().st_size for path in ref.path.glob("*.safetensors"))
+        if number:
+            sizes.append(ref.delta.stat().st_size)
+        started = time.perf_counter()
+    return Sizes(sizes, whole, write_s, fetch_s)
+
+
+def layer(root: Path, lr: float) -> Iterator[WeightRef]:
+    """Yield the versions of a layer under AdamW."""
+    torch.manual_seed(0)
+    masters = {
+        f"{name}.{copy}": torch.randn(shape).mul_(0.02).requires_grad_()
+        for name, shape in SHAPES.items()
+        for copy in range(3)
+    }
+    signs = {name: torch.randn_like(each) for name, each in masters.items()}
+    optimizer = torch.optim.AdamW(masters.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.1)
+    source, writer = root / "source", DeltaWriter(root / "shared")
+    for folder in (source, root / "shared"):
+        folder.mkdir()
+    (source / "config.json").write_text("{}")
+    for step in range(STEPS + 1):
+        halves = ((name, each.detach().to(torch.bfloat16)) for name, each in masters.items())
+        yield writer.write(publish(halves, source, root / "local" / f"{step:06d}"))
+        for name, each in masters.items():
+            each.grad = 0.3 * signs[name] + torch.randn_like(each)
+        optimizer.step()
+
+
+def rows(step: int) -> Batch:
+    """Return random rows of the twin's vocabulary."""
+    rng = random.Random(step)
+    samples = tuple(
+        Sample(
+            episode=f"{n}",
+            task="task",
+            ids=tuple(rng.randrange(320) for _ in range(64)),
+            mask=(0,) * 8 + (1,) * 56,
+            logprobs=(0.0,) * 8 + (-6.0,) * 56,
+            advantage=rng.uniform(-1, 1),
+        )
+        for n in range(8)
+    )
+    return Batch(step, samples, len(samples))
+
+
+async def twin(root: Path, lr: float, kills: int = 0) -> Sizes:
+    """Train the twin's model in bf16; afterwards kill engines that load its last version."""
+    (root / "tokenizer").mkdir()
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
+    tokenizer = root / "tokenizer"
+    model = make_tiny_model(root / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2)
+    (root / "weights").mkdir()
+    options = TrainerOptions(
+        checkpoint_dir=root / "checkpoints",
+        publish_dir=root / "weights",
+        delta_dir=root / "local",
+        log_dir=root,
+        dtype="bf16",
+        lr=lr,
+        warmup_steps=0,
+    )
+    sizes = Sizes([], 0, 0.0, 0.0)
+    async with MegatronTrainer(
+        model=model, family="tiny", algorithm="sft", options=options
+    ) as trainer:
+        for step in range(STEPS + 1):
+            started = time.perf_counter()
+            ref = await trainer.publish()
+            written = time.perf_counter() - started
+            one = measure(iter([ref]), root / "machine")
+            assert ref.delta is not None
+            if step:
+                sizes.deltas.append(ref.delta.stat().st_size)
+            sizes.whole = one.whole
+            sizes.write_s += written
+            sizes.fetch_s += one.fetch_s
+            await trainer.step(rows(step))
+    if kills:
+        loaded = await survive(root, model, ref, kills)
+        print(f"{kills} kills of the engine, {loaded} after it had loaded: nothing was lost")
+    return sizes
+
+
+async def survive(root: Path, model: Path, ref: WeightRef, kills: int) -> int:
+    """Kill engines at random moments of loading; return how many held the version already.
+
+    Each machine folder is used by several engines, and some are removed in between. Every engine
+    that has loaded, and one that is not killed, must give the whole folder's tokens and numbers.
+    """
+    expected = await _reply(root, model, ref, None)
+    loaded = 0
+    for number in range(kills + 1):
+        machine = root / f"machine-{number % 5}"
+        if random.Random(number).random() < 0.3:
+            shutil.rmtree(machine, ignore_errors=True)
+        there = replace(ref, path=machine / ref.path.name)
+        delay_s = random.Random(-number).random() * 0.2 if number < kills else None
+        found = await _reply(root, model, there, delay_s)
+        assert found in (expected, None)
+        assert found or number < kills
+        loaded += bool(found)
+        if there.path.exists():
+            assert checksum(there.path) == ref.checksum
+    return loaded - 1
+
+
+async def _reply(
+    root: Path, model: Path, ref: WeightRef, delay_s: float | None
+) -> tuple[object, ...] | None:
+    """Load a version into a new engine and sample; kill the engine after a delay, if given.
+
+    Returns None if it died before it had loaded.
+    """
+    setup = EngineSetup(family=None, log_dir=root, model=model)  # type: ignore[arg-type]
+    async with torch_cpu.open(torch_cpu.Options(), setup) as engine:
+        killing = asyncio.create_task(_kill(delay_s)) if delay_s is not None else None
+        try:
+            await engine.load(ref)
+            reply = await engine.generate(tuple(range(3, 40)), Sampling(8, seed=1), "session")
+        except EngineLostError:
+            return None
+        finally:
+            if killing:
+                await killing
+        return reply.ids, reply.logprobs, reply.weight_version
+
+
+async def _kill(delay_s: float) -> None:
+    await asyncio.sleep(delay_s)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "swerl.engines._torch_server" in process.cmdline():
+                process.kill()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=0)
+    kills = parser.parse_args().kills
+    titles = ("20 steps", "whole, MB", "delta, MB", "times fewer", "with every 20th whole")
+    print(f"| {' | '.join(titles)} | write, s | rebuild, s |")
+    print("|---|---|---|---|---|---|---|")
+    for lr in RATES:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            print(measure(layer(root, lr), root / "machine").row(f"layer, lr {lr:g}"), flush=True)
+    for lr in RATES:
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(twin(Path(folder), lr, kills if lr == RATES[0] else 0))
+            print(found.row(f"twin, lr {lr:g}"), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,205 @@
+"""Weight deltas: rebuilt versions are equal bit by bit, and anything less never appears."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import EngineError
+from swerl.core.learning import WeightRef
+from swerl.engines import _delta
+from swerl.engines._delta import DeltaWriter, fetch
+from swerl.engines._weights import checksum
+
+np = pytest.importorskip("numpy", reason="needs the extra swerl[twin]")
+pytest.importorskip("zstandard", reason="needs the extra swerl[zstd]")
+SIZE = 60_001
+"""Parameters of the model; an odd number of bytes with its last file."""
+
+
+class Trainer:
+    """Publishes versions of a small model in 16 bits, of which a step changes few."""
+
+    def __init__(self, root: Path) -> None:
+        self.local, self.shared = root / "trainer", root / "shared"
+        self.local.mkdir()
+        self.shared.mkdir()
+        self.bits = np.random.default_rng(0).normal(0, 0.02, SIZE).astype("f4").view("u4") >> 16
+        self.bits = self.bits.astype("u2")
+        self.writer = DeltaWriter(self.shared)
+        self.step = 0
+
+    def publish(self) -> WeightRef:
+        folder = self.local / f"{self.step:06d}"
+        folder.mkdir()
+        header = {"w": {"dtype": "BF16", "shape": [SIZE], "data_offsets": [0, 2 * SIZE]}}
+        text = json.dumps(header).encode()
+        blob = len(text).to_bytes(8, "little") + text + self.bits.tobytes()
+        (folder / "model.safetensors").write_bytes(blob)
+        (folder / "config.json").write_text('{"odd": 1}\n')
+        found = self.writer.write(WeightRef(folder, folder.name, checksum(folder)))
+        # Only two whole versions stay, as `publish` leaves them.
+        for old in sorted(self.local.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-2]:
+            shutil.rmtree(old)
+        return found
+
+    def learn(self) -> WeightRef:
+        rng = np.random.default_rng(self.step + 1)
+        self.bits[rng.integers(0, SIZE, SIZE // 100)] ^= 1
+        self.step += 1
+        return self.publish()
+
+
+def _at(ref: WeightRef, machine: Path) -> WeightRef:
+    """Return a reference as another machine sees it, with a local folder of its own."""
+    return replace(ref, path=machine / ref.path.name)
+
+
+def _assert_equal(ref: WeightRef, machine: Path) -> None:
+    for path in ref.path.iterdir():
+        assert (machine / ref.path.name / path.name).read_bytes() == path.read_bytes()
+
+
+def test_twenty_versions_arrive_bit_by_bit_in_a_tenth_of_the_bytes(tmp_path: Path) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    fetch(_at(trainer.publish(), machine))
+    sizes = []
+    for _ in range(20):
+        ref = trainer.learn()
+        assert ref.delta is not None
+        sizes.append(ref.delta.stat().st_size)
+        fetch(_at(ref, machine))
+        _assert_equal(ref, machine)
+    whole = 2 * SIZE
+    assert sum(size > whole / 10 for size in sizes) == 1  # every 20th is whole
+    assert len(list(machine.glob("0*"))) == 2
+    assert len(list(trainer.shared.iterdir())) <= 21
+
+
+def test_a_machine_that_missed_versions_catches_up(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    refs = [trainer.publish(), *(trainer.learn() for _ in range(5))]
+    fetch(_at(refs[5], tmp_path / "late"))
+    _assert_equal(refs[5], tmp_path / "late")
+    fetch(_at(refs[1], tmp_path / "early"))
+    fetch(_at(refs[5], tmp_path / "early"))
+    _assert_equal(refs[5], tmp_path / "early")
+
+
+def test_the_same_weights_again_are_no_new_version(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    first = trainer.publish()
+    again = trainer.publish()
+    assert again == first
+    assert again.path.is_dir()
+
+
+def test_weights_that_a_crash_lost_are_not_taken_for_those_of_the_same_step(
+    tmp_path: Path,
+) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    start = trainer.publish()
+    fetch(_at(start, machine))
+    lost = trainer.learn()
+    fetch(_at(lost, machine))
+    # The trainer resumes before that step and learns something else.
+    trainer.step, trainer.bits = 0, trainer.bits ^ 2
+    trainer.writer = DeltaWriter(trainer.shared)
+    other = trainer.learn()
+    assert other.version == lost.version
+    fetch(_at(other, machine))
+    _assert_equal(other, machine)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "missing", "empty", "no base"])
+def test_a_damaged_delta_never_serves(tmp_path: Path, damage: str) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    first = trainer.publish()
+    fetch(_at(first, machine))
+    ref = trainer.learn()
+    assert ref.delta is not None and first.delta is not None
+    data = ref.delta.read_bytes()
+    if damage == "cut":
+        ref.delta.write_bytes(data[:-5])
+    elif damage == "flipped":
+        ref.delta.write_bytes(data[:-50] + bytes([data[-50] ^ 1]) + data[-49:])
+    elif damage == "empty":
+        ref.delta.write_bytes(b"")
+    elif damage == "missing":
+        ref.delta.unlink()
+    else:
+        shutil.rmtree(machine)
+        first.delta.unlink()
+    with pytest.raises(EngineError) as caught:
+        fetch(_at(ref, machine))
+    assert caught.value.hint
+    assert not (machine / ref.path.name).exists()
+    ref.delta.write_bytes(data)
+    if damage != "no base":
+        fetch(_at(ref, machine))
+        _assert_equal(ref, machine)
+
+
+def test_a_base_that_changed_on_a_machines_disk_is_replaced(tmp_path: Path) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    first = trainer.publish()
+    fetch(_at(first, machine))
+    held = machine / first.path.name / "model.safetensors"
+    held.write_bytes(held.read_bytes()[:-1] + b"\x55")
+    ref = trainer.learn()
+    fetch(_at(ref, machine))
+    _assert_equal(ref, machine)
+    _assert_equal(first, machine)
+
+
+def test_a_delta_of_other_weights_never_serves(tmp_path: Path) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    trainer.publish()
+    old, new = trainer.learn(), trainer.learn()
+    assert old.delta is not None and new.delta is not None
+    shutil.copyfile(old.delta, new.delta)
+    with pytest.raises(EngineError, match="arrived changed"):
+        fetch(_at(new, machine))
+    assert not (machine / new.path.name).exists()
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from swerl.core.learning import WeightRef
+from swerl.engines import _delta
+_delta._CHUNK = 1 << 12
+print("ready", flush=True)
+_delta.fetch(WeightRef(Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])))
+"""
+
+
+def test_a_rebuild_that_is_killed_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_delta, "_CHUNK", 1 << 9)  # many pieces, so that kills fall between them
+    trainer, machine, rng = Trainer(tmp_path), tmp_path / "machine", random.Random(0)
+    fetch(_at(trainer.publish(), machine))
+    for _ in range(4):
+        ref = _at(trainer.learn(), machine)
+        arguments = [str(ref.path), ref.version, ref.checksum, str(ref.delta)]
+        process = subprocess.Popen([sys.executable, "-c", FETCH, *arguments], stdout=-1)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.random() * 0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        if ref.path.exists():
+            assert checksum(ref.path) == ref.checksum
+        fetch(ref)
+        assert checksum(ref.path) == ref.checksum

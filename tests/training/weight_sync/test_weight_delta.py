@@ -1,0 +1,65 @@
+"""Deltas from a real trainer into a real engine, whose folder is that of another machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+pytest.importorskip("zstandard", reason="needs the extra swerl[zstd]")
+
+from swerl.core.contracts import EngineSetup
+from swerl.core.errors import EngineError, RecipeError
+from swerl.core.turn import Sampling
+from swerl.engines import torch_cpu
+from swerl.recipe.check import check
+from swerl.recipe.schema import Recipe
+from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
+
+PROMPT = tuple(range(3, 40))
+
+
+async def test_an_engine_serves_deltas_and_a_new_one_catches_up(
+    tiny_model: Path, options: TrainerOptions, random_batch, tmp_path: Path
+) -> None:
+    options = options.model_copy(update={"delta_dir": tmp_path / "trainer"})
+    options.publish_dir.mkdir(exist_ok=True)
+    setup = EngineSetup(family=None, log_dir=tmp_path, model=tiny_model)  # type: ignore[arg-type]
+    there = tmp_path / "machine"
+    async with (
+        MegatronTrainer(
+            model=tiny_model, family="tiny", algorithm="gspo", options=options
+        ) as trainer,
+        torch_cpu.open(torch_cpu.Options(), setup) as engine,
+    ):
+        for step in range(2):
+            await trainer.step(random_batch(step))
+            ref = await trainer.publish()
+            assert ref.delta is not None and ref.delta.parent == options.publish_dir
+            assert await engine.load(replace(ref, path=there / ref.path.name)) == ref.version
+        reply = await engine.generate(PROMPT, Sampling(6, seed=1), "s")
+        await trainer.step(random_batch(2))
+        torn = await trainer.publish()
+        assert torn.delta is not None
+        torn.delta.write_bytes(torn.delta.read_bytes()[:-9])
+        with pytest.raises(EngineError, match="missing or damaged"):
+            await engine.load(replace(torn, path=there / torn.path.name))
+        # The version before it goes on serving.
+        after = await engine.generate(PROMPT, Sampling(6, seed=1), "t")
+        assert (after.ids, after.weight_version) == (reply.ids, "000002")
+    # A machine without any version, and an engine on the initial model.
+    async with torch_cpu.open(torch_cpu.Options(), setup) as engine:
+        await engine.load(replace(ref, path=tmp_path / "fresh" / ref.path.name))
+        again = await engine.generate(PROMPT, Sampling(6, seed=1), "s")
+        assert again.ids == reply.ids
+        assert again.logprobs == pytest.approx(reply.logprobs, abs=1e-5)
+        assert again.weight_version == "000002"
+
+
+def test_deltas_are_for_weights_on_disk() -> None:
+    cluster = {"weight_delta": "/dev/shm/swerl", "weight_sync": "distributed"}
+    with pytest.raises(RecipeError, match="weight_delta is for weights on disk"):
+        check(Recipe.model_validate({"name": "a", "cluster": cluster}))
