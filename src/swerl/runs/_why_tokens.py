@@ -49,7 +49,10 @@ def unread_calls(run: Evidence) -> Symptom | None:
             for turn in _some(step)
             if len(turn.output_ids) and _CALL.search(run.text(turn.output_ids))
         ]
-        lost = [turn for turn in called if turn.finish != "tool_calls" or _is_misread(run, turn)]
+        # The family's own parser tells a call from a mistake of the model.
+        readable = [turn for turn in called if _is_readable(run, turn)]
+        called = readable or called
+        lost = [t for t in called if t.finish != "tool_calls" or (readable and t.malformed_calls)]
         if len(called) >= 5 and len(lost) > 0.5 * len(called):
             ends = Counter(turn.finish for turn in lost).most_common(1)[0][0]
             how = "counted as malformed" if ends == "tool_calls" else f"ended as {ends!r}"
@@ -58,12 +61,9 @@ def unread_calls(run: Evidence) -> Symptom | None:
     return None
 
 
-def _is_misread(run: Evidence, turn: SeenTurn) -> bool:
-    """Return whether the family's own parser reads calls that were counted as malformed."""
-    if not turn.malformed_calls or not run.family:
-        return False
-    parsed = run.family.parse(list(turn.output_ids))
-    return bool(parsed.calls) and not parsed.malformed_calls
+def _is_readable(run: Evidence, turn: SeenTurn) -> bool:
+    parsed = run.family.parse(list(turn.output_ids)) if run.family else None
+    return parsed is not None and bool(parsed.calls) and not parsed.malformed_calls
 
 
 def past_the_end(run: Evidence) -> Symptom | None:
