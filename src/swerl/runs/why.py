@@ -238,7 +238,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "engine-trainer-mismatch",
-        0.6,
+        0.88,
         tokens.any_mismatch,
         "engine and trainer give the same tokens different probabilities",
         "algorithm.mismatch",
