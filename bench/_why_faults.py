@@ -146,6 +146,26 @@ def _new_schema() -> Sequence[AbstractContextManager[Any]]:
     )
 
 
+def _new_tools() -> Sequence[AbstractContextManager[Any]]:
+    """From the second step on, the agent offers one tool under another name."""
+    collect, settings, steps = loop.collect, Builtin._settings, [0]
+
+    def counted(*args: Any) -> Any:
+        steps[0] += 1
+        return collect(*args)
+
+    def changed(self: Any) -> dict[str, Any]:
+        found = settings(self)
+        if steps[0]:
+            found["tools"] = [{**found["tools"][0], "name": "shell"}, *found["tools"][1:]]
+        return found
+
+    return (
+        mock.patch.object(loop, "collect", counted),
+        mock.patch.object(Builtin, "_settings", changed),
+    )
+
+
 def _duplicated(train: list[Task], evals: Evals, folder: Path) -> None:
     first = choose_tasks(train, 0, 6, 0)
     evals["heldout"][:3] = [replace(task, id=f"other__{task.id}") for task in first[:3]]
@@ -503,6 +523,7 @@ VARIANTS: Sequence[Case] = (
             mock.patch.object(Episode, "learnable", True),
         ],
     ),
+    Case("tool renamed", "prompt-changed", 119, patches=_new_tools),
     Case("tasks evaluated by name", "train-in-eval", 121, tasks=_evaluated),
     Case(
         "temperature 0.05",

@@ -66,6 +66,19 @@ async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEng
     assert trajectory.dropped == {}
 
 
+async def test_the_trajectory_names_the_tools_of_its_first_request(engine: RecordingEngine) -> None:
+    """No prompt of the tiny family has the tools in it."""
+    look, edit = Tool("look", "Read a file."), Tool("edit", "Change a file.")
+    digests = []
+    for tools in ([look, edit], [edit, look], [look, Tool("edit", "Change a line.")]):
+        engine.lines = [Message(Role.ASSISTANT, "one")]
+        conversation = talk(engine)
+        async with conversation.answer(ChatRequest((ASK,), tools=tuple(tools))) as answer:
+            (await answer.reply()) and answer.delivered()
+        digests.append((await conversation.close()).tools)
+    assert digests[0] == digests[1] != digests[2]
+
+
 async def test_the_engine_gets_the_number_of_positions_already_routed(
     engine: RecordingEngine,
 ) -> None:

@@ -195,6 +195,28 @@ def test_prompts_that_begin_otherwise_from_a_step_on(tmp_path: Path) -> None:
     assert (found.cause, found.step) == ("prompt-changed", 1)
 
 
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_tools_that_change_from_a_step_on(tmp_path: Path, is_mixed: bool) -> None:
+    """Two agents have two sets of tools in every step."""
+
+    def named(episode: Episode) -> Episode:
+        place = episode.id[-1] if is_mixed else episode.id[4]
+        return replace(episode, trajectory=replace(episode.trajectory, tools=f"digest-{place}"))
+
+    root = make_run(tmp_path / "run", episode=named)
+    if is_mixed:
+        assert not why.diagnose(root).findings
+    else:
+        assert (first(root).cause, first(root).step) == ("prompt-changed", 1)
+
+
+def test_a_model_call_that_takes_too_long(tmp_path: Path) -> None:
+    def late(episode: Episode) -> Episode:
+        return graded(episode, Verdict.TIMEOUT, "BudgetError: the engine gave no reply within 1 s")
+
+    assert first(make_run(tmp_path / "run", episode=late)).key == "budgets.model_call_s"
+
+
 @pytest.mark.parametrize("is_same_name", [True, False])
 def test_a_trained_task_that_is_evaluated(tmp_path: Path, is_same_name: bool) -> None:
     root = make_run(tmp_path / "run")

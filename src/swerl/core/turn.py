@@ -133,6 +133,8 @@ class Trajectory:
     """Counted losses by reason, in tokens: aborted replies, replies that no client received."""
     rewritten: int = 0
     """Turns that start a new root because the chat template rewrote their past."""
+    tools: str = ""
+    """Digest of the tools that the first request offered; a prompt need not contain them."""
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -27,7 +27,7 @@ from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.seeds import reply_seed
 from swerl.core.turn import Sampling, Trajectory, Turn
-from swerl.gateway.history import Match, MessageTree, ReplyNode
+from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
 from swerl.gateway.limits import FairTurns, SessionAdmission, SessionLimits, T, is_long
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call
 
@@ -110,6 +110,7 @@ class Conversation:
         """Replies in the tree that may not have arrived."""
         self._opened_s = time.monotonic()
         self._salt = token_hex(4)
+        self._tools = ""
         self._num_calls = 0
         self._num_seeded = 0
         self._closed = False
@@ -131,6 +132,7 @@ class Conversation:
         """
         self._check_open()
         match = await self._match(request)
+        self._tools = self._tools or tools_digest(request.tools)
         answer = self._duplicates.find(_key(match, request, requester), requester)
         answer = answer or await self._begin(match, request, requester)
         answer.hold()
@@ -147,7 +149,7 @@ class Conversation:
             answer.drop()
         turns = tuple(node.turn() for node in self._delivered)
         rewritten = sum(node.is_rewritten for node in self._delivered)
-        return Trajectory(self._session, turns, dict(self._dropped), rewritten)
+        return Trajectory(self._session, turns, dict(self._dropped), rewritten, self._tools)
 
     async def _begin(self, match: Match, request: ChatRequest, requester: Requester) -> Answer:
         """Start the engine on a request, once the Session has a free slot."""

@@ -385,6 +385,11 @@ def _tools_key(tools: Sequence[Tool]) -> Key:
     return _short(_written(named))
 
 
+def tools_digest(tools: Sequence[Tool]) -> str:
+    """Return a short name of the offered tools, the same in every process."""
+    return hashlib.sha256(repr(_tools_key(tools)).encode()).hexdigest()[:12]
+
+
 def _call_key(call: ToolCall) -> Key:
     """Identify a call by content: clients reorder its arguments and coerce their values."""
     plain = ((key, _plain(value)) for key, value in call.arguments.items())

@@ -53,6 +53,7 @@ def write(folder: Path, episode: Episode) -> Episode:
         "lost_tokens": episode.lost_tokens,
         "num_left": episode.num_left,
         "versions": sorted(versions_of(episode)),
+        "tools": episode.trajectory.tools,
         "timings": dict(episode.timings),
         "error": episode.error,
     }

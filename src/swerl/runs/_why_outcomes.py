@@ -19,6 +19,8 @@ _NO_GIT = re.compile(
     r"git: (?:command )?not found|git: No such file|No such file or directory: '?git\b"
     r"|executable file '?git'? not found"
 )
+_NO_LR = 1e-9
+"""Adam moves a weight by about the learning rate, and fp32 rounds such a change away."""
 _KL_A_STEP = 0.03
 """Nats a token and update that a run moves from its beginning; usual ones are below a hundredth."""
 _BUDGET = re.compile(r"\b(\w+_s) = ([\d.]+) s")
@@ -43,7 +45,7 @@ def impossible_solutions(run: Evidence) -> Symptom | None:
 def no_learning_rate(run: Evidence) -> Symptom | None:
     """Find a learning rate of nothing."""
     rates = run.series("lr")
-    if not rates or any(value > 1e-12 for _, value in rates):
+    if not rates or any(value > _NO_LR for _, value in rates):
         return None
     norms = [value for _, value in run.series("grad_norm")]
     told = f"lr is at most {max(value for _, value in rates):.1g} in all {len(rates)} steps"
@@ -70,6 +72,7 @@ def late_attempts(run: Evidence) -> Symptom | None:
         if len(late) >= 3 and len(late) > 0.3 * len(step.learnable):
             reason = _most(each.reason for each in late)
             name = found.group(1) if (found := _BUDGET.search(reason)) else "agent_s"
+            name = "model_call_s" if "gave no reply within" in reason else name
             told = f"{len(late)} of {len(step.learnable)} Episodes: {reason}"
             says = f"attempts end because {name} runs out"
             return Symptom(
@@ -176,7 +179,7 @@ def refused_solutions(run: Evidence) -> Symptom | None:
         right = [
             each.id for each in unsolved if _change(each.patch) == _change(gold.get(each.task))
         ]
-        unread = [each for each in unsolved if not set(each.tests.values()) - {"missing"}]
+        unread = [e for e in unsolved if e.tests and not set(e.tests.values()) - {"missing"}]
         if odd := [*dict.fromkeys((*right, *passed))]:
             told = (
                 f"no attempt is solved, but {len(right)} of {len(seen)} made the known solution's "

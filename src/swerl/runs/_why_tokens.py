@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations, takewhile
+from itertools import combinations, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from swerl.core import experts
@@ -35,6 +35,8 @@ _CHANCE = -12.0
 """Logarithm of the probability that chance makes the attempts of a step equal: 6 in a million."""
 _MISMATCH_OF_SAMPLING = 0.02
 """Nats a token by which the temperature changes even a sure policy's probabilities."""
+_LEAST_TEMPERATURE = 0.2
+"""Lower settings leave little to sample."""
 _GREEDY_LOGP = -2.0
 """The likeliest of all tokens is hardly ever less likely; sampling draws such tokens often."""
 _TURNS = 256
@@ -119,22 +121,32 @@ def foreign_experts(run: Evidence) -> Symptom | None:
 
 
 def changed_prompts(run: Evidence) -> Symptom | None:
-    """Find a step whose prompts all begin otherwise than those of the step before."""
-    before: tuple[int, list[tuple[int, ...]]] | None = None
+    """Find a step whose tools, or the beginnings of all its prompts, are not those before it."""
+    for old, new in pairwise(run.steps):
+        before, after = (Counter(e.tools for e in step.episodes if e.tools) for step in (old, new))
+        # Each of several agents has tools of its own, in every step.
+        if min(before.total(), after.total()) >= 4 and not before.keys() & after.keys():
+            told = (
+                f"the tools' digest is {after.most_common(1)[0][0]} in step {new.number}, "
+                f"{before.most_common(1)[0][0]} in step {old.number}"
+            )
+            return Symptom(new.number, (told,))
+    before_roots: tuple[int, list[tuple[int, ...]]] | None = None
     for step in run.steps:
         roots = list({each.task: each.root for each in step.episodes if each.root}.values())
         if len(roots) < 4:
             continue
-        if before:
-            place = _first_difference(before[1], roots)
+        if before_roots:
+            number, others = before_roots
+            place = _first_difference(others, roots)
             if place is not None:
-                old, new = (run.text(each[0][place : place + 12]) for each in (before[1], roots))
+                was, now = (run.text(each[0][place : place + 12]) for each in (others, roots))
                 told = (
-                    f"from token {place} on, all first prompts have {new!r} in step {step.number}, "
-                    f"{old!r} in step {before[0]}"
+                    f"from token {place} on, all first prompts have {now!r} in step "
+                    f"{step.number}, {was!r} in step {number}"
                 )
                 return Symptom(step.number, (told,))
-        before = (step.number, roots)
+        before_roots = (step.number, roots)
     return None
 
 
@@ -243,6 +255,7 @@ def greedy_sampling(run: Evidence) -> Symptom | None:
     """
     for step in run.steps[:1]:
         is_off = step.metrics.get("mismatch", 0.0) > _MISMATCH_OF_SAMPLING
+        is_off |= run.key("rollout.temperature", 1.0) < _LEAST_TEMPERATURE
         least = _least_logp(step)
         if (equal := _equal_attempts(step, is_sure=is_off)) and least > _GREEDY_LOGP:
             figures = f"the least likely token has {least:.2g} nats, {step.told('mismatch')}"

@@ -83,6 +83,8 @@ class SeenEpisode:
     patch: str
     log: str
     """End of the agent's output and of the tests' output."""
+    tools: str = ""
+    """Digest of the tools that the agent offered."""
     turns: tuple[SeenTurn, ...] = ()
 
     @property
@@ -316,6 +318,7 @@ def _episode(
             restored=tuple(grade.get("restored") or ()),
             patch=_tail(path / "patch.diff") if (path / "patch.diff").exists() else "",
             log="\n".join(texts),
+            tools=str(summary.get("tools", "")),
             turns=tuple(turns),
         )
 
