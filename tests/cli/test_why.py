@@ -11,6 +11,11 @@ from typer.testing import CliRunner
 from swerl.cli import why
 from swerl.cli.main import typer_app
 from swerl.cli.view._site import Site
+from swerl.core.errors import RunError
+from swerl.recipe.schema import Recipe
+from swerl.runs import history
+from swerl.runs.history import RunHistory
+from swerl.runs.layout import RunFolder, RunState
 from tests.runs._why_records import make_run
 
 
@@ -67,6 +72,27 @@ def test_the_end_of_a_run_has_three_lines_at_most(
     assert not capsys.readouterr().out
     why.print_cause(fine, says_healthy=True)
     assert "no fault found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", ["finished", "stopped", "failed"])
+def test_a_run_ends_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Only the trainer is left out: the run's records are there when the command comes to them."""
+
+    async def train(recipe: Recipe, root: Path, show: object) -> RunHistory:
+        make_run(root, metrics=lambda step: {"lr": 0.0})
+        RunFolder(root).write_state(RunState(step=3, finished=end == "finished"))
+        if end == "failed":
+            raise RunError("an odd end")
+        return history.read(RunFolder(root).events)
+
+    monkeypatch.setattr("swerl.training.train.train", train)
+    (tmp_path / "small.toml").write_text('name = "small"\n[tasks]\nnum_train = 8\n')
+    arguments = ["train", str(tmp_path / "small.toml"), "--runs", str(tmp_path)]
+    done = CliRunner().invoke(typer_app, arguments)
+    assert isinstance(done.exception, RunError) is (end == "failed")
+    assert "why             lr-zero: " in done.output
 
 
 def test_the_page_of_a_run_shows_the_cause(tmp_path: Path) -> None:
