@@ -214,7 +214,7 @@ def wild_steps(run: Evidence) -> Symptom | None:
     begin = entropy[0][0] if entropy else 0
     for step, value in run.series("kl"):
         if value > _KL_A_STEP * (step - begin + 1) and value > 0.1:
-            told = f"kl is {value:.2g} nats a token after {step - begin} updates"
+            told = f"kl is {value:.2g} nats a token; updates so far: {step - begin}"
             return Symptom(step, (told, f"lr {rates.get(step, 0.0):.2g}"))
     rewards = dict(run.series("reward"))
     for step, value in entropy[1:]:
