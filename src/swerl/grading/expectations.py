@@ -136,7 +136,7 @@ class _Reader:
         library = known.GO_LIBRARY if self._file.language == "go" else known.LIBRARY
         if name in known.SHORT and not (chained or is_bare or library.search(call.receiver)):
             return
-        if chained and name in known.MATCHERS | known.RAISES.keys() | known.FLIPS.keys():
+        if chained and name in known.CHAINED:
             self._read_matcher(call)
         elif chained and name in ("to", "not_to", "to_not", "should", "should_not") and args:
             self._read_rspec(call)
@@ -207,14 +207,15 @@ class _Reader:
     def _read_matcher(self, call: Call) -> None:
         """Read a call such as `expect(found).toBe(expected)`."""
         is_negated = known.NEGATED_CHAIN.search(call.receiver) is not None
-        if (opposite := known.FLIPS.get(call.name)) and (
-            call.name not in known.MATCHERS | known.RAISES.keys()
-        ):
+        is_value = call.name in known.MATCHERS | known.RAISES.keys()
+        if (opposite := known.FLIPS.get(call.name)) and not is_value:
             self._add(Content.OPERATOR, call.name_node, call.node, opposite=opposite)
         if is_negated:
             return
         if call.name in known.RAISES:
             self._read_raises(call, call.args)
+        elif call.name in known.NEAR_MATCHERS and call.args:
+            self._expect(call.args[0], call.node, is_near=True)
         elif call.name in known.MATCHERS:
             for arg in call.args:
                 self._expect(arg, call.node)
@@ -456,8 +457,7 @@ class _Reader:
             node = node.named_children[0]
         source = self._file.source(node)
         for suffix in (".class", "::class"):
-            if source.endswith(suffix):
-                source = source.removesuffix(suffix)
+            source = source.removesuffix(suffix)
         is_type = re.match(r"[A-Z]", re.split(r"[.:\\]", source)[-1]) or "::" in source
         if re.fullmatch(r"[\w.:\\]+", source) and is_type:
             start = node.start_byte

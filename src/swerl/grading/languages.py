@@ -155,7 +155,7 @@ EQUAL = _places("""
 0: TEST_ASSERT_EQUAL TEST_ASSERT_EQUAL_INT TEST_ASSERT_EQUAL_STRING TEST_ASSERT_EQUAL_UINT
 0: TEST_ASSERT_EQUAL_CHAR ck_assert_int_eq ck_assert_str_eq ck_assert_uint_eq assert_int_equal
 0: assert_string_equal ASSERT_STRCASEEQ EXPECT_STRCASEEQ lives_equal cl_assert_equal_i
-0: cl_assert_equal_s QCOMPARE Diff
+0: cl_assert_equal_s QCOMPARE Diff EXPECT_THAT ASSERT_THAT
 """)
 """Assertions of equality -> index of the first of the two sides."""
 NEAR = _places("""
@@ -199,10 +199,11 @@ MATCHERS = _words(
     " isSameInstanceAs"
 )
 """Methods of an expectation chain whose arguments are expected values."""
-NEAR_MATCHERS = _words("toBeCloseTo isCloseTo be_within closeTo approximately must_be_close_to")
+NEAR_MATCHERS = _words("toBeCloseTo isCloseTo closeTo approximately must_be_close_to")
+"""Those that allow a tolerance; the expected value is their first argument."""
 CHAIN = re.compile(
     r"^\W*(?:(?:chai|self|this|Assertions|Truth|\w*Assert)[.:\->$]*)?"
-    r"(?:await\s+)?(?:expect\w*|assertThat|_|value|that)\s*[({]|\.should\b|\.must\b|\bis_expected\b"
+    r"(?:await\s+)?(?:expect\w*|assertThat\w*|_|value|that)\s*[({]|\.should\b|\.must\b|\bis_expected\b"
 )
 """Receivers of expectation chains."""
 NEGATED_CHAIN = re.compile(r"(?:\.|->)(?:not|isNot|never)\b")
@@ -222,7 +223,9 @@ LIBRARY = re.compile(
     r"|this|Assert|tt|suite|thrown|exceptionRule|expectedException|ok|expect)$",
     re.IGNORECASE,
 )
-GO_LIBRARY = re.compile(r"(?:assert|require|Assert\(\)|Require\(\)|reflect|cmp|is|qt|check)$")
+GO_LIBRARY = re.compile(
+    r"(?:assert|require|Assert\(\)|Require\(\)|reflect|cmp|is|qt|check|(?:^|\.)(?:s|ts|suite))$"
+)
 FLIPS = _pairs(
     """
 assertTrue/assertFalse assertIn/assertNotIn assertIs/assertIsNot assertIsNone/assertIsNotNone
@@ -250,6 +253,8 @@ deepStrictEqual/notDeepStrictEqual exists/notExists toBeVisible/toBeHidden
 """
 )
 """Assertion -> the one that holds when it does not."""
+CHAINED = MATCHERS | NEAR_MATCHERS | RAISES.keys() | FLIPS.keys()
+"""All methods of an expectation chain."""
 OPERATORS = _pairs("==/!= ===/!== is/is_not in/not_in </>= >/<=")
 _TRUE = _words(
     "assert assertTrue assert_true ok isTrue ASSERT_TRUE EXPECT_TRUE CHECK REQUIRE BOOST_CHECK"
@@ -291,6 +296,10 @@ CONSTRUCTOR = re.compile(
     r"|datetime|date|timedelta|time|approx|u|b|vec|byte|to_vec|namedtuple|r_|Symbol|symbols)$"
 )
 """Calls that make an expected value out of literals, such as `Decimal("1.5")`."""
+GMOCK = _words(
+    "Eq StrEq HasSubstr StartsWith EndsWith ElementsAre UnorderedElementsAre SizeIs Pair"
+)
+"""Matchers of GoogleMock, whose arguments are expected values."""
 FAILS = re.compile(
     rb"\.(?:Error|Fatal|Fail)\w*\(|\bpanic!?\(|\bfail|\bFAIL|\babort\(|\bexit\(|\bthrow\b"
     rb"|\braise\b|\breturn\s+(?:-?[1-9]|false|False|EXIT_FAILURE)"

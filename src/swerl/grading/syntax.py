@@ -154,6 +154,7 @@ class Source:
                     self.language in ("go", "c", "cpp")
                     and call is not None
                     and call.name[:1].isupper()
+                    and call.name not in known.GMOCK
                 )
                 if call is None or not is_made:
                     is_open = True
