@@ -88,3 +88,15 @@ def test_names_and_statuses(name: str) -> None:
 )
 def test_mocha_names_have_no_duration_at_their_end(line: str, name: str | None) -> None:
     assert find_parser("mocha")(line) == ({name: PASSED} if name else {})
+
+
+def test_minitest_reads_a_test_that_prints() -> None:
+    log = (
+        "TillTest#test_a = debug: 3\nTillTest#b: 1\n0.01 s = .\n"
+        "TillTest#test_b = no newline0.02 s = F\nTillTest#test_c = 0.00 s = S\n0.01 s = .\n"
+    )
+    assert find_parser("minitest_methods")(log) == {
+        "TillTest#test_a": TestStatus.PASSED,
+        "TillTest#test_b": TestStatus.FAILED,
+        "TillTest#test_c": TestStatus.SKIPPED,
+    }

@@ -301,11 +301,25 @@ test_lines = by_line(
 )
 """Read lines `Test name passed`."""
 
-minitest_methods = by_line(
-    r"(?P<name>[^#]++#.+?)(?<!\s)\s++=\s++[\d.]++\s++s\s++=\s++(?P<status>[.FES])$",
-    {".": _PASSED, "F": _FAILED, "E": _FAILED, "S": _SKIPPED},
-)
-"""Read minitest's `Class#method = 0.01 s = .`."""
+_METHOD_WORDS = {".": _PASSED, "F": _FAILED, "E": _FAILED, "S": _SKIPPED}
+_METHOD = re.compile(r"([^#]++#.+?)(?<!\s)\s++=(?:\s|$)")
+_METHOD_END = re.compile(r"(?<![\d.])[\d.]++\s++s\s++=\s++([.FES])$")
+
+
+def minitest_methods(log: str) -> Statuses:
+    """Read minitest's `Class#method = 0.01 s = .`; what the test prints stands in its middle."""
+    return worst(_method_lines(log))
+
+
+def _method_lines(log: str) -> Iterator[Line]:
+    name = ""
+    for line in lines(log):
+        if begun := _METHOD.match(line):
+            name = begun[1]
+        if name and (ended := _METHOD_END.search(line)):
+            yield name, _METHOD_WORDS[ended[1]]
+            name = ""
+
 
 swift = by_line(
     r"Test Case '(?P<name>[^']+)'\s+(?P<status>passed|failed)\s+\([0-9.]+\s+seconds\)$",
