@@ -21,9 +21,9 @@ from swerl.training.train import train
 PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 
 
-def with_certificate(task: Task, *, bits: float = 0.0) -> Task:
+def with_certificate(task: Task, **found: float) -> Task:
     """Return the Task with a certificate as vetting writes it."""
-    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, bits=bits)
+    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, **found)  # type: ignore[arg-type]
     return certified(task, replace(draft, row=row_digest(settled(task, draft))))
 
 
@@ -105,6 +105,18 @@ def test_weakly_tested_tasks_stay_out_if_a_recipe_asks_for_it(tmp_path: Path) ->
     assert [task.id for task in tasks_of(tmp_path, tasks, min_swap_bits=8)] == ["c"]
     with pytest.raises(RecipeError, match="the strongest has 12"):
         tasks_of(tmp_path, tasks, min_swap_bits=20)
+
+
+def test_tasks_with_tests_that_can_be_forged_stay_out_if_a_recipe_asks_for_it(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        with_certificate(replace(PLAIN, id=name), bits=bits, swapped_share=share)
+        for name, bits, share in (("a", 12.0, 0.5), ("b", 3.25, 1.0))
+    ]
+    assert [task.id for task in tasks_of(tmp_path, tasks, min_swap_share=1)] == ["b"]
+    with pytest.raises(RecipeError, match=r"8 bits .* 100% .* strongest has 12, the widest 100%"):
+        tasks_of(tmp_path, tasks, min_swap_bits=8, min_swap_share=1)
 
 
 @pytest.mark.parametrize("flag", [(), ("--allow-uncertified",)])

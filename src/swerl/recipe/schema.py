@@ -82,6 +82,9 @@ class TasksSection(Section):
     """Train only on tasks whose forged report would have to guess this many bits, as vetting found.
     8 leaves a guess one chance in 256. Default 0: tasks whose tests have no value to swap are
     useful too."""
+    min_swap_share: float = Field(0.0, ge=0, le=1)
+    """Train only on tasks with a secret swap in this share of the tests to fix. A forged report may
+    pass all others, so 1 closes that gap. Default 0, as for `min_swap_bits`."""
     num_train: int = Field(512, ge=1)
     """Number of generated training tasks. With 512, few repeat within a run of the twin."""
     num_heldout: int = Field(200, ge=0)

@@ -297,8 +297,9 @@ def _admitted(recipe: Recipe) -> list[Task]:
     if not chosen.uncertified:
         require_certified(tasks, chosen.source)
     require_time(tasks, recipe.budgets.grading_s)
-    if chosen.min_swap_bits:
-        tasks = of_strength(tasks, chosen.min_swap_bits, chosen.source)
+    if chosen.min_swap_bits or chosen.min_swap_share:
+        bits, share = chosen.min_swap_bits, chosen.min_swap_share
+        tasks = of_strength(tasks, chosen.source, min_bits=bits, min_share=share)
     if chosen.solve_rate:
         tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
     return tasks

@@ -44,23 +44,28 @@ def _longest_s(task: Task) -> float:
     return task.grading.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
 
 
-def of_strength(tasks: Sequence[Task], min_bits: float, source: str) -> list[Task]:
-    """Return the Tasks whose forged report would have to guess so many bits, as vetting found.
+def of_strength(
+    tasks: Sequence[Task], source: str, *, min_bits: float, min_share: float
+) -> list[Task]:
+    """Return the Tasks with strong enough swaps, as vetting found.
 
-    Raises RecipeError if none is left.
+    A forged report would have to guess `min_bits`, and `min_share` of the tests to fix have a
+    secret swap. Raises RecipeError if none is left.
     """
-    found = [_bits(task) for task in tasks]
-    kept = [task for task, each in zip(tasks, found, strict=True) if each >= min_bits]
-    if kept:
-        return kept
+    found = [(_found(task, "bits"), _found(task, "swapped_share")) for task in tasks]
+    strong = [bits >= min_bits and share >= min_share for bits, share in found]
+    if any(strong):
+        return [task for task, is_strong in zip(tasks, strong, strict=True) if is_strong]
+    bits, shares = zip(*found, strict=True)
     raise RecipeError(
-        f"no task of {source} has {min_bits:g} bits of swaps; the strongest has {max(found):g}",
-        hint="`swerl tasks vet` measures them; lower tasks.min_swap_bits",
+        f"no task of {source} has {min_bits:g} bits of swaps in {min_share:.0%} of its tests to "
+        f"fix; the strongest has {max(bits):g}, the widest {max(shares):.0%}",
+        hint="`swerl tasks vet` measures them; lower tasks.min_swap_bits or tasks.min_swap_share",
     )
 
 
-def _bits(task: Task) -> float:
-    found = task.certificate.get("bits")
+def _found(task: Task, key: str) -> float:
+    found = task.certificate.get(key)
     return float(found) if isinstance(found, int | float) else 0.0
 
 
