@@ -27,6 +27,7 @@ from swerl.tasks.datasets import Converter, Row
 from swerl.tasks.rows import RowSource
 
 _BUFFER_BYTES = 1 << 20
+_MOST_REASON_CHARS = 300
 _NO_UNICODE = "a column holds text that is not valid Unicode"
 
 
@@ -119,9 +120,12 @@ class _Writer:
         done.num_rows += 1
         try:
             return self._task_line(row), True
-        except TaskError as error:
-            done.reasons[str(error)] += 1
-            return _reject(done.num_rows, row, error), False
+        except (TaskError, UnicodeEncodeError) as error:
+            reason = str(error) if isinstance(error, TaskError) else _NO_UNICODE
+            if len(reason) > _MOST_REASON_CHARS:  # it shows a value of the row
+                reason = reason[:_MOST_REASON_CHARS] + "…"
+            done.reasons[reason] += 1
+            return _reject(done.num_rows, row, reason), False
 
     def _task_line(self, row: Row | TaskError) -> bytes:
         if isinstance(row, TaskError):
@@ -150,10 +154,10 @@ class _Writer:
         return replace(task, image=images[task.image])
 
 
-def _reject(number: int, row: Row | TaskError, error: TaskError) -> bytes:
+def _reject(number: int, row: Row | TaskError, reason: str) -> bytes:
     found = {} if isinstance(row, TaskError) else row
-    name = str(found.get("instance_id") or found.get("task_id") or "")
-    entry = {"row": number, "id": name, "reason": str(error)}
+    name = str(found.get("instance_id") or found.get("task_id") or "")[:_MOST_REASON_CHARS]
+    entry = {"row": number, "id": name, "reason": reason}
     shown = {key: _valid(each) if isinstance(each, str) else each for key, each in entry.items()}
     return orjson.dumps(shown, option=orjson.OPT_APPEND_NEWLINE)
 
