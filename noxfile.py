@@ -84,11 +84,18 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Run benchmarks; each prints a table and writes JSON. Name one: `-- sandbox`."""
-    found = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
+    found = sorted(path.stem for path in BENCHES.glob("[!_]*.py") if path.stem != "chaos")
     if not shutil.which("nvidia-smi"):
         found.remove("gpu")
     for name in session.posargs or found:
         session.run("python", str(BENCHES / f"{name}.py"))
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Each night: 300 faults in runs of the twin, and 100,000 mutated requests to the gateway."""
+    session.run("python", str(BENCHES / "chaos.py"), *session.posargs)
+    session.run("pytest", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "100000"})
 
 
 @nox.session

@@ -1,0 +1,283 @@
+"""Small runs of the twin under random faults: nothing leaks, is lost, or is trained twice.
+
+    python bench/chaos.py                   300 faults, a night; --faults 6 takes minutes
+    python bench/chaos.py --seed 3          another order of faults
+
+A fault kills or stops a process of the run (controller, engine, trainer ranks, guards, spawner,
+supervisors, sandboxes), or fills the disk of the run folder, or makes it read-only. The last two
+need root: the run folder is then a small tmpfs in a mount namespace of its own. After a fault that
+ends the run, the same command resumes it. Prints a table of faults; exits with 1 at the first
+property that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+RECIPE = """
+name = "small"
+steps = {steps}
+[tasks]
+num_train = 4
+num_heldout = 1
+num_unseen = 1
+[model.warm_start]
+steps = 4
+batch_size = 8
+[rollout]
+groups_per_step = 2
+episodes_per_group = 4
+concurrency = 2
+max_new_tokens = 48
+max_turns = 3
+"""
+ROLES = {
+    "controller": "swerl.cli train",
+    "engine": "swerl.engines._torch_server",
+    "rank": "swerl.training.rank.worker",
+    "spawner": "_local import spawner",
+    "supervisor": "swerl-supervisor",
+}
+DISK = ("full disk", "read-only folder")
+RUN_MIB = 96
+MOST_STARTS = 40
+"""Starts of one run; a run that needs more does not get ahead."""
+END_S = 900.0
+"""Seconds for one start to end: every wait inside has a deadline far below."""
+
+
+@dataclass
+class Chaos:
+    """One run, the faults that it suffers, and what must hold after each."""
+
+    folder: Path
+    random: Random
+    steps: int
+    has_disk: bool
+    faults: Counter[str] = field(default_factory=Counter)
+    finished: dict[Path, str] = field(default_factory=dict)
+    """Finished Episodes that count, with the digest of their file."""
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "runs" / "small"
+
+    def run(self, most: int) -> None:
+        """Start the run again and again until it ends well, with up to `most` faults."""
+        recipe = self.folder / "small.toml"
+        recipe.write_text(RECIPE.format(steps=self.steps))
+        command = [sys.executable, "-m", "swerl.cli", "train", str(recipe)]
+        for _ in range(MOST_STARTS):
+            with (self.folder / "log").open("ab") as log:
+                process = subprocess.Popen(
+                    [*command, "--runs", str(self.folder / "runs")],
+                    env={**os.environ, "SWERL_CACHE": str(self.folder / "cache")},
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            try:
+                self._torment(process, most)
+                code = process.wait(END_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            self.check_leaks()
+            self.check_finished()
+            if code == 0:
+                return
+            require(code in (1, 130, -signal.SIGKILL), f"exit code {code}")
+        require(False, f"the run did not end within {MOST_STARTS} starts")
+
+    def _torment(self, process: subprocess.Popen[bytes], most: int) -> None:
+        """Wait and hurt one process of the run, until it ends or the faults are used up."""
+        while self.faults.total() < most:
+            try:
+                process.wait(self.random.uniform(0.5, 12.0))
+                return
+            except subprocess.TimeoutExpired:
+                self.check_finished()
+            kinds = [*ROLES, *ROLES, *(DISK if self.has_disk else ())]
+            kind = self.random.choice(kinds)
+            if kind in DISK:
+                with disk_fault(kind, self.folder / "runs"):
+                    time.sleep(self.random.uniform(0.2, 3.0))
+                self.faults[kind] += 1
+                continue
+            victims = [pid for pid, line in tree(process.pid) if ROLES[kind] in line]
+            if not victims:
+                continue
+            victim, kills = self.random.choice(victims), self.random.random() < 0.5
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL if kills else signal.SIGSTOP)
+                self.faults[f"{kind} {'killed' if kills else 'stopped'}"] += 1
+                if not kills:
+                    time.sleep(self.random.uniform(1.0, 20.0))
+                    os.kill(victim, signal.SIGCONT)
+
+    def check_finished(self) -> None:
+        """A finished Episode stays as it is, whatever happens later."""
+        for path, digest in self.finished.items():
+            require(path.exists() and digest_of(path) == digest, f"{path} was lost or changed")
+        for path in (self.root / "episodes").glob("*/*/episode.json"):
+            with suppress(OSError, ValueError):
+                if json.loads(path.read_text())["verdict"] not in ("infra", "invalid"):
+                    self.finished.setdefault(path, digest_of(path))
+
+    def check_leaks(self) -> None:
+        """Nothing of the run is alive, once its processes had time to see their controller end."""
+        until_s = time.monotonic() + 60
+        while (left := leftovers(self.folder)) and time.monotonic() < until_s:
+            time.sleep(0.2)
+        require(not left, f"still there: {left}")
+
+    def check_tokens(self) -> None:
+        """Each token that an Episode sampled was trained once, and no other was."""
+        from swerl.training import batch
+
+        for step in range(self.steps):
+            sampled: Counter[int] = Counter()
+            for path in (self.root / "episodes" / f"{step:05d}").glob("*/trajectory.json"):
+                episode = json.loads(path.with_name("episode.json").read_text())
+                if episode["verdict"] not in ("infra", "invalid"):
+                    for turn in json.loads(path.read_text())["turns"]:
+                        sampled.update(turn["output_ids"])
+            trained: Counter[int] = Counter()
+            for sample in batch.read(self.root / "samples" / f"{step:05d}.parquet").samples:
+                trained.update(
+                    token for token, on in zip(sample.ids, sample.mask, strict=True) if on
+                )
+            require(trained == sampled, f"step {step}: {trained.total()} of {sampled.total()}")
+
+    def weights(self) -> list[str]:
+        """Return what a deterministic run reproduces: the sampled rows of each step."""
+        from swerl.training import batch
+
+        rows = []
+        for step in range(self.steps):
+            samples = batch.read(self.root / "samples" / f"{step:05d}.parquet").samples
+            rows.append(hashlib.sha256(repr(sorted(tuple(s.ids) for s in samples)).encode()))
+        return [row.hexdigest()[:12] for row in rows]
+
+
+def require(holds: object, problem: str) -> None:
+    if not holds:
+        raise SystemExit(f"chaos: {problem}")
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def tree(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield a process and its descendants with their command lines."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        yield pid, line.decode(errors="replace")
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from tree(int(child))
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Return processes, mounts and sandboxes that belong to the runs in a folder."""
+    mark, left = f"SWERL_CACHE={folder}".encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            is_zombie = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            marked = mark in (entry / "environ").read_bytes() or str(folder) in line
+            if marked and not is_zombie and int(entry.name) != os.getpid():
+                left.append(f"process {entry.name}: {line[:100]}")
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return left + [line for line in mounts if str(folder) in line and "/runs " not in line]
+
+
+@contextmanager
+def disk_fault(kind: str, mount: Path) -> Iterator[None]:
+    """Fill a small file system, or make it read-only, for as long as the block lasts."""
+    if kind == DISK[0]:
+        filler = mount / ".filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 20)):
+                pass
+        yield
+        filler.unlink(missing_ok=True)
+        return
+    done = subprocess.run(["mount", "-o", "remount,ro", str(mount)], capture_output=True)
+    yield
+    if done.returncode == 0:  # files that are open for writing keep it writable
+        subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--each", type=int, default=12, help="faults of one run")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
+        probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
+        if probe.returncode == 0:
+            os.environ["CHAOS_MOUNTS"] = "1"
+            os.execvp("unshare", ["unshare", "-m", sys.executable, *sys.argv])
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        try:
+            torment(Path(folder), given)
+        finally:
+            for mount in Path(folder).glob("*/runs"):
+                if mount.is_mount():
+                    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def torment(folder: Path, given: argparse.Namespace) -> None:
+    random, total = Random(given.seed), Counter[str]()
+    calm = make(folder / "calm", random, given.steps)
+    calm.run(0)
+    calm.check_tokens()
+    number = 0
+    while total.total() < given.faults:
+        number += 1
+        chaos, began_s = make(folder / str(number), random, given.steps), time.monotonic()
+        chaos.run(min(given.each, given.faults - total.total()))
+        chaos.check_tokens()
+        same = chaos.weights() == calm.weights()
+        total += chaos.faults
+        seconds = time.monotonic() - began_s
+        print(
+            f"run {number}: {chaos.faults.total()} faults, {seconds:.0f} s, "
+            f"{len(chaos.finished)} episodes kept, equal to the undisturbed run: {same}",
+            flush=True,
+        )
+        require(same, "the resumed run differs from the undisturbed one")
+    for name, number in sorted(total.items()):
+        print(f"{name:24} {number:5}")
+    print(f"{total.total()} faults: nothing lost, nothing left")
+
+
+def make(folder: Path, random: Random, steps: int) -> Chaos:
+    """Return a run in a new folder, on a small file system of its own if that is possible."""
+    runs = folder / "runs"
+    runs.mkdir(parents=True)
+    has_disk = "CHAOS_MOUNTS" in os.environ
+    if has_disk:
+        size = ["-o", f"size={RUN_MIB}m"]
+        subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
+    return Chaos(folder, random, steps, has_disk)
+
+
+if __name__ == "__main__":
+    main()
