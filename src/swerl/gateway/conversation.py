@@ -3,12 +3,10 @@
 A reply joins the tree just before it is sent, so that the client's next request finds it. It
 becomes a Turn once it was sent. An undelivered reply leaves the tree; its tokens count as dropped.
 
-Two requests are duplicates if one requester sends the same new messages at the same place of the
-conversation, with the same `max_tokens`. Sub-agents do so too, so a duplicate is given the first
-answer only if
+Two requests are duplicates if one requester sends the same new messages at the same place, with the
+same `max_tokens`. Sub-agents do so too, so a duplicate is given the first answer only if
 - that answer is pending or undelivered, and its client has left or the requester has a name;
-- it was delivered to a connection that broke, and no message followed it;
-- the client marks the request as a retry.
+- it was delivered to a connection that broke, and no message followed; or it is marked as a retry.
 """
 
 from __future__ import annotations
