@@ -43,8 +43,9 @@ _CHUNK_BYTES, _CHUNK_FILES = 2 * 2**20, 2_000
 """Most that one command prints; the output of a sandbox's command is capped."""
 _IGNORED_FILE_BYTES, _IGNORED_BYTES, _IGNORED_FILES = 2**20, 4 * 2**20, 2_000
 """Limits of the files that the repository's rules ignore: for each, and for all."""
-_FEW_FILES, _FEW_BYTES = 8, 256 * 2**10
-"""Up to so many files of this size are read and written one by one, without a command."""
+_FEW_FILES, _FEW_BYTES = 3, 256 * 2**10
+"""So few files are named in a command itself, and written one by one: more would take a remote
+sandbox longer than a command."""
 _SMALL_LISTING_BYTES = 32 * 2**10
 _LAID_FILES = 500
 """Most files that one command makes or removes."""
