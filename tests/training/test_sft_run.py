@@ -16,6 +16,7 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 from swerl.core.sample import to_samples
 from swerl.rollout import record
 from swerl.runs.tables import read_samples
+from swerl.runs.why import diagnose
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +106,13 @@ def test_neither_an_engine_nor_a_sandbox_starts(folder: Path) -> None:
     assert [path.name for path in (run / "logs").rglob("*.log")] == ["trainer-rank0.log"]
     assert not list((run / "episodes").iterdir())
     assert [path.name for path in (run / "weights").iterdir()] == ["000012"]
+
+
+def test_no_fault_of_new_episodes_is_seen_in_recorded_ones(folder: Path) -> None:
+    """All solved, and a distance to the policy that sampled: both are as they should be."""
+    found = diagnose(folder / "runs" / "sft")
+    assert not found.findings
+    assert any("recorded" in each for each in found.problems)
 
 
 def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:

@@ -114,7 +114,7 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
         print_json(facts_of(root))
     if state.finished:
         show_summary(root, past)
-        print_cause(root, says_healthy=True)
+        print_cause(root, says_healthy=not recipe.sft.sources)
         return
     why, cap = "as asked", recipe.cost.max_dollars
     if cap is not None and max(past.series("dollars"), default=0.0) >= cap:
