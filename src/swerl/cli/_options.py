@@ -118,7 +118,7 @@ def open_backend(
 def backend_options(backend: str, settings: Sequence[str] | None = None) -> BaseModel | None:
     """Return a backend's validated settings, or None if it has none. Raises as `open_backend`."""
     from swerl.recipe.check import plugin_options
-    from swerl.recipe.schema import PluginSection
+    from swerl.recipe.sections import PluginSection
 
     chosen = PluginSection.model_validate({**sandbox_settings(settings), "type": backend})
     return plugin_options("sandboxes", chosen, section="sandbox")

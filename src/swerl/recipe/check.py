@@ -16,16 +16,15 @@ from swerl.core.errors import InputError, RecipeError, unknown
 from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
-    AgentSection,
     BudgetsSection,
     ClusterSection,
     EvalSection,
     ModelSection,
-    PluginSection,
     Recipe,
     RolloutSection,
     SftSection,
 )
+from swerl.recipe.sections import AgentSection, PluginSection
 
 TWIN = "twin"
 """Value of `tasks.source` that stands for the generated Tasks."""

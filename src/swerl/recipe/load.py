@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from swerl.core import plugins
 from swerl.core.errors import RecipeError
 from swerl.core.files import shipped_folder
-from swerl.recipe.schema import ONE, SEVERAL, PluginSection, Recipe
+from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import ONE, SEVERAL, PluginSection
 
 
 def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:

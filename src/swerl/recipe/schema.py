@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -16,52 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from swerl.core import plugins
 from swerl.core.plugins import AUTO_FAMILY
-
-ONE, SEVERAL = "[harness]", "[[harness]]"
-"""Ways to write the agents: one table, or a list of tables with weights."""
-
-
-class Section(BaseModel):
-    """A part of a recipe: frozen; an unknown key is refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PluginSection(BaseModel):
-    """A section whose `type` names a plug-in; the plug-in's own `Options` validate the rest."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    type: str
-    """Name of the plug-in."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The settings besides `type`."""
-        return dict(self.model_extra or {})
-
-    @property
-    def title(self) -> str:
-        """The name in Episodes and reports: `type` without a folder."""
-        return plugins.short(self.type)
-
-
-class AgentSection(PluginSection):
-    """One of several agents, as a table of `[[harness]]`; the agent's own keys follow these."""
-
-    name: str = Field("", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$")
-    """Name in Episodes, metrics and evaluations. Empty: that of `type`."""
-    weight: float = Field(1.0, gt=0)
-    """Share of the training Groups, relative to the other agents. Each Group has one agent."""
-    held_out: bool = False
-    """Train on no Group of this agent, and only evaluate it: the result shows what carries over to
-    an agent that training has not seen."""
-
-    @property
-    def title(self) -> str:
-        return self.name or super().title
+from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
 
 
 class TasksSection(Section):

@@ -20,7 +20,8 @@ from swerl.core.secrets import secret
 from swerl.core.task import Task, from_row
 from swerl.recipe.check import check_budgets, check_rollout
 from swerl.recipe.load import load
-from swerl.recipe.schema import PluginSection, Recipe
+from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import PluginSection
 
 NORMALIZE = "swerl.rollout.slime.normalize"
 _NORMALIZED = ("grpo", "gspo", "reinforce_plus_plus_baseline")

@@ -34,7 +34,8 @@ from swerl.gateway.prompting import HistoryPolicy
 from swerl.gateway.server import Gateway
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
-from swerl.recipe.schema import AgentSection, PluginSection, Recipe
+from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import AgentSection, PluginSection
 from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import MixedAgent, Parts, Provisioner
 from swerl.rollout.reward import reward_of

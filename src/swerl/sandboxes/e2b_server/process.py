@@ -23,7 +23,7 @@ from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SwerlError
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import plugin_options
-from swerl.recipe.schema import PluginSection
+from swerl.recipe.sections import PluginSection
 from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 from swerl.sandboxes.e2b_server.served import ServerOptions
 from swerl.sandboxes.ledger.reap import reap_leftovers

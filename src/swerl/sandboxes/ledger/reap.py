@@ -23,7 +23,7 @@ from swerl.core.jobs import run_jobs
 from swerl.core.liveness import Life, ProcessIdentity, life
 from swerl.core.sandbox import LiveSandbox, owner_life, owner_pid
 from swerl.recipe.check import plugin_options
-from swerl.recipe.schema import PluginSection
+from swerl.recipe.sections import PluginSection
 from swerl.sandboxes.ledger.store import FAILURES, Entry, Ledger, Use
 from swerl.sandboxes.ledger.tracked import explain
 
