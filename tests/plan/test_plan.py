@@ -158,3 +158,22 @@ def test_plan_is_shown_with_layout_hours_and_bill() -> None:
     wanted = ("= 64 GPUs", "context 8 x data 4", "12,000 a GPU", "$9,442", "Memory of a GPU, GiB")
     for text in (*wanted, "30.2 full contexts", "waits longest for", "checked: every key"):
         assert text in shown
+
+
+def test_adapters_take_a_fraction_of_the_memory_of_all_weights() -> None:
+    whole, lora = planned(), planned("trainer.lora.rank=8")
+    assert whole.memory is not None and lora.memory is not None
+    for part, most in (("gradients", 0.02), ("optimizer", 0.02), ("weights", 1.02)):
+        assert lora.memory.train.parts[part] < most * whole.memory.train.parts[part]
+    assert lora.disk.checkpoint < 0.02 * whole.disk.checkpoint
+    (note,) = [note for note in lora.notes if note.startswith("LoRA")]
+    assert f"with all weights {whole.memory.train.total:.1f}" in note
+
+
+def test_adapters_of_no_layer_and_of_another_rank_are_refused() -> None:
+    targets = 'trainer.lora.targets=["attention"]'
+    assert "adapter_rank = 16" in refused("trainer.lora.rank=8", "engine.adapter_rank=16")
+    assert "pause_mode" in refused("trainer.lora.rank=8", "engine.adapter_rank=8", targets)
+    dense = RECIPE.with_name("qwen4b_1gpu_lora.toml")
+    with pytest.raises(RecipeError, match="Qwen3-4B has no layer"):
+        plan(load([dense], ['trainer.lora.targets=["experts"]']))

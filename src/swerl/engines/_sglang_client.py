@@ -27,7 +27,13 @@ from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_update as updates
 from swerl.engines._sglang_pool import POLL_S, ClientSettings, ServerPool
 from swerl.engines._sglang_server import Connections, Host, SglangServer, lost, supervise
-from swerl.engines._sglang_wire import PARTIAL, ServedShape, generate_body, read_completion
+from swerl.engines._sglang_wire import (
+    ADAPTER,
+    PARTIAL,
+    ServedShape,
+    generate_body,
+    read_completion,
+)
 
 KEEPALIVE_S = 2.0
 """Seconds to keep an idle connection: less than servers do, so that none is found closed."""
@@ -196,7 +202,7 @@ class HttpEngine:
     @property
     def takes_adapters(self) -> bool:
         """True if `load` takes a folder of adapters, too."""
-        return self._settings.adapters
+        return bool(self._settings.adapters)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError if the engine is gone.
@@ -325,6 +331,8 @@ class HttpEngine:
         # Fixed width: SGLang aborts every request whose id starts with the given one.
         flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
         body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
+        if self.pool.serves_adapter:
+            body["lora_path"] = ADAPTER
         headers = dict.fromkeys(ROUTING_HEADERS, key) if self.pool.router else {}
         call = asyncio.create_task(server.generate(body, headers))
         reply_s = self._settings.reply_s

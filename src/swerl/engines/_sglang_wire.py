@@ -25,6 +25,10 @@ STARTED_ANEW = f"{PARTIAL}started-anew"
 """Version of a restarted server: it holds the run's first weights."""
 
 
+ADAPTER = "policy"
+"""SGLang's name of the trained adapter; each update loads it anew."""
+
+
 class PauseMode(StrEnum):
     """The effect of a pause on running requests."""
 

@@ -50,6 +50,10 @@ AGAIN = (f"--weight-version={STARTED_ANEW}",)
 """Flags of a restarted server: every client must refuse its first tokens."""
 
 
+ADAPTED = tuple(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))
+"""Layers of a dense model that may have adapters."""
+
+
 class Options(BaseModel):
     """Settings of `engine.type = "sglang"`."""
 
@@ -82,6 +86,10 @@ class Options(BaseModel):
     loses no token and leaves no stale cache."""
     routed_experts: bool = False
     """Record the chosen experts of a mixture-of-experts model; about 1 kB per token of context."""
+    adapter_rank: int = Field(default=0, ge=0)
+    """Rank of the adapters (`trainer.lora.rank`) that a dense model's servers load by themselves; 0
+    loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
+    request keep the adapter that it began with."""
     max_in_flight: int = Field(default=4096, ge=1)
     """Requests sent at once; more wait in the client. Servers have queues of their own."""
     reply_timeout_s: float = Field(default=3600.0, gt=0)
@@ -150,6 +158,7 @@ def _settings(options: Options) -> ClientSettings:
         reply_s=options.reply_timeout_s,
         load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
+        adapters="endpoint" if options.adapter_rank else "",
     )
 
 
@@ -220,6 +229,11 @@ def server_command(
         command.append(f"--tp-size={num_gpus}")
     if options.routed_experts:
         command.append("--enable-return-routed-experts")
+    if options.adapter_rank:
+        command += ["--enable-lora", f"--max-lora-rank={options.adapter_rank}"]
+        # One more than the policy's: requests without an adapter, such as health checks.
+        command += ["--max-loras-per-batch=2", "--lora-target-modules", *ADAPTED]
+        command += ["--lora-backend=torch_native"] if options.cpu else []
     return [*command, *options.flags]
 
 

@@ -19,6 +19,7 @@ from swerl.plan.simulation.simulate import Simulation, simulate
 from swerl.recipe.check import (
     check_budgets,
     check_clip,
+    check_lora,
     check_rollout,
     check_sft,
     obstacles,
@@ -154,7 +155,14 @@ def plan(recipe: Recipe) -> RecipePlan:
     check_rollout(recipe.rollout)
     check_clip(recipe)
     check_sft(recipe)
+    check_lora(recipe)
     shape = shape_of(recipe.model)
+    if not trained_params(shape, recipe.trainer.lora):
+        raise RecipeError(
+            f"{shape.name} has no layer of trainer.lora.targets = "
+            f"{list(recipe.trainer.lora.targets)}",
+            hint="name projections that the model has, or leave the key out",
+        )
     found = layout(recipe, shape)
     on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
     return RecipePlan(

@@ -61,6 +61,7 @@ def check(recipe: Recipe) -> None:
     check_clip(recipe)
     check_sft(recipe)
     check_delta(recipe.cluster)
+    check_lora(recipe)
     check_sandboxes(recipe)
     trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
@@ -139,6 +140,20 @@ def check_clip(recipe: Recipe) -> None:
         )
         hint = f"set algorithm.mismatch = 'token-tis', or both clips to {WIDE_CLIP:g} or more"
         raise RecipeError(message, hint=hint)
+
+
+def check_lora(recipe: Recipe) -> None:
+    """Raise RecipeError if an engine that loads adapters by themselves would get others."""
+    options, rank = recipe.engine.options, recipe.trainer.lora.rank
+    wanted = options.get("adapter_rank", 0)
+    if wanted and wanted != rank:
+        message = f"engine.adapter_rank = {wanted}, but trainer.lora.rank = {rank}"
+        raise RecipeError(message, hint="set both to one rank, or leave engine.adapter_rank out")
+    if wanted and options.get("pause_mode", "retract") != "abort":
+        raise RecipeError(
+            "engine.adapter_rank lets running requests keep the adapter that they began with",
+            hint='set engine.pause_mode = "abort"',
+        )
 
 
 def _num_experts(model: Path) -> int:

@@ -9,11 +9,12 @@ With this folder on PYTHONPATH, in SGLang's processes:
   longer than small models run.
 - SGLang's checksum of weights waits for the GPU, and its record of experts is pinned for copies
   from there. Without CUDA, `torch.cuda.synchronize` waits for nothing, and `torch.cuda.cudart` pins
-  nothing.
+  nothing. LoRA's numbers are pinned by torch itself: `pin_memory` does nothing either.
 
 Everything else is what pip installed.
 """
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -123,6 +124,27 @@ def _without_cuda(module: types.ModuleType) -> None:
     module.cudart = cudart  # type: ignore[attr-defined]
 
 
+def _without_pins(module: types.ModuleType) -> None:
+    """Let torch pin no memory where there is no GPU to copy to."""
+    pin = module.Tensor.pin_memory
+
+    def pin_memory(tensor: object, *arguments: object) -> object:
+        return pin(tensor, *arguments) if module.cuda.is_available() else tensor
+
+    def without(make: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(make)
+        def made(*arguments: object, **named: object) -> object:
+            if named.get("pin_memory") and not module.cuda.is_available():
+                named["pin_memory"] = False
+            return make(*arguments, **named)
+
+        return made
+
+    module.Tensor.pin_memory = pin_memory
+    for name in ("tensor", "empty", "zeros"):
+        setattr(module, name, without(getattr(module, name)))
+
+
 def _norm_for_cpus(module: types.ModuleType) -> None:
     """Let a delta net's gated norm take the kernel for CPUs where there is no AMX, too."""
     module._use_cpu = True  # type: ignore[attr-defined]
@@ -135,6 +157,7 @@ def _gate_for_cpus(module: types.ModuleType) -> None:
 
 
 _COMPLETED: dict[str, Callable[[types.ModuleType], None]] = {
+    "torch": _without_pins,
     "torch.cuda": _without_cuda,
     f"{_SGLANG_KERNELS}.attention.fla.layernorm_gated": _norm_for_cpus,
     f"{_SGLANG_KERNELS}.elementwise.elementwise": _gate_for_cpus,
