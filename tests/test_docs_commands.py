@@ -34,7 +34,7 @@ PAGES = [
 ]
 NOT_RUN = {
     r"swerl train (?!.*--dry-run)": "trains, or needs a run in work",
-    r"swerl (export|samples) ": "needs a trained run",
+    r"swerl (export|samples|why) ": "needs a trained run",
     r"--model|--from runs": "needs a model or a trained run",
     r"swerl (serve|sandbox serve)$": "serves until Ctrl-C",
     r"swerl sandbox (attacks|reap)|swerl agents compat(?! --list)|swerl doctor": "own tests run it",
