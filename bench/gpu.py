@@ -402,7 +402,8 @@ def _save(folder: Path, config: Mapping[str, Any], positions: int, dtype: str) -
     from swerl.training.rank import weights
 
     mapping, tensors = ModelMapping(), {}
-    for name, tensor in weights.tensors(model):
+    named = {weights.global_name(model, name): each for name, each in model.named_parameters()}
+    for name, tensor in weights.tensors(named):
         for key, part in mapping.to_hf({name: tensor}, config).items():
             tensors[key] = part.detach().cpu().clone().contiguous()
     save_file(tensors, folder / "model.safetensors")

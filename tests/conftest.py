@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from swerl.cli import _output
+
 from .services.fixtures import (  # noqa: F401  known to every test
     base_image,
     docker_image,
@@ -47,6 +49,12 @@ def _host_as_it_was() -> Iterator[None]:
                 os.chown(place, was.st_uid, was.st_gid)
                 Path(place).chmod(was.st_mode & 0o7777)
     assert not changed
+
+
+@pytest.fixture(autouse=True)
+def _prints_text() -> None:
+    """Undo the `--json` of a command that an earlier test ran in this process."""
+    _output.keep_stdout_for_json(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

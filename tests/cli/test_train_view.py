@@ -6,17 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from swerl.cli import _output
 from swerl.cli._train_view import TrainView, show_summary
 from swerl.core.events import Notice, Progress, StepEnded
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory
-
-
-@pytest.fixture(autouse=True)
-def _prints_text() -> None:
-    """Undo the `--json` of a command that an earlier test ran in this process."""
-    _output.keep_stdout_for_json(False)
 
 
 def test_a_stage_is_named_when_it_begins_and_counted_where_it_has_parts(

@@ -40,7 +40,14 @@ BETAS = (0.9, 0.98)
 
 
 def _trainer(model: Path, options: TrainerOptions, algorithm: str = "gspo") -> MegatronTrainer:
-    return MegatronTrainer(model=model, family="tiny", algorithm=algorithm, options=options)
+    weights = {"context_weight": 0.1} if algorithm == "sft" else {}
+    return MegatronTrainer(
+        model=model,
+        family="tiny",
+        algorithm=algorithm,
+        algorithm_options=weights,
+        options=options,
+    )
 
 
 def _transformers(folder: Path) -> torch.nn.Module:

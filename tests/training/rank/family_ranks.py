@@ -95,7 +95,8 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
         model=Path(job["model"]), family="tiny", options=options, rank=rank
     )
     module = plugins.load("algorithms", job.get("algorithm", "sft"))
-    algorithm = module.build(module.Options.model_validate(job.get("algorithm_options", {})))
+    given = job.get("algorithm_options", {} if "algorithm" in job else {"context_weight": 0.1})
+    algorithm = module.build(module.Options.model_validate(given))
     learner = Learner(settings, tiny.build(Path(job["model"])), algorithm)
     trained = [param for param in learner.model.parameters() if param.requires_grad]
     num_params = sum(each.numel() for each in trained)
