@@ -31,8 +31,9 @@ from tests.grading.agreement import packages
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
-    """A file of three tasks; output goes to this test."""
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of three tasks; output goes to this test, and no table is wrapped."""
+    monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "tasks.jsonl"
     write_tasks(path, twin.make_tasks(tmp_path / "twin", split="heldout", count=3, seed=0))
     _output.stdout.cache_clear()
