@@ -59,6 +59,18 @@ def test_an_entry_point_is_found_by_its_name(site: Path) -> None:
     assert "mine" in plugins.names("algorithms")
 
 
+def test_all_kinds_share_one_pass_over_the_installed_packages(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(site, "[swerl.algorithms]\nmine = outside\n[swerl.graders]\njudge = outside\n")
+    passes = []
+    read = plugins.entry_points
+    monkeypatch.setattr(plugins, "entry_points", lambda: passes.append(1) or read())
+    assert "mine" in plugins.names("algorithms")
+    assert "judge" in plugins.names("graders")
+    assert len(passes) == 1
+
+
 def test_a_broken_plug_in_is_one_error_with_its_entry_point_and_its_line(site: Path) -> None:
     package(site, "[swerl.algorithms]\nmine = outside\n", "import nothing_of_this_name\n")
     with pytest.raises(InputError) as caught:
