@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec, Swap, Task
-from swerl.grading.plausible import Kind
 from swerl.grading.sections import paths
 from swerl.grading.statuses import Statuses, reported, statuses_of
 from swerl.grading.swaps import Candidate, belongs, candidates, supports
@@ -184,6 +183,8 @@ def trials(
     Only tests to fix are tried if one of them has a swap. Secret swaps come first. `at_once` is the
     number of tests in one run. Equal arguments give equal runs.
     """
+    from swerl.grading.plausible import Kind
+
     units: dict[tuple[str, str], list[Trial]] = defaultdict(list)
     for path, text in texts.items():
         digest, before = hashlib.sha256(text).hexdigest(), base.get(path, b"")

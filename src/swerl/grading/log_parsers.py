@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from swerl.core.errors import GradingError, unknown
 from swerl.core.grade import TestStatus
-from swerl.grading import python_logs, runner_logs
+from swerl.grading import python_logs
 from swerl.grading.statuses import MAX_TESTS, Parser, Statuses, worst
 
 _MEMORY_BYTES = 4 << 30
@@ -31,7 +31,8 @@ def find_parser(name: str) -> Parser:
     """Return the parser of this name. Raises UnknownNameError with the nearest names."""
     if name not in PARSERS:
         raise unknown("log parser", name, PARSERS)
-    return PARSERS[name]
+    found: Parser = getattr(importlib.import_module(PARSERS[name]), name)
+    return found
 
 
 class LogError(GradingError):
@@ -48,8 +49,8 @@ def parse_log(parse: Callable[[str], dict[str, Any]], log: str) -> dict[str, Any
 
 def address_of(parse: Callable[[str], object]) -> str:
     """Return the place of a parser. Raises TypeError if no other process can import it."""
-    for name, known in PARSERS.items():
-        if known is parse:
+    for name in PARSERS:
+        if find_parser(name) is parse:
             return f"{__name__}:{name}"
     address = f"{parse.__module__}:{parse.__qualname__}"
     if "<" in address:
@@ -83,7 +84,7 @@ def read_in_child(address: str, limit_s: int) -> None:
 def _at_address(address: str) -> Callable[[str], dict[str, Any]]:
     module, _, name = address.partition(":")
     if module == __name__:
-        return PARSERS[name]
+        return find_parser(name)
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
@@ -143,10 +144,10 @@ _OTHERS = (
     "minitest_methods", "swift", "elixir", "xunit", "plenary", "mocha", "mocha_headings",
 )
 # fmt: on
-PARSERS: Mapping[str, Parser] = {
-    "status_lines": status_lines,
-    "json_report": json_report,
-    **{name: getattr(python_logs, name) for name in _PYTHON},
-    **{name: getattr(runner_logs, name) for name in _OTHERS},
+PARSERS: Mapping[str, str] = {
+    **dict.fromkeys(("status_lines", "json_report"), __name__),
+    **dict.fromkeys(_PYTHON, "swerl.grading.python_logs"),
+    **dict.fromkeys(_OTHERS, "swerl.grading.runner_logs"),
 }
-"""Parsers by the name that a Task's `log_parser` gives; it is also the function's name."""
+"""Name of a parser, as a Task's `log_parser` gives it -> the module of the function of that name.
+Most runs need few parsers, so a module is imported at its first use."""

@@ -334,14 +334,14 @@ def _by_rules(first: str, *rules: tuple[str, TestStatus], is_timed: bool = False
     `first` is a pattern of the characters that such a line may begin with, so that most lines need
     one look. `is_timed` removes durations from the names.
     """
-    can_match = re.compile(first).match
-    match_any = re.compile("|".join(pattern for pattern, _ in rules)).match
     statuses = [status for _, status in rules]
 
     def parse(log: str) -> Statuses:
         return worst(named(log))
 
     def named(log: str) -> Iterator[Line]:
+        can_match = re.compile(first).match
+        match_any = re.compile("|".join(pattern for pattern, _ in rules)).match
         for match in map(match_any, filter(can_match, lines(_ANSI.sub("", log)))):
             # Each rule has one group, so the number of the last group is that of the rule.
             if match and (rule := match.lastindex):

@@ -59,10 +59,10 @@ def by_line(pattern: str, words: Mapping[str, TestStatus]) -> Parser:
     linear time, because code under test prints the lines: no two adjacent parts may match the same
     run of characters.
     """
-    compiled = re.compile(pattern)
 
     def parse(log: str) -> Statuses:
-        matches = map(compiled.match, lines(log))
+        # Compiled at its first use: there are many parsers, and most runs use one.
+        matches = map(re.compile(pattern).match, lines(log))
         return worst((match["name"], words[match["status"]]) for match in matches if match)
 
     return parse

@@ -14,10 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swerl.core.task import Swap
-from swerl.grading import expectations, languages
-from swerl.grading.plausible import Kind, Plausible
+
+# A rollout only makes the swaps of its Task. The parsers that find new ones take long to import.
+if TYPE_CHECKING:
+    from swerl.grading.plausible import Kind
 
 _MAX_PER_TEST = 12
 _MAX_PER_FILE = 400
@@ -52,6 +55,8 @@ class Candidate:
 
 def supports(path: str) -> bool:
     """Return True if the file is of a language whose tests can be swapped."""
+    from swerl.grading import languages
+
     return bool(languages.language_of(path))
 
 
@@ -68,6 +73,9 @@ def candidates(
     With `tests`, ids of declared tests, only swaps that may belong to one of them. `before` is the
     file at the base commit: everybody knows its lines to be honest, so swaps in them come late.
     """
+    from swerl.grading import expectations, languages
+    from swerl.grading.plausible import Kind, Plausible
+
     language = languages.language_of(path)
     if not language or len(text) > _MAX_BYTES:
         return []
