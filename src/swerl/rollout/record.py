@@ -6,6 +6,7 @@ Recorded experts have a file of their own, which `trajectory.json` names.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -70,6 +71,8 @@ def write_trajectory(folder: Path, trajectory: Trajectory) -> Trajectory:
 
 def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
     recorded = [turn for turn in trajectory.turns if turn.routed]
+    if not recorded and not os.path.lexists(path):
+        return trajectory
     stored = experts.store(path, [turn.routed for turn in recorded if turn.routed])
     by_turn = {turn.index: piece for turn, piece in zip(recorded, stored, strict=True)}
     turns = (replace(turn, routed=by_turn.get(turn.index)) for turn in trajectory.turns)

@@ -18,12 +18,13 @@ from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role
 from swerl.core.contracts import ParserChoice
 from swerl.core.errors import InputError
 from swerl.engines.families._calls import read_xml_call, write_xml_call
-from swerl.engines.families._megatron_mapping import ModelMapping
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
+
+    from swerl.engines.families._megatron_mapping import ModelMapping
 
 PAD = Special("<|endoftext|>")
 START = Special("<|im_start|>")
@@ -220,6 +221,8 @@ class TinyFamily:
         return self._tokenizer.encode([*_reply(message), END])
 
     def megatron(self) -> ModelMapping:
+        from swerl.engines.families._megatron_mapping import ModelMapping
+
         return ModelMapping()
 
 
