@@ -33,6 +33,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_runs_with_garbage_collection() -> None:
+    code = (
+        "import gc, sys\n"
+        "from swerl.cli.__main__ import main\n"
+        "sys.argv = ['swerl', 'recipes']\n"
+        "try:\n    main()\nfinally:\n    print(gc.isenabled(), gc.get_freeze_count() > 1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "True True"
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from importlib import import_module
@@ -48,6 +49,10 @@ class _LazyGroup(TyperGroup):
         """Import the command that the arguments name."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = _command(args[0])
+        if not gc.isenabled():
+            # What was imported stays until the end, so no collection need look at it.
+            gc.freeze()
+            gc.enable()
         return super().resolve_command(ctx, args)
 
 
