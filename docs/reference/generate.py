@@ -161,7 +161,7 @@ The Protocols below are `swerl.core.contracts`, the dataclasses are in `swerl.co
     names["converters"] = ", ".join(
         f"`{name}`" for name in sorted(path.stem.replace("_", "-") for path in converters)
     )
-    names["rewards"] = "`solved`, `solved-in-time`; a function `(Grade, Status) -> float`"
+    names["rewards"] = "`solved`, `solved-in-time`; a function `(Attempt) -> float`"
     head += "\n".join(f"| `swerl.{kind}` | {found} |" for kind, found in names.items())
     found: list[tuple[str, str]] = [
         (f"`{name}`", _protocol(value))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from swerl.core.chat import Finish
+from swerl.core.episode import Status
 from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import RolloutSection, ShapingSection
 from swerl.rollout.reward import penalty
+
+DONE = Status.COMPLETED
 
 
 def _turn(index: int, parent: int | None, num_tokens: int, malformed: int = 0) -> Turn:
@@ -34,22 +37,30 @@ def _rollout(**rules: float) -> RolloutSection:
 def test_overlong_grows_from_its_beginning_to_the_limit(num_tokens: int, expected: float) -> None:
     """DAPO eq. 13 with L_max = 1000 and L_cache = 200."""
     trajectory = Trajectory("s", (_turn(0, None, num_tokens),))
-    assert penalty(trajectory, _rollout(overlong=1.0)) == pytest.approx(expected)
-    assert penalty(trajectory, _rollout(overlong=0.4)) == pytest.approx(0.4 * expected)
-    assert penalty(trajectory, _rollout()) == 0
+    assert penalty(trajectory, DONE, _rollout(overlong=1.0)) == pytest.approx(expected)
+    assert penalty(trajectory, DONE, _rollout(overlong=0.4)) == pytest.approx(0.4 * expected)
+    assert penalty(trajectory, DONE, _rollout()) == 0
 
 
 def test_overlong_looks_at_the_longest_conversation_and_not_at_the_sum() -> None:
     forked = Trajectory("s", (_turn(0, None, 500), _turn(1, 0, 400), _turn(2, None, 700)))
-    assert penalty(forked, _rollout(overlong=1.0)) == pytest.approx(0.5)
+    assert penalty(forked, DONE, _rollout(overlong=1.0)) == pytest.approx(0.5)
 
 
 def test_malformed_is_the_share_of_replies_with_unreadable_calls() -> None:
     turns = (_turn(0, None, 5, 2), _turn(1, 0, 5), _turn(2, 1, 5, 1), _turn(3, 2, 5))
-    assert penalty(Trajectory("s", turns), _rollout(malformed=0.2)) == pytest.approx(0.1)
+    assert penalty(Trajectory("s", turns), DONE, _rollout(malformed=0.2)) == pytest.approx(0.1)
 
 
 def test_rules_add_up_and_an_episode_without_turns_loses_nothing() -> None:
     both = _rollout(overlong=1.0, malformed=0.5)
-    assert penalty(Trajectory("s", (_turn(0, None, 900, 1),)), both) == pytest.approx(1.0)
-    assert penalty(Trajectory("s"), both) == 0
+    assert penalty(Trajectory("s", (_turn(0, None, 900, 1),)), DONE, both) == pytest.approx(1.0)
+    assert penalty(Trajectory("s"), DONE, both) == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(Status.LIMIT, 0.5), (Status.COMPLETED, 0), (Status.TIMEOUT, 0)]
+)
+def test_an_episode_that_a_limit_stopped_is_unfinished(status: Status, expected: float) -> None:
+    assert penalty(Trajectory("s"), status, _rollout(unfinished=0.5)) == expected
+    assert penalty(Trajectory("s"), status, _rollout()) == 0

@@ -157,11 +157,22 @@ def test_a_budget_of_time(tmp_path: Path) -> None:
     assert (found.cause, found.key) == ("budget-too-small", "budgets.grading_s")
 
 
+@pytest.mark.parametrize(("max_turns", "unfinished"), [(2, 0.0), (2, 0.5), (1, 0.0)])
+def test_a_policy_that_never_ends(tmp_path: Path, max_turns: int, unfinished: float) -> None:
+    def capped(episode: Episode) -> Episode:
+        return replace(episode, status=Status.LIMIT)
+
+    rollout = {"max_turns": max_turns, "shaping": {"unfinished": unfinished}}
+    root = make_run(tmp_path / "run", episode=capped, recipe={**RECIPE, "rollout": rollout})
+    causes = [each.cause for each in why.diagnose(root).findings]
+    assert ("never-ends" in causes) == (max_turns == 2 and not unfinished)
+
+
 def test_a_budget_of_replies_and_of_tokens(tmp_path: Path) -> None:
     def capped(episode: Episode) -> Episode:
         return replace(episode, status=Status.LIMIT)
 
-    recipe = {**RECIPE, "rollout": {"max_turns": 2}}
+    recipe = {**RECIPE, "rollout": {"max_turns": 2, "shaping": {"unfinished": 0.5}}}
     found = first(make_run(tmp_path / "turns", episode=capped, recipe=recipe))
     assert found.key == "rollout.max_turns"
 
@@ -225,6 +236,15 @@ def test_a_trained_task_that_is_evaluated(tmp_path: Path, is_same_name: bool) ->
     copied = replace(trained, id=f"eval-heldout-00000/{name}.0", task_id=name)
     write_episode(root, copied)
     assert first(root).cause == "train-in-eval"
+
+
+def test_a_first_prompt_may_coincide_by_chance(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "run")
+    for number in range(150):
+        other = healthy_episode(1, 2, 0) if not number else healthy_episode(1, 100 + number, 0)
+        copied = replace(other, id=f"eval-heldout-00000/o{number}.0", task_id=f"o{number}")
+        write_episode(root, copied)
+    assert not why.diagnose(root).findings
 
 
 def test_entropy_that_collapses(tmp_path: Path) -> None:
@@ -339,6 +359,8 @@ def test_steps_that_are_too_large(tmp_path: Path) -> None:
     lost = {"entropy": 2.0, "reward": 0.0}
     wild = make_run(tmp_path / "entropy", metrics=lambda step: lost if step else {"reward": 0.5})
     assert first(wild).cause == "lr-too-high"
+    spike = make_run(tmp_path / "spike", steps=4, metrics=lambda step: {"kl": 6.0 * (step == 1)})
+    assert not why.diagnose(spike).findings
     slow = make_run(tmp_path / "slow", steps=12, metrics=lambda step: {"kl": 0.01 * step})
     assert not why.diagnose(slow).findings
 

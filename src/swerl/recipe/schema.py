@@ -122,6 +122,9 @@ class ShapingSection(Section):
     """Fraction of `max_context_tokens` at which `overlong` begins; the paper's value."""
     malformed: float = Field(0.0, ge=0)
     """Penalty times the fraction of replies with an unparsable tool call."""
+    unfinished: float = Field(0.0, ge=0)
+    """Penalty of an Episode that a turn or token limit stopped, solved or not. Without it a policy
+    gains by never ending: one more edit can only help."""
 
 
 class RolloutSection(Section):

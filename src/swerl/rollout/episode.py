@@ -260,7 +260,7 @@ def _ended_event(episode: Episode) -> EpisodeEnded:
 
 def _reward(task: Task, grade: Grade, draft: _Draft, trajectory: Trajectory, parts: Parts) -> float:
     attempt = Attempt(task, grade, draft.status, draft.patch, trajectory)
-    return parts.reward(attempt) - penalty(trajectory, parts.rollout)
+    return parts.reward(attempt) - penalty(trajectory, draft.status, parts.rollout)
 
 
 def _open_session(episode_id: str, parts: Parts) -> Session:

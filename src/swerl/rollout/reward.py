@@ -7,6 +7,7 @@ import traceback
 
 from swerl.core import plugins
 from swerl.core.contracts import Attempt, Reward
+from swerl.core.episode import Status
 from swerl.core.errors import RecipeError
 from swerl.core.turn import Trajectory
 from swerl.recipe.schema import RolloutSection
@@ -36,10 +37,10 @@ def reward_of(name: str) -> Reward:
     return checked
 
 
-def penalty(trajectory: Trajectory, rollout: RolloutSection) -> float:
+def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> float:
     """Return the penalty of an Episode by the rules of `rollout.shaping`, 0 or more."""
     rules = rollout.shaping
-    found = 0.0
+    found = rules.unfinished * (status is Status.LIMIT)
     if rules.overlong:
         limit = rollout.max_context_tokens
         found += rules.overlong * _overlong(trajectory, rules.overlong_from * limit, limit)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import fmean
 
-from swerl.runs.evidence import Evidence, SeenEpisode, Symptom
+from swerl.runs.evidence import Evidence, SeenEpisode, SeenStep, Symptom
 
 _BAD = ("failed", "error", "missing")
 _LOST = re.compile(
@@ -23,6 +23,8 @@ _NO_LR = 1e-9
 """Adam moves a weight by about the learning rate, and fp32 rounds such a change away."""
 _KL_A_STEP = 0.03
 """Nats a token and update that a run moves from its beginning; usual ones are below a hundredth."""
+_SAME_BY_CHANCE = 0.01
+"""Share of evaluated Tasks whose first prompt a trained one may repeat."""
 _BUDGET = re.compile(r"\b(\w+_s) = ([\d.]+) s")
 
 
@@ -81,6 +83,26 @@ def late_attempts(run: Evidence) -> Symptom | None:
     return None
 
 
+def endless_attempts(run: Evidence) -> Symptom | None:
+    """Find a policy that goes on after its fix until the limit of replies stops it."""
+    if run.key("rollout.shaping.unfinished", 0.0) or run.key("rollout.max_turns", 0) < 2:
+        return None
+    for step in run.steps:
+        capped = _capped(run, step)
+        solved = sum(each.verdict == "solved" for each in capped)
+        if solved >= 8 and solved > 0.25 * len(step.learnable):
+            told = f"{len(capped)} of {len(step.learnable)} Episodes ended at the limit of replies"
+            return Symptom(step.number, (f"{told}, {solved} of them solved",))
+    return None
+
+
+def _capped(run: Evidence, step: SeenStep) -> list[SeenEpisode]:
+    most = run.key("rollout.max_turns", 0)
+    return [
+        each for each in step.learnable if each.status == "limit" and len(each.turns) >= most > 0
+    ]
+
+
 def cut_attempts(run: Evidence) -> Symptom | None:
     """Find attempts that the limit of replies, or of a reply's tokens, ends."""
     most, longest = run.key("rollout.max_turns", 0), run.key("rollout.max_new_tokens", 0)
@@ -88,7 +110,7 @@ def cut_attempts(run: Evidence) -> Symptom | None:
         seen = step.learnable
         if len(seen) < 8:
             continue
-        capped = [each for each in seen if each.status == "limit" and len(each.turns) >= most > 0]
+        capped = _capped(run, step)
         if len(capped) > 0.6 * len(seen):
             told = f"{len(capped)} of {len(seen)} Episodes ended after {most} replies"
             return Symptom(step.number, (told,))
@@ -127,7 +149,10 @@ def infra_counted(run: Evidence) -> Symptom | None:
 
 
 def evaluated_training(run: Evidence) -> Symptom | None:
-    """Find Tasks that are trained on and evaluated, by name and by first prompt."""
+    """Find Tasks that are trained on and evaluated, by name and by first prompt.
+
+    Short prompts of different repositories coincide now and then.
+    """
     trained = {each.root: each.task for step in run.steps for each in step.episodes if each.root}
     names = {each.task for step in run.steps for each in step.episodes}
     shared = [
@@ -135,7 +160,8 @@ def evaluated_training(run: Evidence) -> Symptom | None:
         for task, prompt in run.eval_prompts.items()
         if task in names or prompt in trained
     ]
-    if not shared:
+    by_name = any(task in names for task, _ in shared)
+    if not by_name and len(shared) <= _SAME_BY_CHANCE * len(run.eval_prompts):
         return None
     told = (
         f"{len(shared)} of {len(run.eval_prompts)} evaluated tasks are trained in the steps that "
@@ -209,11 +235,16 @@ _HEAD = ("--", "++")
 
 
 def wild_steps(run: Evidence) -> Symptom | None:
-    """Find a policy that left its beginning within a few steps."""
+    """Find a policy that left its beginning within a few steps.
+
+    One step far above its neighbours is a rare token, not another policy.
+    """
     entropy, rates = run.series("entropy"), dict(run.series("lr"))
     begin = entropy[0][0] if entropy else 0
-    for step, value in run.series("kl"):
-        if value > _KL_A_STEP * (step - begin + 1) and value > 0.1:
+    moved = run.series("kl")
+    for (step, value), (_, later) in zip(moved, [*moved[1:], *moved[-1:]], strict=True):
+        least = min(value, later)
+        if least > _KL_A_STEP * (step - begin + 1) and least > 0.1:
             told = f"kl is {value:.2g} nats a token; updates so far: {step - begin}"
             return Symptom(step, (told, f"lr {rates.get(step, 0.0):.2g}"))
     rewards = dict(run.series("reward"))

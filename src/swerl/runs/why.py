@@ -176,6 +176,14 @@ RULES: Sequence[Rule] = (
         "raise it; `swerl train RECIPE --dry-run` checks the budgets against each other",
     ),
     Rule(
+        "never-ends",
+        0.8,
+        outcomes.endless_attempts,
+        "the policy works on after its fix until a limit stops it, which costs tokens and time",
+        "rollout.shaping.unfinished",
+        "set it to 0.5: an attempt that does not end by itself then earns less",
+    ),
+    Rule(
         "budget-too-small",
         0.75,
         outcomes.cut_attempts,
