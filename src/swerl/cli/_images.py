@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swerl.cli._options import tasks_in
+from swerl.cli._output import stderr
+from swerl.core.errors import InputError
+from swerl.core.image_reference import is_local, parse
+
 if TYPE_CHECKING:
     from swerl.core.errors import SwerlError
 
@@ -31,9 +36,6 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
     Raises TaskError on a file without tasks, InputError on an invalid image name.
     """
-    from swerl.cli._options import tasks_in
-    from swerl.core.image_reference import is_local, parse
-
     found: list[str] = []
     for argument in arguments:
         if is_file(argument):
@@ -53,8 +55,6 @@ def is_file(argument: str) -> bool:
 
 def read_size(text: str) -> int:
     """Read a number of bytes with an optional suffix K, M, G or T. Raises InputError."""
-    from swerl.core.errors import InputError
-
     number = text.strip().lower().removesuffix("b").removesuffix("i")
     unit = number[-1:] if number[-1:] in set(_SIZES) else ""
     try:
@@ -75,8 +75,6 @@ def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
     """Print an image's failure and its remedy."""
     from rich.markup import escape
 
-    from swerl.cli._output import stderr
-
     for image, error in failures:
         hint = f" ({error.hint})" if error.hint else ""
         stderr().print(f"[red]failed[/] {image}: {escape(f'{error}{hint}')}", soft_wrap=True)
@@ -93,8 +91,6 @@ def read_rewrites(texts: Iterable[str] | None) -> dict[str, str]:
 
 
 def _rewrite(text: str) -> tuple[str, str]:
-    from swerl.core.errors import InputError
-
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise InputError(

@@ -6,13 +6,16 @@ import ipaddress
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._output import keep_stdout_for_json
+from swerl.cli._output import keep_stdout_for_json, stderr
+from swerl.core.errors import InputError, RecipeError, TaskError, unknown
+from swerl.core.sandbox import Limits
+from swerl.core.task import read_tasks
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -70,8 +73,6 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that 
 
 def require_new(out: Path, *, force: bool) -> None:
     """Raise InputError if the output exists, unless it may be replaced."""
-    from swerl.core.errors import InputError
-
     if out.exists() and not force:
         raise InputError(
             f"{out} exists already", hint="name another one with -o, or replace it with --force"
@@ -83,9 +84,6 @@ def require_made_from(out: Path, ids: Collection[str]) -> None:
 
     A command that resumes may replace its own earlier output.
     """
-    from swerl.core.errors import InputError
-    from swerl.core.task import read_tasks
-
     if not out.exists():
         return
     try:
@@ -106,7 +104,6 @@ def open_backend(
 
     Raises UnknownNameError on an unknown backend, RecipeError on a setting that it refuses.
     """
-    from swerl.cli._output import stderr
     from swerl.rollout import wiring
 
     def warn(text: str) -> None:
@@ -126,7 +123,6 @@ def backend_options(backend: str, settings: Sequence[str] | None = None) -> Base
 
 def sandbox_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return the keys of a recipe's sandbox section. Raises RecipeError on any other key."""
-    from swerl.core.errors import RecipeError
     from swerl.recipe.load import read_settings
 
     given = read_settings(settings or ())
@@ -142,10 +138,7 @@ def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, li
 
     `defaults` replace those of `Limits`. Raises RecipeError.
     """
-    from dataclasses import asdict
 
-    from swerl.core.errors import RecipeError
-    from swerl.core.sandbox import Limits
     from swerl.recipe.load import load, read_settings
 
     own = [each for each in settings if each.startswith("limits.")]
@@ -170,9 +163,6 @@ def is_loopback(host: str) -> bool:
 
 def tasks_in(path: Path) -> list[Task]:
     """Return a file's Tasks. Raises TaskError if it is unreadable or empty."""
-    from swerl.core.errors import TaskError
-    from swerl.core.task import read_tasks
-
     if found := list(read_tasks(path)):
         return found
     raise TaskError(f"{path} has no task", hint="`swerl convert` lists why rows were rejected")
@@ -229,7 +219,6 @@ def kinds(scripts: Sequence[str], *, files: bool = False) -> str:
 def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> EngineChoice:
     """Read `--engine`. Raises InputError, and UnknownNameError with the nearest engines."""
     from swerl.core import plugins
-    from swerl.core.errors import InputError, unknown
 
     if text.removeprefix("scripted:") in scripts and ":" in text:
         return EngineChoice(text, "scripted", script=text.partition(":")[2])
@@ -271,8 +260,6 @@ def recipe_of(
 
 def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
     """Return the settings of a model: its folder and its context size."""
-    from swerl.core.errors import InputError
-
     if model is None:
         if engine.type == "scripted":
             return []

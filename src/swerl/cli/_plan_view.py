@@ -71,7 +71,6 @@ def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[Rend
 
 
 def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
-
     yield outcome_table(recipe, found)
     for remark in remarks(recipe, found):
         yield f"- {remark}"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
-from swerl.cli._run import add_old_name
+from swerl.cli._output import console, counted, print_json
+from swerl.cli._run import add_old_name, progress_bar, run, waiting
+from swerl.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,8 +61,6 @@ def compat(
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 if one fails."""
     from swerl.checks.compat import report
-    from swerl.cli._output import console, counted, print_json
-    from swerl.core.errors import InputError
 
     if out:
         report.check(out)
@@ -109,7 +109,6 @@ def _split(names: str) -> tuple[str, ...]:
 
 def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResults:
     from swerl.checks.compat.trial import run_all
-    from swerl.cli._run import progress_bar, run
     from swerl.rollout.wiring import open_backend
     from swerl.sandboxes import local
 
@@ -124,8 +123,6 @@ def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResu
 
 
 def _list(trials: tuple[Trial, ...], *, as_json: bool) -> None:
-    from swerl.cli._output import console, print_json
-
     agents = dict.fromkeys(trial.agent.name for trial in trials)
     cases = {trial.case.name: trial.case.sentence for trial in trials}
     if as_json:
@@ -152,7 +149,6 @@ def _table(rows: list[TrialResult]) -> Table:
 def _print_reasons(found: TrialResults) -> None:
     """Print why trials failed or were impossible, and contact attempts to the outside."""
     from swerl.checks.compat.report import attempts, reasons
-    from swerl.cli._output import console
 
     console().print()
     for line in (*reasons(found.rows), *attempts(found.rows)):
@@ -183,8 +179,6 @@ def fetch(
     as_json: JsonOption = False,
 ) -> None:
     """Download an agent's CLI into the cache, once."""
-    from swerl.cli._output import console, print_json
-    from swerl.cli._run import waiting
     from swerl.core import plugins
 
     module = plugins.load("harnesses", agent)
@@ -210,8 +204,6 @@ def fetch(
 def _release(agent: str, module: Any, version: str | None) -> str:
     """Return the release to fetch. Raises InputError if the agent's settings refuse it."""
     from pydantic import ValidationError
-
-    from swerl.core.errors import InputError
 
     default: str = module.DEFAULT_VERSION
     try:

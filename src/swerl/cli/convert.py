@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._run import INTERRUPTED, progress_bar
 from swerl.cli.tasks_select import TasksArgument
+from swerl.core.errors import InputError, TaskError, unknown
 
 if TYPE_CHECKING:
     from swerl.tasks.convert import Settings, Summary
@@ -58,8 +61,6 @@ def convert(
     The same command resumes an interrupted conversion. With --format the tasks are kept beside the
     files for the other trainer.
     """
-    from swerl.cli._output import stderr
-    from swerl.cli._run import INTERRUPTED
     from swerl.tasks import convert as converting
     from swerl.tasks import datasets
 
@@ -98,8 +99,6 @@ def _tasks_file(out: Path | None, to: str) -> Path:
 
     Raises InputError on an unusable path, UnknownNameError on an unknown format.
     """
-    from swerl.core.errors import InputError
-
     if not to:
         return out or Path("tasks.jsonl")
     check_format(to)
@@ -112,8 +111,6 @@ def _tasks_file(out: Path | None, to: str) -> Path:
 
 
 def _list(*, as_json: bool) -> None:
-
-    from swerl.cli._output import console, print_json, simple_table
     from swerl.tasks import datasets
 
     found = {name: datasets.find_converter(name) for name in datasets.converter_names()}
@@ -128,7 +125,6 @@ def _list(*, as_json: bool) -> None:
 
 
 def _settings(lock: Path | None, assets: Path | None) -> Settings:
-    from swerl.core.errors import InputError
     from swerl.tasks.convert import Settings
 
     if assets and not assets.is_dir():
@@ -140,7 +136,6 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
 
 
 def _mirrored(lock: Path) -> dict[str, str]:
-    from swerl.core.errors import InputError
     from swerl.images.mirror import LockFile
 
     pinned = LockFile(lock).images if lock.is_file() else {}
@@ -152,7 +147,6 @@ def _mirrored(lock: Path) -> dict[str, str]:
 
 
 def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
-    from swerl.core.errors import InputError
     from swerl.tasks.hub_rows import hub_file_rows, hub_rows
     from swerl.tasks.rows import file_rows, splits_in
 
@@ -181,9 +175,6 @@ def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -
 @contextmanager
 def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
     """Show a progress bar and yield the function that advances it."""
-    from swerl.cli._output import stderr
-    from swerl.cli._run import progress_bar
-
     with progress_bar("rows", source.count() if stderr().is_terminal else 0) as advance:
 
         def tell(num_rows: int) -> None:
@@ -197,8 +188,6 @@ def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None
     """Print the counts of a conversion. Raises TaskError if no row became a Task."""
     from rich.markup import escape
 
-    from swerl.cli._output import console, counted, print_json, simple_table
-    from swerl.core.errors import TaskError
     from swerl.grading.log_parsers import unsupported
 
     if as_json:
@@ -248,8 +237,6 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write tasks in another trainer's format."""
-    from swerl.cli._output import print_json
-
     check_format(to)
     if out.resolve() != tasks.resolve():
         require_new(out, force=force and to != "harbor")
@@ -262,7 +249,6 @@ def export(
 
 def check_format(to: str) -> None:
     """Raise UnknownNameError on an unknown format."""
-    from swerl.core.errors import unknown
     from swerl.tasks.export import FORMATS
 
     if to not in FORMATS:
@@ -273,8 +259,6 @@ def _export_file(tasks: Path, out: Path, to: str) -> Exported:
     """Write a task file in a format and print the result. Raises TaskError if it is empty."""
     from rich.markup import escape
 
-    from swerl.cli._output import console, counted, stderr
-    from swerl.core.errors import InputError, TaskError
     from swerl.tasks import select
     from swerl.tasks.export import FORMATS
 

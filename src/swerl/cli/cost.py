@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption
+from swerl.cli._output import console, print_json, simple_table
+from swerl.core.errors import InputError, RecipeError
 
 if TYPE_CHECKING:
     from swerl.plan.cost import Estimate
@@ -35,7 +38,6 @@ def estimate_cost(
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
-    from swerl.core.errors import InputError
     from swerl.plan.cost import estimate, example, from_recipe
     from swerl.recipe.load import load
 
@@ -62,9 +64,7 @@ def simulate_run(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
-    from swerl.cli._output import print_json
     from swerl.cli._plan_view import show_simulation
-    from swerl.core.errors import RecipeError
     from swerl.plan.plan import plan
     from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
     from swerl.plan.simulation.simulate import simulate
@@ -94,17 +94,11 @@ def simulate_run(
 
 
 def _print_json(result: Estimate) -> None:
-    from dataclasses import asdict
-
-    from swerl.cli._output import print_json
-
     cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
     print_json({**asdict(result), "cases": cases})
 
 
 def _show(result: Estimate) -> None:
-
-    from swerl.cli._output import console, simple_table
     from swerl.cli._plan_view import cases_table
 
     title = "Assumptions: override one with --assume KEY=VALUE"

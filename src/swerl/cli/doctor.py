@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swerl.cli._options import JsonOption
+from swerl.cli._output import console, print_json, simple_table
+from swerl.cli._run import waiting
 
 if TYPE_CHECKING:
     from swerl.checks.doctor import Check
@@ -25,7 +28,6 @@ def doctor(
     import asyncio
 
     from swerl.checks.doctor import examine, twin_runs
-    from swerl.cli._run import waiting
 
     with waiting("opening a sandbox, importing torch"):
         checks = asyncio.run(examine(runs))
@@ -39,9 +41,6 @@ def doctor(
 
 
 def _print_json(checks: list[Check], good: bool) -> None:
-    from dataclasses import asdict
-
-    from swerl.cli._output import print_json
 
     # Released versions call this key `mend`.
     rows = [
@@ -53,8 +52,6 @@ def _print_json(checks: list[Check], good: bool) -> None:
 
 def _show(checks: list[Check], good: bool) -> None:
     from rich.markup import escape
-
-    from swerl.cli._output import console, simple_table
 
     table = simple_table("", "check", "found", "enables", whole=("", "check"))
     for check in checks:

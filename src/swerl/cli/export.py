@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
+from swerl.cli._output import console, counted, print_json, safe, stderr, with_docs
+from swerl.cli._run import waiting
+from swerl.core.errors import InputError, RunError, UnknownNameError, unknown
 
 
 def export(
@@ -29,10 +32,6 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint of a run as a model folder in Hugging Face format."""
-    from swerl.cli._output import console, print_json
-    from swerl.cli._run import waiting
-    from swerl.core.errors import InputError, unknown
-
     if step is not None and best:
         raise InputError(
             "--step and --best name two different checkpoints", hint="pass one of them"
@@ -70,8 +69,6 @@ def _find(run: Path, runs: Path) -> Path:
 
 def _bytes(text: str) -> int:
     """Read a size such as 5GB. Raises InputError."""
-    from swerl.core.errors import InputError
-
     units = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "GIB": 2**30, "MIB": 2**20}
     number = text.upper().rstrip("BGIKM")
     factor = units.get(text.upper()[len(number) :].strip())
@@ -110,8 +107,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print the figures of each step's rows."""
-    from swerl.cli._output import console
-    from swerl.core.errors import RunError
     from swerl.runs.export import steps_of
 
     run = _find(run, runs)
@@ -143,8 +138,6 @@ def export_samples(
     as_json: JsonOption = False,
 ) -> None:
     """Write the rows of a run as one Parquet file."""
-    from swerl.cli._output import console, counted, print_json, with_docs
-    from swerl.core.errors import UnknownNameError
     from swerl.runs.export import ExportFormat, export
 
     if format not in set(ExportFormat):
@@ -166,8 +159,6 @@ def export_samples(
 
 def _warn_damaged(damaged: Sequence[str]) -> None:
     """Print which steps were left out; exit code 1 if there are any."""
-    from swerl.cli._output import safe, stderr
-
     for text in damaged:
         stderr().print(f"[yellow]left out:[/] {safe(text)}", soft_wrap=True)
     if damaged:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 from swerl.cli._options import JsonOption
+from swerl.cli._output import console, counted, print_json, safe, simple_table, with_docs
 
 
 def recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with swerl; `swerl train NAME` runs one."""
-    from swerl.cli._output import console, print_json, safe, simple_table
     from swerl.recipe.load import load, shipped
 
     rows = []
@@ -31,7 +31,6 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def plugins(as_json: JsonOption = False) -> None:
     """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
-    from swerl.cli._output import console, counted, print_json, safe, simple_table, with_docs
     from swerl.core.plugins import found_plugins
     from swerl.tasks.datasets import built_in_names
 

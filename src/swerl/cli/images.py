@@ -9,8 +9,20 @@ import typer
 
 from swerl.cli import images_build, images_pull, images_store
 from swerl.cli import images_build as images_bake
-from swerl.cli._images import DockerConfigOption, RewritesOption, failures
-from swerl.cli._options import JsonOption
+from swerl.cli._images import (
+    DockerConfigOption,
+    RewritesOption,
+    failures,
+    read_rewrites,
+    show_failures,
+    shown_bytes,
+)
+from swerl.cli._options import JsonOption, tasks_in
+from swerl.cli._output import console, counted, print_json, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.core.errors import InputError
+from swerl.core.image_reference import is_local, parse_target
+from swerl.core.task import write_tasks
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,9 +44,6 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
-    from swerl.cli._images import read_rewrites
-    from swerl.cli._options import tasks_in
-    from swerl.cli._output import console, print_json, stderr
     from swerl.images.login import default_config
     from swerl.images.plan import PlanOptions
 
@@ -58,8 +67,6 @@ def plan(
 
 
 def _make(images: list[str], options: PlanOptions) -> ImagePlan:
-    from swerl.cli._run import progress_bar, run
-    from swerl.core.image_reference import is_local
     from swerl.images import plan as planning
     from swerl.images.store import default_store
 
@@ -175,9 +182,6 @@ def mirror_images(
     as_json: JsonOption = False,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
-    from swerl.cli._images import read_rewrites
-    from swerl.cli._options import tasks_in
-    from swerl.cli._output import print_json
     from swerl.images.login import default_config
     from swerl.images.mirror import MirrorOptions
 
@@ -206,8 +210,6 @@ def mirror_images(
 
 
 def _platform(text: str) -> tuple[str, str]:
-    from swerl.core.errors import InputError
-
     system, slash, architecture = text.partition("/")
     if not (system and slash and architecture):
         raise InputError(
@@ -217,8 +219,6 @@ def _platform(text: str) -> tuple[str, str]:
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> MirrorReport:
-    from swerl.cli._run import progress_bar, run
-    from swerl.core.image_reference import is_local, parse_target
     from swerl.images.mirror import mirror
 
     images = list(dict.fromkeys(task.image for task in tasks))
@@ -228,8 +228,6 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> M
 
 
 def _show(report: MirrorReport, lock: Path) -> None:
-    from swerl.cli._images import show_failures, shown_bytes
-    from swerl.cli._output import console, counted
     from swerl.images.mirror import Way
 
     show_failures((done.image, done.error) for done in report.failed if done.error)
@@ -247,8 +245,6 @@ def _show(report: MirrorReport, lock: Path) -> None:
 
 
 def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:
-    from swerl.cli._output import console
-    from swerl.core.task import write_tasks
     from swerl.images.mirror import rewrite
 
     write_tasks(out, rewrite(tasks, lock))

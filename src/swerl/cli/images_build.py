@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._images import DockerConfigOption
-from swerl.cli._options import JsonOption, require_made_from
+from swerl.cli._images import DockerConfigOption, failures, show_failures, shown_bytes
+from swerl.cli._options import JsonOption, require_made_from, tasks_in
+from swerl.cli._output import console, counted, print_json, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.core.errors import ImageError, InputError, TaskError, unknown
+from swerl.core.image_reference import is_local
+from swerl.core.task import write_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,8 +59,6 @@ def build(
 
 
 def _build_folders(root: Path, network: str, *, as_json: bool) -> None:
-    from swerl.cli._output import console, counted, print_json, stderr
-    from swerl.core.errors import ImageError, unknown
     from swerl.images.docker_build import Network, build_folders
 
     if network not in set(Network):
@@ -85,10 +88,6 @@ def _build_folders(root: Path, network: str, *, as_json: bool) -> None:
 def _build_sources(
     wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path, *, as_json: bool
 ) -> None:
-    from swerl.cli._output import console, counted, print_json
-    from swerl.core.errors import ImageError
-    from swerl.core.task import write_tasks
-
     tasks = []
     failed = {}
     for spec in wanted:
@@ -111,7 +110,6 @@ def _build_sources(
 
 
 def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
-    from swerl.core.errors import unknown
     from swerl.images.build import read_specs
 
     specs = read_specs(path)
@@ -124,7 +122,6 @@ def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
 
 def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
     """Return rows by the ids of their Tasks, without rows that make none."""
-    from swerl.core.errors import InputError, TaskError
     from swerl.images.build import row_id
     from swerl.tasks.rows import file_rows
 
@@ -145,8 +142,6 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
 def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
     import time
 
-    from swerl.cli._output import console, stderr
-    from swerl.core.errors import unknown
     from swerl.images.build import build, make_task, misfits_of
 
     if spec.instance_id not in rows:
@@ -183,10 +178,6 @@ def bake(
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
     import tempfile
 
-    from swerl.cli._images import failures
-    from swerl.cli._options import tasks_in
-    from swerl.cli._output import console, print_json
-    from swerl.core.task import write_tasks
     from swerl.images.mirror import rewrite
 
     found = tasks_in(tasks)
@@ -209,8 +200,6 @@ def bake(
 
 
 def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
-    from swerl.core.errors import InputError
-    from swerl.core.image_reference import is_local
     from swerl.images.mirror import LockFile
 
     lock = lock or tasks.with_suffix(".images.json")
@@ -225,9 +214,7 @@ def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pin
 
 
 def _layer(agents: list[str], path: Path) -> AgentLayer:
-    from swerl.cli._output import stderr
     from swerl.core import plugins
-    from swerl.core.errors import InputError
     from swerl.images.bake import make_layer
 
     mounts, labels = [], []
@@ -254,7 +241,6 @@ def _bake(
     workers: int,
     docker_config: Path | None,
 ) -> list[Baked]:
-    from swerl.cli._run import progress_bar, run
     from swerl.images import bake as baking
     from swerl.images.login import default_config
 
@@ -271,9 +257,6 @@ def _bake(
 
 
 def _show(done: list[Baked], layer: AgentLayer, lock: Path) -> None:
-    from swerl.cli._images import show_failures, shown_bytes
-    from swerl.cli._output import console, counted
-
     failed = [(one.image, one.error) for one in done if one.error]
     show_failures(failed)
     console().print(

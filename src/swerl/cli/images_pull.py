@@ -7,8 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._images import DockerConfigOption, ImagesArgument, RewritesOption
-from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption
+from swerl.cli._images import (
+    DockerConfigOption,
+    ImagesArgument,
+    RewritesOption,
+    failures,
+    images_of,
+    read_rewrites,
+    show_failures,
+    shown_bytes,
+)
+from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption, tasks_in
+from swerl.cli._output import console, counted, print_json, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.core.errors import SwerlError
+from swerl.core.events import ignore
+from swerl.core.image_reference import is_local
+from swerl.core.jobs import run_jobs
 
 if TYPE_CHECKING:
     from swerl.core.task import Task
@@ -27,8 +42,6 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Pull images into the store, unpacked for local sandboxes; resumes if interrupted."""
-    from swerl.cli._images import failures, images_of, read_rewrites, show_failures, shown_bytes
-    from swerl.cli._output import console, counted, print_json
     from swerl.images.login import default_config
     from swerl.images.pull import PullOptions
     from swerl.images.store import default_store
@@ -70,8 +83,6 @@ def import_image(
     as_json: JsonOption = False,
 ) -> None:
     """Import an image from a file or folder into the store."""
-    from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.images.archive import import_images
     from swerl.images.store import default_store
 
@@ -88,9 +99,6 @@ def import_image(
 def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
     from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
 
-    from swerl.cli._output import stderr
-    from swerl.cli._run import run
-    from swerl.core.image_reference import is_local
     from swerl.images.pull import pull as pull_images
     from swerl.images.store import default_store
 
@@ -124,12 +132,6 @@ def prepare(
     as_json: JsonOption = False,
 ) -> None:
     """Prepare the sandboxes of tasks ahead; a run does it at the first attempt otherwise."""
-    from swerl.cli._options import tasks_in
-    from swerl.cli._output import console, counted, print_json, stderr
-    from swerl.cli._run import progress_bar, run
-    from swerl.core.errors import SwerlError
-    from swerl.core.events import ignore
-    from swerl.core.jobs import run_jobs
     from swerl.recipe.load import load
     from swerl.rollout import wiring
 

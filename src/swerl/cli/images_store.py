@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._images import DockerConfigOption, RewritesOption
+from swerl.cli._images import (
+    DockerConfigOption,
+    RewritesOption,
+    images_of,
+    is_file,
+    read_rewrites,
+    read_size,
+    show_failures,
+    shown_bytes,
+)
 from swerl.cli._options import JsonOption
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.core.errors import ImageError
+from swerl.core.image_reference import is_local
 
 if TYPE_CHECKING:
     from swerl.images.pull import PullOptions
@@ -20,12 +35,7 @@ _ALL = "all"
 
 def ls(as_json: JsonOption = False) -> None:
     """List the images of the store."""
-    from dataclasses import asdict
-    from datetime import UTC, datetime
 
-    from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted, print_json, simple_table
-    from swerl.core.errors import ImageError
     from swerl.images.store import default_store
 
     store = default_store()
@@ -68,8 +78,6 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read every blob and unpacked file, and list the damaged ones."""
-    from swerl.cli._images import read_rewrites
-    from swerl.cli._output import console, print_json
     from swerl.images.login import default_config
     from swerl.images.pull import PullOptions
     from swerl.images.store import default_store
@@ -112,8 +120,6 @@ def gc(
 
     `--keep host` keeps no image of the store.
     """
-    from swerl.cli._images import images_of, is_file, read_size, shown_bytes
-    from swerl.cli._output import console, counted, print_json
     from swerl.images.gc import collect
     from swerl.images.store import default_store
 
@@ -141,8 +147,6 @@ def gc(
 
 def _names(arguments: Sequence[str]) -> list[Named]:
     """Return the named images. Raises ImageError if one is not in the store."""
-    from swerl.cli._images import images_of
-    from swerl.core.image_reference import is_local
     from swerl.images.store import default_store
 
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
@@ -151,9 +155,6 @@ def _names(arguments: Sequence[str]) -> list[Named]:
 def _verify(names: list[Named], *, everything: bool, workers: int) -> list[CheckedPart]:
     from rich.markup import escape
 
-    from swerl.cli._images import shown_bytes
-    from swerl.cli._output import console, counted, stderr
-    from swerl.cli._run import progress_bar, run
     from swerl.images.store import default_store
     from swerl.images.verify import verify as verify_images
 
@@ -180,9 +181,6 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
 
 
 def _repair(damaged: Sequence[CheckedPart], options: PullOptions) -> None:
-    from swerl.cli._images import show_failures
-    from swerl.cli._output import console, counted, stderr
-    from swerl.cli._run import run
     from swerl.images.store import default_store
     from swerl.images.verify import repair
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, JsonOption, SettingsOption
+from swerl.cli._options import (
+    BackendOption,
+    JsonOption,
+    SettingsOption,
+    open_backend,
+    sandbox_settings,
+)
+from swerl.cli._output import console, print_json, simple_table
+from swerl.core.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +50,6 @@ def attacks(
     """Attack a sandbox and print the results; exit code 1 if an attack worked."""
     from swerl.checks.attacks import runner
     from swerl.checks.attacks.attack import AttackOutcome
-    from swerl.cli._output import console, print_json
 
     chosen = runner.choose(only or ())
     if show:
@@ -66,8 +73,6 @@ def attacks(
 
 def _place(run: Path | None, out: Path | None) -> Path | None:
     """Return the file for the results; None: the state folder."""
-    from swerl.core.errors import InputError
-
     if run and out:
         raise InputError(
             "both --run and --out name a file for the results", hint="give one of them"
@@ -81,7 +86,6 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
     from swerl.checks.attacks.runner import Subject
-    from swerl.cli._options import open_backend, sandbox_settings
 
     options = sandbox_settings(settings)
     return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
@@ -97,8 +101,6 @@ def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackRep
 
 
 def _list(chosen: list[Attack]) -> None:
-    from swerl.cli._output import console, simple_table
-
     table = simple_table("attack", "what it tries", whole=("attack",))
     for item in chosen:
         table.add_row(item.name, item.sentence)
@@ -107,8 +109,6 @@ def _list(chosen: list[Attack]) -> None:
 
 def _table(report: AttackReport) -> Table:
     from rich.markup import escape
-
-    from swerl.cli._output import simple_table
 
     titles = ("attack", "what it tries", "result", "what was seen")
     table = simple_table(*titles, whole=("attack", "result"))

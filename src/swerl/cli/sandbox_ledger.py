@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import JsonOption, SettingsOption
+from swerl.cli._options import JsonOption, SettingsOption, sandbox_settings
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._run import run
+from swerl.core.errors import InputError
 from swerl.sandboxes.ledger.bill import By
 
 if TYPE_CHECKING:
@@ -43,8 +46,6 @@ def ps(
     """List the sandboxes of every backend with owner, age and cost."""
     from rich.console import Console
 
-    from swerl.cli._output import console, counted, print_json, stderr
-    from swerl.cli._run import run
     from swerl.sandboxes.ledger.reap import SandboxState, list_sandboxes
 
     work = list_sandboxes(_ledger(), only=_only(backend, settings))
@@ -84,9 +85,6 @@ def reap(
     as_json: JsonOption = False,
 ) -> None:
     """Remove sandboxes with a dead owner or a passed deadline; exit code 1 if one stays."""
-    from swerl.cli._output import print_json, stderr
-    from swerl.cli._run import run
-    from swerl.core.errors import InputError
     from swerl.sandboxes.ledger.reap import Outcome
     from swerl.sandboxes.ledger.reap import reap as reap_them
 
@@ -126,7 +124,6 @@ def bill(
     as_json: JsonOption = False,
 ) -> None:
     """Add up number, time and cost of sandboxes."""
-    from swerl.cli._output import console, counted, print_json, stderr
     from swerl.sandboxes.ledger import bill as bills
 
     since_s = time.time() - _seconds(since) if since else 0.0
@@ -144,7 +141,6 @@ def bill(
 
 def _ledger() -> Ledger:
     """Return the user's ledger; print its notices."""
-    from swerl.cli._output import stderr
     from swerl.sandboxes.ledger.store import default_ledger
 
     ledger = default_ledger()
@@ -157,8 +153,6 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     """Return the provider of --backend and --set. Raises InputError."""
     import json
 
-    from swerl.cli._options import sandbox_settings
-    from swerl.core.errors import InputError
     from swerl.sandboxes.ledger.reap import Provider
 
     if backend is None:
@@ -171,8 +165,6 @@ def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
 
 
 def _seconds(text: str) -> float:
-    from swerl.core.errors import InputError
-
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise InputError(
@@ -198,8 +190,6 @@ def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
     """Print a warning for each unreachable provider."""
     from rich.markup import escape
 
-    from swerl.cli._output import stderr
-
     for answer in unreachable:
         text = f"{answer.provider.backend} cannot be reached: {answer.problem}"
         stderr().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
@@ -208,8 +198,6 @@ def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
 def ps_table(rows: Sequence[ListedSandbox]) -> Table:
     """Return a table with one line per sandbox."""
     from rich.markup import escape
-
-    from swerl.cli._output import simple_table
 
     now_s = time.time()
     whole = ("owner", "age", "deadline", "cost", "state")
@@ -275,8 +263,6 @@ def _host(row: ListedSandbox) -> str:
 def tell_of(done: Reaped) -> None:
     """Print the result for one sandbox."""
     from rich.markup import escape
-
-    from swerl.cli._output import console
 
     entry = done.sandbox.entry
     colour = _COLOURS.get(done.outcome, "cyan")

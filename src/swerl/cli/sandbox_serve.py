@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, SettingsAndLimitsOption, is_loopback
+from swerl.cli._options import (
+    BackendOption,
+    SettingsAndLimitsOption,
+    is_loopback,
+    open_backend,
+    split_limits,
+)
+from swerl.cli._output import console, stderr
+from swerl.cli._run import run
+from swerl.core.errors import InputError
 
 if TYPE_CHECKING:
     from swerl.core.contracts import SandboxBackend
@@ -47,8 +56,6 @@ def serve(
 
     `--set limits.lifetime_s=…` sets the maximum lifetime of a sandbox; the default is 24 hours.
     """
-    from swerl.cli._options import open_backend, split_limits
-    from swerl.cli._run import run
     from swerl.sandboxes.e2b_server.served import ServerOptions
 
     key = _key(api_key_file, host)
@@ -76,7 +83,6 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
     import asyncio
     import signal
 
-    from swerl.cli._output import console, stderr
     from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 
     raise_file_limit()
@@ -95,7 +101,6 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
 
 
 def _key(path: Path | None, host: str) -> str:
-    from swerl.core.errors import InputError
     from swerl.sandboxes.e2b_server.access import new_key
 
     if path is None:
@@ -121,8 +126,6 @@ def _key(path: Path | None, host: str) -> str:
 
 
 def _require_absolute(workdir: str) -> None:
-    from swerl.core.errors import InputError
-
     if not workdir.startswith("/"):
         raise InputError(
             f"--workdir {workdir!r} is not an absolute path",
@@ -131,8 +134,6 @@ def _require_absolute(workdir: str) -> None:
 
 
 def _templates(given: Sequence[str] | None) -> Mapping[str, str]:
-    from swerl.core.errors import InputError
-
     found = {}
     for text in given or ():
         name, _, image = text.partition("=")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import BackendOption, JsonOption, SettingsOption
+from swerl.cli._options import (
+    BackendOption,
+    JsonOption,
+    SettingsOption,
+    backend_options,
+    open_backend,
+    tasks_in,
+)
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._run import progress_bar, run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,9 +42,6 @@ def smoke(
     as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
-    from swerl.cli._options import tasks_in
-    from swerl.cli._output import console, counted, stderr
-
     job = _Job(tasks_in(tasks), backend, settings or [], workers, out, again)
     results = _run(job)
     failed = [result for result in results if not result.ok]
@@ -70,9 +76,6 @@ class _Job:
 
 def _run(job: _Job) -> list[SmokeResult]:
     from swerl.checks import smoke
-    from swerl.cli._options import backend_options, open_backend
-    from swerl.cli._output import console
-    from swerl.cli._run import progress_bar, run
 
     keys = {(task.image, task.workdir) for task in job.tasks}
     known = smoke.read(job.out, job.backend) if job.out else {}
@@ -101,18 +104,12 @@ def _run(job: _Job) -> list[SmokeResult]:
 
 
 def _print_json(results: list[SmokeResult]) -> None:
-    from dataclasses import asdict
-
-    from swerl.cli._output import print_json
-
     rows: list[dict[str, Any]] = [{**asdict(result), "ok": result.ok} for result in results]
     print_json(rows)
 
 
 def _table(results: list[SmokeResult]) -> Table:
     from rich.markup import escape
-
-    from swerl.cli._output import simple_table
 
     titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
     table = simple_table(*titles, numbers={"tasks", "MiB", "boot ms", "exec ms"})

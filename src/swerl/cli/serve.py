@@ -19,6 +19,8 @@ from swerl.cli._options import (
     read_engine,
     recipe_of,
 )
+from swerl.cli._output import print_json, stderr
+from swerl.cli._run import INTERRUPTED, run
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import InputError
 
@@ -49,8 +51,6 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
-    from swerl.cli._output import print_json, stderr
-    from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._serve_run import ServeView, show_totals
     from swerl.cli._serve_run import serve as serve_until_told
     from swerl.cli._serve_sessions import Plan
@@ -85,7 +85,6 @@ def serve(
 
 
 def _script(engine: EngineChoice) -> Sequence[Message] | None:
-
     if engine.file:
         return read(engine.file)
     return demo() if engine.script else None
@@ -93,8 +92,6 @@ def _script(engine: EngineChoice) -> Sequence[Message] | None:
 
 def _keys(path: Path | None, host: str) -> list[str]:
     """Return the keys in a file; without a file the gateway creates one."""
-    from swerl.core.errors import InputError
-
     if path is None:
         if not is_loopback(host):
             raise InputError(
@@ -126,8 +123,6 @@ def _keys(path: Path | None, host: str) -> list[str]:
 
 def _folder(output: Path | None) -> Path:
     """Return an empty folder."""
-    from swerl.core.errors import InputError
-
     if output is None:
         base = Path("runs", "serve")
         taken = {path.name for path in base.iterdir()} if base.is_dir() else set()

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swerl.cli._options import BackendOption, JsonOption, SettingsOption
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption, open_backend, tasks_in
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.core.errors import unknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +44,6 @@ def scan_leaks(
     Exit code 1 if an agent would find one, or if a scan failed.
     """
     from swerl.checks import scan_leaks as leaks
-    from swerl.cli._output import console, counted, print_json, stderr
 
     chosen = leaks.ScanSettings(
         raw=raw is not False,
@@ -70,7 +72,6 @@ def scan_leaks(
 
 
 def _history(name: str) -> History:
-    from swerl.core.errors import unknown
     from swerl.tasks.hide_future import History
 
     if name not in set(History):
@@ -82,8 +83,6 @@ def _run(
     tasks: Path, backend: str, settings: Sequence[str], chosen: ScanSettings, out: Path | None
 ) -> list[TaskScan]:
     from swerl.checks import scan_leaks as leaks
-    from swerl.cli._options import open_backend, tasks_in
-    from swerl.cli._run import progress_bar, run
 
     found = tasks_in(tasks)
     with progress_bar("tasks", len(found)) as advance:
@@ -101,8 +100,6 @@ def _run(
 
 def _table(results: Sequence[TaskScan]) -> Table:
     from rich.markup import escape
-
-    from swerl.cli._output import simple_table
 
     titles = ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked")
     table = simple_table(*titles, numbers={"raw", "scrubbed", "scrub ms", "unchecked"})

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
+from swerl.cli._output import console, counted, print_json
+from swerl.core.errors import InputError
 
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
@@ -38,8 +40,6 @@ def filter_tasks(
 
     wanted = [*([f"({where})"] if where.strip() else []), *_rates(solve_rate)]
     if not wanted:
-        from swerl.core.errors import InputError
-
         raise InputError("no condition is given", hint="pass WHERE or --solve-rate")
     require_new(out, force=force)
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
@@ -76,13 +76,10 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a file at random; each part is a file beside it."""
-    from swerl.cli._output import console, counted, print_json
     from swerl.tasks import select
 
     shares = dict(map(_share, parts))
     if len(shares) < len(parts):
-        from swerl.core.errors import InputError
-
         raise InputError("two parts have the same name", hint="for example train=0.9 test=0.1")
     for name in shares:
         require_new(select.part_path(tasks, name), force=force)
@@ -96,8 +93,6 @@ def split(
 
 def _rates(text: str) -> list[str]:
     """Return the expression of a range of solve rates. Raises InputError."""
-    from swerl.core.errors import InputError
-
     if not text:
         return []
     low, _, high = text.partition("..")
@@ -112,8 +107,6 @@ def _rates(text: str) -> list[str]:
 
 
 def _share(text: str) -> tuple[str, float]:
-    from swerl.core.errors import InputError
-
     name, _, share = text.partition("=")
     try:
         if not name.replace("-", "_").isidentifier():
@@ -126,8 +119,6 @@ def _share(text: str) -> tuple[str, float]:
 
 
 def _say(num_chosen: int, num_all: int, out: Path, *, as_json: bool) -> None:
-    from swerl.cli._output import console, counted, print_json
-
     if as_json:
         print_json({"file": out, "num_tasks": num_chosen, "num_all": num_all})
     console().print(f"{num_chosen:,} of {counted(num_all, 'task')}: {out}", soft_wrap=True)

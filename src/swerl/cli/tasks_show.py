@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swerl.cli._options import JsonOption
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli.tasks_select import TasksArgument
+from swerl.core.task import find_task
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,8 +46,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """List the tasks of a file, or show one of them."""
-    from swerl.cli._output import console, counted, print_json
-    from swerl.core.task import find_task
     from swerl.tasks import select
 
     found = (task for _, task in select.lines(tasks))
@@ -65,9 +66,7 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """Count the tasks of a file by repository, size, grader and difficulty."""
-    from dataclasses import asdict
 
-    from swerl.cli._output import print_json
     from swerl.grading.log_parsers import unsupported
     from swerl.tasks import select
     from swerl.tasks.select import count
@@ -85,7 +84,6 @@ def stats(
 def _list(found: list[Task]) -> Table:
     from rich.markup import escape
 
-    from swerl.cli._output import simple_table
     from swerl.tasks.select import FACTS
 
     rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
@@ -106,8 +104,6 @@ def _facts(task: Task) -> dict[str, Any]:
 def _show_one(task: Task, *, hidden: bool, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
-
-    from swerl.cli._output import console, print_json
 
     table = Table(box=None, show_header=False, pad_edge=False)
     facts = _facts(task)
@@ -148,16 +144,11 @@ def _hidden(task: Task) -> dict[str, str]:
 
 
 def _section(title: str, text: str) -> None:
-    from swerl.cli._output import console
-
     console().rule(title, align="left")
     console().print(text.rstrip("\n"), markup=False, soft_wrap=True)
 
 
 def _print_stats(found: Stats, path: Path) -> None:
-
-    from swerl.cli._output import console, counted, simple_table, stderr
-
     console().print(
         f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
         soft_wrap=True,
@@ -182,8 +173,6 @@ def _print_stats(found: Stats, path: Path) -> None:
 
 def _group(name: str, counts: dict[str, int]) -> Table:
     from rich.markup import escape
-
-    from swerl.cli._output import counted, simple_table
 
     table = simple_table(name, "tasks")
     table.columns[1].justify = "right"

@@ -11,11 +11,16 @@ from swerl.cli._options import (
     BackendOption,
     JsonOption,
     SettingsAndLimitsOption,
+    backend_options,
+    open_backend,
     require_made_from,
     split_limits,
     tasks_in,
 )
+from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr
+from swerl.cli._run import progress_bar, run
 from swerl.cli.tasks_select import TasksArgument
+from swerl.core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -93,7 +98,6 @@ def vet(
 
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
     from swerl.checks import vet_files
-    from swerl.cli._output import print_json
 
     if as_json:
         print_json([vet_files.as_row(each) for each in found])
@@ -102,8 +106,6 @@ def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
 
 
 def _require_other(out: Path, tasks: Path) -> None:
-    from swerl.core.errors import InputError
-
     if out.resolve() == tasks.resolve():
         raise InputError(
             f"{out} would be overwritten, and the rejected tasks would be lost",
@@ -113,7 +115,6 @@ def _require_other(out: Path, tasks: Path) -> None:
 
 def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
     """Return the ids to vet. Raises UnknownNameError on one that the file does not have."""
-    from swerl.core.errors import unknown
     from swerl.tasks import select
 
     known = {task.id: None for _, task in select.lines(tasks)}
@@ -125,7 +126,6 @@ def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
 
 def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
     from swerl.checks.vet import fitting_workers
-    from swerl.cli._output import stderr
 
     if backend not in _ON_THIS_MACHINE:
         return jobs or _REMOTE_JOBS
@@ -141,7 +141,6 @@ def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
 
 def _facts(backend: str, settings: Sequence[str]) -> Any:
     from swerl.checks.smoke import facts_for
-    from swerl.cli._options import backend_options
 
     return facts_for(backend, backend_options(backend, settings))
 
@@ -155,8 +154,6 @@ def _run(
 ) -> list[Vetted]:
     from swerl.checks import vet_files
     from swerl.checks.vet import vet
-    from swerl.cli._options import open_backend
-    from swerl.cli._run import progress_bar, run
     from swerl.tasks import select
 
     found: list[Vetted] = []
@@ -179,7 +176,6 @@ def _run(
 
 def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
     from swerl.checks.vet_files import rejected_path
-    from swerl.cli._output import stderr
 
     lines = [f"{num_certified:,} certified: {out}"]
     if num_rejected:
@@ -192,8 +188,6 @@ def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
 
 def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
     """Print the command that shows the test log of a Task that was rejected."""
-    from swerl.cli._output import stderr
-
     rejected = [each.task for each in found if each.certificate and not each.ok]
     if rejected:
         command = f"swerl rollout --tasks {tasks} --instance {rejected[0]} --engine scripted:gold"
@@ -202,8 +196,6 @@ def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
 
 
 def _fail() -> None:
-    from swerl.cli._output import stderr
-
     stderr().print("the infrastructure failed; the same command tries those tasks again")
     raise typer.Exit(1)
 
@@ -215,8 +207,6 @@ _DETAIL_CHARS = 100
 
 def show(found: Sequence[Vetted]) -> None:
     """Print the tables, and a line for each Task that failed or has flaky tests."""
-    from swerl.cli._output import console, counted
-
     if len(found) <= _NUM_LISTED:
         console().print(_task_table(found))
     if reasons := _reasons(found):
@@ -241,8 +231,6 @@ def show(found: Sequence[Vetted]) -> None:
 
 def _task_table(found: Sequence[Vetted]) -> Table:
     from rich.markup import escape
-
-    from swerl.cli._output import simple_table
 
     numbers = ("test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
@@ -280,9 +268,6 @@ def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
 
 
 def _reason_table(reasons: Mapping[str, tuple[int, str]]) -> Table:
-
-    from swerl.cli._output import safe, simple_table
-
     table = simple_table("reason", "tasks", "for example")
     table.columns[1].justify = "right"
     table.columns[2].overflow = "fold"

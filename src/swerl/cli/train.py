@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 
 from swerl.cli import train_status
 from swerl.cli._options import JsonOption, RecipeSettingsOption
+from swerl.cli._output import console, print_json, stderr
+from swerl.core.errors import RunError, RunStoppedError, unknown
 
 if TYPE_CHECKING:
     from swerl.cluster.checks import MachineFinding
@@ -40,7 +42,6 @@ class _RunsByDefault(TyperGroup):
 def _refuse_typo(word: str, commands: Collection[str]) -> None:
     from difflib import get_close_matches
 
-    from swerl.core.errors import unknown
     from swerl.recipe.load import find_recipe
 
     is_recipe = "." in word or "/" in word or find_recipe(Path(word)).exists()
@@ -91,12 +92,10 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     check(recipe)
     for obstacle in plan(recipe).obstacles:
         raise obstacle
-    from swerl.cli._output import console, print_json
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary
     from swerl.cli.train_status import facts_of
     from swerl.cli.why import print_cause
-    from swerl.core.errors import RunStoppedError
     from swerl.runs.layout import RunFolder
     from swerl.training.train import train
 
@@ -152,9 +151,7 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, from any machine that shares the run folder."""
-    from swerl.cli._output import console, print_json, stderr
     from swerl.cli.train_status import called, facts_of, find_run
-    from swerl.core.errors import RunError
     from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
 
     root = find_run(run, runs)
@@ -197,7 +194,6 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
-    from swerl.cli._output import console, print_json
     from swerl.cli.train_status import called, find_run
     from swerl.runs.layout import rewind as go_back
 
@@ -221,7 +217,6 @@ def preflight(
     as_json: JsonOption = False,
 ) -> None:
     """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""
-    from swerl.cli._output import print_json
     from swerl.cli._run import run
     from swerl.recipe.load import load
 
@@ -249,8 +244,6 @@ async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFi
 def _show(finding: MachineFinding) -> None:
     from rich.markup import escape
 
-    from swerl.cli._output import console
-
     state = f"[{_COLOURS[finding.state]}]{finding.state:<4}[/]"
     line = f"{state}  {escape(finding.node):<12}  {finding.check:<13}  {escape(finding.found)}"
     console().print(line, soft_wrap=True)
@@ -259,8 +252,6 @@ def _show(finding: MachineFinding) -> None:
 
 
 def _close(found: list[MachineFinding]) -> None:
-    from swerl.cli._output import console
-
     bad = sum(each.state == "fail" for each in found)
     text = f"[red]{bad} of {len(found)} checks failed[/]" if bad else f"{len(found)} checks passed"
     console().print(f"{text}; next: {'fix those' if bad else 'swerl train RECIPE'}")

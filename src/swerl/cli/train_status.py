@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swerl.cli._options import JsonOption
-from swerl.core.errors import RunError, unknown
+from swerl.cli._output import console, print_json, safe, simple_table, stderr
+from swerl.core.errors import RunError, SwerlError, unknown
+from swerl.core.files import read_json
 
 if TYPE_CHECKING:
     from swerl.recipe.schema import Recipe
@@ -27,8 +31,6 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Show a run's state, or list all runs; reads only run folders, on any machine."""
-    from swerl.cli._output import console, print_json
-
     if run is None:
         found = all_runs(runs)
         rows = [_facts_or_problem(root) for root in found]
@@ -49,8 +51,6 @@ def status(
 
 def _facts_or_problem(root: Path) -> dict[str, Any]:
     """Return the facts about a run, or why they cannot be read: it must not hide other runs."""
-    from swerl.core.errors import SwerlError
-
     try:
         return facts_of(root, waits=False)
     except SwerlError as error:
@@ -60,9 +60,7 @@ def _facts_or_problem(root: Path) -> dict[str, Any]:
 
 def facts_of(root: Path, *, waits: bool = True) -> dict[str, Any]:
     """Return all facts about a run; `waits` for a heartbeat from another machine."""
-    from dataclasses import asdict
 
-    from swerl.cli._output import stderr
     from swerl.runs.history import read_progress
     from swerl.runs.status import BEAT_S, requested_stop, run_status
 
@@ -107,9 +105,6 @@ def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[
 
 
 def _show_all(rows: list[dict[str, Any]]) -> None:
-
-    from swerl.cli._output import console, safe, simple_table
-
     table = simple_table("run", "standing", "step", "reward", "process")
     readable = [row for row in rows if "problem" not in row]
     for row in readable:
@@ -188,7 +183,6 @@ def _coloured(standing: str) -> str:
 
 def _ago(moment_s: float) -> str:
     import time
-    from datetime import datetime
 
     at = datetime.fromtimestamp(moment_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     minutes = (time.time() - moment_s) / 60
@@ -232,7 +226,6 @@ def stored_recipe(root: Path) -> Recipe:
     """Return the recipe of a run. Raises RunError where this version does not read it."""
     from pydantic import ValidationError
 
-    from swerl.core.files import read_json
     from swerl.recipe.schema import Recipe
 
     try:

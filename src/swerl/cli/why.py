@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._options import JsonOption, RunsOption
+from swerl.cli._output import console, counted, print_json, safe
+from swerl.core.errors import InputError, SwerlError
 
 if TYPE_CHECKING:
     from swerl.runs.why import Diagnosis
@@ -28,9 +30,7 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
-    from swerl.cli._output import print_json
     from swerl.cli.train_status import all_runs, called, find_run
-    from swerl.core.errors import InputError
     from swerl.runs.why import diagnose
 
     if run is None and not (found := all_runs(runs)):
@@ -60,8 +60,6 @@ def _checked(root: Path) -> Diagnosis:
 
 def print_cause(root: Path, *, says_healthy: bool = False) -> None:
     """Print the first cause of a run in up to three lines; a healthy one if asked for."""
-    from swerl.cli._output import console, safe
-    from swerl.core.errors import SwerlError
     from swerl.runs.why import diagnose
 
     try:
@@ -75,8 +73,6 @@ def print_cause(root: Path, *, says_healthy: bool = False) -> None:
 
 def show(diagnosis: Diagnosis, name: str) -> None:
     """Print every finding of a run, the most likely first."""
-    from swerl.cli._output import console, counted, safe
-
     out = console()
 
     def say(text: str, style: str = "") -> None:
