@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,14 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from swerl.core.chat import Finish, ParsedReply
+from _why_records import collapse, give_experts, solve_all, strip_thoughts
+
+from swerl.core.chat import ParsedReply
 from swerl.core.episode import Episode
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.sample import Sample, to_samples
 from swerl.core.seeds import seed_of
 from swerl.core.task import Task
-from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines import _sglang_client
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyFamily
@@ -26,7 +25,6 @@ from swerl.grading.flow import FlowGrader
 from swerl.harnesses.builtin import Builtin
 from swerl.rollout import episode, wiring
 from swerl.rollout.step import choose_tasks
-from swerl.runs import tables
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.tasks import twin
 from swerl.training import loop
@@ -207,34 +205,6 @@ def _one_seed(seed: int, name: str) -> int:
     return seed_of(seed, name.rpartition(".")[0])
 
 
-def _easy(root: Path) -> None:
-    """Let every attempt be solved, one without a change by the change of its neighbour."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for path in sorted((root / "episodes").glob("0*/*/episode.json")):
-        patches = [each.read_text() for each in sorted(path.parents[1].glob("*/patch.diff"))]
-        patch = path.with_name("patch.diff")
-        patch.write_text(patch.read_text() or next(filter(None, patches)))
-        facts = {"verdict": "solved", "reward": 1.0}
-        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
-        grade = json.loads(path.with_name("grade.json").read_text())
-        passed = dict.fromkeys(grade["tests"], "passed")
-        grade |= {"verdict": "solved", "reason": "all declared tests pass", "tests": passed}
-        path.with_name("grade.json").write_text(json.dumps(grade))
-    for path in (root / "turns").glob("*.parquet"):
-        table = pq.read_table(path)
-        rows = [row | {"verdict": "solved", "reward": 1.0} for row in table.to_pylist()]
-        pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
-    rewrite_samples(root, lambda row, number: replace(row, advantage=0.0))
-    rewrite_metrics(
-        root,
-        solve_rate=lambda step, old: 1.0,
-        reward=lambda step, old: 1.0,
-        groups_with_signal=lambda step, old: 0.0,
-    )
-
-
 _FIND_ALL_BUT_GIT = """
 mkdir -p /tmp/bin
 for file in /bin/* /usr/bin/*; do [ -e "/tmp/bin/${file##*/}" ] || ln -s "$file" /tmp/bin/; done
@@ -289,104 +259,6 @@ def _evaluated(train: list[Task], evals: Evals, folder: Path) -> None:
     evals["heldout"][:2] = choose_tasks(train, 1, 6, 0)[:2]
 
 
-def _stripped(root: Path) -> None:
-    """Give each reply a thought, and begin a new root without the earlier ones at each reply."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    recipe = json.loads((root / "recipe.resolved.json").read_text())
-    family = tiny.build(Path(recipe["model"]["path"]))
-    thought = family._tokenizer.encode([tiny.THINK, "\nI look.\n", tiny.THINK_END, "\n\n"])
-    for path in (root / "turns").glob("*.parquet"):
-        table = pq.read_table(path)
-        rows, past, made = table.to_pylist(), {}, {}
-        for row in rows:
-            before = past.get((row["episode"], row["parent"]), [])
-            prompt = before + row["prompt_ids"]
-            past[row["episode"], row["index"]] = prompt + row["output_ids"]
-            row["prompt_ids"], row["parent"] = prompt, None
-            row["output_ids"] = thought + row["output_ids"]
-            row["logprobs"] = [-0.1] * len(thought) + row["logprobs"]
-            ids = {name: tuple(row[name]) for name in ("prompt_ids", "output_ids", "logprobs")}
-            turn = Turn(row["index"], None, finish=Finish.STOP, weight_version="0", **ids)
-            made.setdefault((row["episode"], row["task"]), []).append(turn)
-        pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
-        file = root / "samples" / path.name
-        advantages = {each.episode: each.advantage for each in tables.read_samples(file)}
-        samples = [
-            replace(sample, advantage=advantages[name])
-            for (name, task), turns in made.items()
-            for sample in to_samples(Trajectory(name, tuple(turns)), episode=name, task=task)
-        ]
-        about = tables.read_metadata(file)
-        tables.write_samples(file, samples, [1 / len(samples)] * len(samples), about)
-
-
-def rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None:
-    """Write the Samples of every step anew; `change` gets a row and its number."""
-    for path in sorted((root / "samples").glob("*.parquet")):
-        about = tables.read_metadata(path)
-        rows = [change(row, number) for number, row in enumerate(tables.read_samples(path))]
-        tables.write_samples(path, rows, [1 / len(rows)] * len(rows), about)
-
-
-def rewrite_metrics(root: Path, **changes: Callable[[int, float], float]) -> None:
-    """Change metrics of each step in the events: name -> function of step and old value."""
-    lines = (root / "events.jsonl").read_text().splitlines()
-    for place, line in enumerate(lines):
-        event = json.loads(line)
-        if event["event"] == "StepEnded":
-            for name, change in changes.items():
-                event["metrics"][name] = change(event["step"], event["metrics"].get(name, 0.0))
-            lines[place] = json.dumps(event)
-    (root / "events.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def with_experts(root: Path, *, shuffled: bool) -> None:
-    """Add experts as a router gives them: by token with some noise in the first of two layers."""
-    import random
-
-    rng = random.Random(0)
-
-    def change(row: Sample, number: int) -> Sample:
-        places = [
-            [(token * 7 + k * 3 + (rng.random() < 0.2)) % 16 for k in range(2)]
-            for token in row.ids[:-1]
-        ]
-        if shuffled:
-            rng.shuffle(places)
-        data = bytes(expert for place in places for expert in (*place, *place[::-1]))
-        return replace(row, routed=(RoutedExperts(0, 2, 2, 1, data),))
-
-    rewrite_samples(root, change)
-    rewrite_metrics(
-        root,
-        routed_share=lambda step, old: 1.0,
-        mismatch=lambda step, old: 0.08 if shuffled else 1e-4,
-    )
-
-
-def _collapsed(root: Path) -> None:
-    """Make each step's policy surer than the one before, until all attempts are alike."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for path in (*(root / "turns").glob("*.parquet"), *(root / "samples").glob("*.parquet")):
-        table = pq.read_table(path)
-        place = table.schema.get_field_index("logprobs")
-        surer = [
-            [value * 0.2 ** int(path.stem) for value in row]
-            for row in table["logprobs"].to_pylist()
-        ]
-        column = pa.array(surer, table.schema.field(place).type)
-        pq.write_table(table.set_column(place, table.schema.field(place), column), path)
-    rewrite_metrics(
-        root,
-        entropy=lambda step, old: old * 0.2**step,
-        groups_with_signal=lambda step, old: max(old - 2 * step, 0),
-    )
-
-
 FAULTS: Sequence[Case] = (
     Case(
         "wrong parser",
@@ -411,7 +283,7 @@ FAULTS: Sequence[Case] = (
         "experts-shuffled",
         7,
         how="record",
-        mutate=lambda root: with_experts(root, shuffled=True),
+        mutate=lambda root: give_experts(root, shuffled=True),
     ),
     Case(
         "grader always 1",
@@ -433,7 +305,7 @@ FAULTS: Sequence[Case] = (
     ),
     Case("tool schema changed", "prompt-changed", 19, patches=_new_schema),
     Case("duplicated tasks", "train-in-eval", 21, tasks=_duplicated),
-    Case("thinking stripped", "thinking-stripped", 2, how="record", mutate=_stripped),
+    Case("thinking stripped", "thinking-stripped", 2, how="record", mutate=strip_thoughts),
     Case(
         "mask off by one",
         "mask-shifted",
@@ -454,7 +326,7 @@ FAULTS: Sequence[Case] = (
         12,
         patches=lambda: [mock.patch.object(episode, "seed_of", _one_seed)],
     ),
-    Case("tasks too easy", "tasks-too-easy", 14, how="record", mutate=_easy),
+    Case("tasks too easy", "tasks-too-easy", 14, how="record", mutate=solve_all),
     Case(
         "context overflow",
         "context-overflow",
@@ -489,7 +361,7 @@ FAULTS: Sequence[Case] = (
             mock.patch.object(wiring, "reward_of", _pays_cheats),
         ],
     ),
-    Case("entropy collapse", "entropy-collapse", 23, how="record", mutate=_collapsed),
+    Case("entropy collapse", "entropy-collapse", 23, how="record", mutate=collapse),
 )
 
 
