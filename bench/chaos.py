@@ -28,23 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-RECIPE = """
-name = "small"
-steps = {steps}
-[tasks]
-num_train = 4
-num_heldout = 1
-num_unseen = 1
-[model.warm_start]
-steps = 4
-batch_size = 8
-[rollout]
-groups_per_step = 2
-episodes_per_group = 4
-concurrency = 2
-max_new_tokens = 48
-max_turns = 3
-"""
+RECIPE = Path(__file__).parents[1] / "tests" / "small.toml"
 ROLES = {
     "controller": "swerl.cli train",
     "engine": "swerl.engines._torch_server",
@@ -78,9 +62,8 @@ class Chaos:
 
     def run(self, most: int) -> None:
         """Start the run again and again until it ends well, with up to `most` faults."""
-        recipe = self.folder / "small.toml"
-        recipe.write_text(RECIPE.format(steps=self.steps))
-        command = [sys.executable, "-m", "swerl.cli", "train", str(recipe)]
+        train = [sys.executable, "-m", "swerl.cli", "train", str(RECIPE)]
+        command = [*train, "--set", f"steps={self.steps}"]
         for _ in range(MOST_STARTS):
             with (self.folder / "log").open("ab") as log:
                 process = subprocess.Popen(

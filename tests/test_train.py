@@ -17,23 +17,7 @@ import pytest
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
-RECIPE = """
-name = "small"
-steps = 6
-[tasks]
-num_train = 4
-num_heldout = 3
-num_unseen = 2
-[model.warm_start]
-steps = 8
-batch_size = 8
-[rollout]
-groups_per_step = 2
-episodes_per_group = 4
-concurrency = 2
-max_new_tokens = 48
-max_turns = 3
-"""
+RECIPE = Path(__file__).with_name("small.toml").read_text()
 
 
 class Run:
