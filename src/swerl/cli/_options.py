@@ -194,8 +194,6 @@ _DEFAULT_CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The value of `--engine`."""
-
     text: str
     type: str
     script: str | None = None

@@ -39,7 +39,6 @@ def keep_stdout_for_json(as_json: bool) -> bool:
 
 @cache
 def stdout() -> Console:
-    """Return the console that writes to stdout."""
     from rich.console import Console
 
     out = Console(highlight=False)
@@ -86,7 +85,7 @@ def simple_table(
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(box=SIMPLE, pad_edge=False, **settings)
+    table = Table(**{"box": SIMPLE, "pad_edge": False, "title_justify": "left", **settings})
     for title in titles:
         justify: Any = "right" if title in numbers else "left"
         table.add_column(title, justify=justify, no_wrap=title in whole, overflow="fold")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from swerl.cli._output import console, print_json
+from swerl.cli._output import console, print_json, simple_table
 from swerl.plan.simulation.schedule import SimulatedRun
 from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from swerl.plan.cost import Estimate
+    from swerl.plan.cost import Assumption, Estimate
     from swerl.plan.memory import MemoryPlan
     from swerl.plan.plan import RecipePlan
 
@@ -281,13 +281,8 @@ def _count(number: int) -> str:
 
 def memory_table(planned: MemoryPlan) -> Table:
     """Return the memory of one GPU in each phase, in GiB."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="Memory of a GPU, GiB", title_justify="left", box=SIMPLE)
-    table.add_column("part")
-    for phase in planned.phases:
-        table.add_column(phase.name, justify="right")
+    names = [phase.name for phase in planned.phases]
+    table = simple_table("part", *names, numbers=names, title="Memory of a GPU, GiB")
     longest_first = sorted(planned.phases, key=lambda phase: -len(phase.parts))
     for name in dict.fromkeys(name for phase in longest_first for name in phase.parts):
         parts = [phase.parts.get(name) for phase in planned.phases]
@@ -315,7 +310,7 @@ def host_and_cache(planned: MemoryPlan) -> Iterator[str]:
 def show_simulation(recipe: Recipe, found: Simulation) -> None:
     """Print the assumptions and the result of a simulated run."""
     out = console()
-    out.print(_assumptions(found))
+    out.print(assumptions_table(found.assumptions))
     out.print(outcome_table(recipe, found))
     for line in remarks(recipe, found):
         out.print(f"- {line}", soft_wrap=True)
@@ -324,19 +319,10 @@ def show_simulation(recipe: Recipe, found: Simulation) -> None:
 
 def outcome_table(recipe: Recipe, found: Simulation) -> Table:
     """Return hours and their shares, the recipe's own schedule first."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     runs = (found.own, *found.others)
-    table = Table(
-        title=f"A simulation of {len(found.own.steps)} steps",
-        title_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-    )
-    table.add_column("")
-    for number, run in enumerate(runs):
-        table.add_column(run.mode + ("*" if number and found.split else ""), justify="right")
+    modes = [run.mode + ("*" if number and found.split else "") for number, run in enumerate(runs)]
+    title = f"A simulation of {len(found.own.steps)} steps"
+    table = simple_table("", *modes, numbers=modes, title=title)
     for name, texts in _simulation_rows(recipe, runs):
         table.add_row(name, *texts, style="bold" if name.startswith("hours") else "")
     return table
@@ -420,30 +406,22 @@ def _simulation_rows(
     yield "gateway turns/s, mean and most", [f"{mean:.1f}, {most:.1f}" for mean, most in turns]
 
 
-def _assumptions(found: Simulation) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
+def assumptions_table(
+    rows: Iterable[Assumption], shown: Callable[[float], str] = "{:,.6g}".format
+) -> Table:
+    """Return a table of assumptions; `shown` formats their values."""
     title = "Assumptions: override one with --assume KEY=VALUE"
-    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", no_wrap=True, justify="right")
-    table.add_column("unit")
-    table.add_column("from")
-    for row in found.assumptions:
-        table.add_row(row.key, f"{row.value:,.6g}", row.unit, row.source)
+    whole = ("key", "value")
+    table = simple_table(*whole, "unit", "from", whole=whole, numbers={"value"}, title=title)
+    for row in rows:
+        table.add_row(row.key, shown(row.value), row.unit, row.source)
     return table
 
 
 def cases_table(result: Estimate) -> Table:
     """Return a table of the low, middle and high case."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(title="What the run costs", title_justify="left", box=SIMPLE, pad_edge=False)
-    table.add_column("")
-    for case in result.cases:
-        table.add_column(case.name, justify="right")
+    names = [case.name for case in result.cases]
+    table = simple_table("", *names, numbers=names, title="What the run costs")
     rows = {
         "sandbox-seconds an episode": [f"{c.episode_sandbox_seconds:,.0f}" for c in result.cases],
         "sandbox dollars an episode": [f"${c.episode_sandbox_dollars:.3f}" for c in result.cases],

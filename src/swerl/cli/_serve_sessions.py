@@ -79,7 +79,6 @@ class Totals:
     """Whether Ctrl-C ended it."""
 
     def add(self, trajectory: Trajectory, num_samples: int, num_trained: int) -> None:
-        """Add one session."""
         self.turns += len(trajectory.turns)
         self.branches += len(list(trajectory.leaves()))
         self.samples += num_samples

@@ -157,14 +157,10 @@ def _left(seconds: float) -> str:
 
 def show_summary(folder: Path, past: RunHistory) -> None:
     """Print a finished run's result, its reward curve, and the next command."""
-    from rich.table import Table
-
     out = console()
     shown = "loss" if all("nll" in metrics for metrics in past.steps.values()) else "reward"
     out.print(f"\n{shown} by step  {_sparkline(past.series(shown))}", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for title in ("evaluation", "before", "after"):
-        table.add_column(title)
+    table = simple_table("evaluation", "before", "after", box=None)
     for split, points in past.evals.items():
         table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
     if past.evals:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption
-from swerl.cli._output import console, print_json, simple_table
+from swerl.cli._output import console, print_json
 from swerl.core.errors import InputError, RecipeError
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def estimate_cost(
     assumptions = from_recipe(load(recipes, settings or ())) if recipes else example()
     result = estimate(assumptions, assumed or ())
     if as_json:
-        _print_json(result)
+        cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
+        print_json({**asdict(result), "cases": cases})
     else:
         _show(result)
 
@@ -93,23 +94,10 @@ def simulate_run(
         show_simulation(recipe, found)
 
 
-def _print_json(result: Estimate) -> None:
-    cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
-    print_json({**asdict(result), "cases": cases})
-
-
 def _show(result: Estimate) -> None:
-    from swerl.cli._plan_view import cases_table
+    from swerl.cli._plan_view import assumptions_table, cases_table
 
-    title = "Assumptions: override one with --assume KEY=VALUE"
-    assumed = simple_table(title=title, title_justify="left")
-    assumed.add_column("key", no_wrap=True)
-    assumed.add_column("value", no_wrap=True, justify="right")
-    assumed.add_column("unit")
-    assumed.add_column("from")
-    for row in result.assumptions:
-        assumed.add_row(row.key, _number(row.value), row.unit, row.source)
-    console().print(assumed)
+    console().print(assumptions_table(result.assumptions, _number))
     console().print(cases_table(result))
     console().print(
         f"{result.num_episodes:,} episodes in {result.num_sandboxes:,} sandboxes at "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from swerl.cli._options import JsonOption
+from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, simple_table
 from swerl.cli._run import waiting
 
@@ -21,7 +21,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
 def doctor(
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine and print what to fix; exit code 1 if the twin cannot run."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from swerl.cli._options import ForceOption, JsonOption, require_new
-from swerl.cli._output import console, counted, print_json, safe, stderr, with_docs
+from swerl.cli._options import ForceOption, JsonOption, RunsOption, require_new
+from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr, with_docs
 from swerl.cli._run import waiting
 from swerl.core.errors import InputError, RunError, UnknownNameError, unknown
 
@@ -28,7 +28,7 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, for PEFT.")
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint of a run as a model folder in Hugging Face format."""
@@ -166,7 +166,6 @@ def _warn_damaged(damaged: Sequence[str]) -> None:
 
 
 def _summary(run: Path, step: int) -> Mapping[str, Any]:
-    """Return the figures of one step."""
     from swerl.runs.export import step_rows
 
     rewards: dict[str, float] = {}
@@ -197,11 +196,8 @@ def _summary(run: Path, step: int) -> Mapping[str, Any]:
 
 
 def _table(steps: list[Mapping[str, Any]]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None)
-    for name in ("step", "tasks", "episodes", "rows", "tokens", "trained", "reward", "versions"):
-        table.add_column(name, justify="right")
+    titles = ("step", "tasks", "episodes", "rows", "tokens", "trained", "reward", "versions")
+    table = simple_table(*titles, numbers=titles, box=None, pad_edge=True)
     for each in steps:
         names = ("step", "tasks", "episodes", "rows", "tokens", "trained_tokens")
         counts = [f"{each[name]:,}" for name in names]

@@ -18,7 +18,7 @@ from swerl.cli._images import (
     shown_bytes,
 )
 from swerl.cli._options import JsonOption, tasks_in
-from swerl.cli._output import console, counted, print_json, stderr
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse_target
@@ -76,12 +76,8 @@ def _make(images: list[str], options: PlanOptions) -> ImagePlan:
 
 
 def _table(made: ImagePlan, mbit: float) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     stored = sum(image.is_stored for image in made.images)
-    table = Table("", "number", "MiB", box=SIMPLE, pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
+    table = simple_table("", "number", "MiB", numbers={"number", "MiB"})
     images = len(made.images)
     alone = sum(image.num_bytes for image in made.images)
     table.add_row("images in registries", f"{images:,}", f"{alone / _MIB:,.1f}")

@@ -23,7 +23,7 @@ from swerl.cli._options import (
     require_new,
 )
 from swerl.cli._output import console, counted, print_json, safe
-from swerl.core import patch
+from swerl.core.changes import edits, touched
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
 from swerl.core.episode import Episode
@@ -40,7 +40,6 @@ from swerl.core.events import (
 )
 from swerl.core.files import disk_errors
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
-from swerl.core.patch import touched
 from swerl.core.task import Task
 from swerl.gateway.conversation import TurnRecord
 from swerl.recipe.schema import Recipe
@@ -183,7 +182,6 @@ def _new_folder(task: Task) -> Path:
 
 
 def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Episode:
-
     show_start(task.id, agent=recipe.agents[0].type, engine=engine.text, trainable=engine.trainable)
     with RolloutView(trainable=engine.trainable) as view:
         episode = _attempt(recipe, task, folder, engine, view=view)
@@ -337,7 +335,6 @@ def _is_cancelled() -> bool:
 
 
 def show_start(task_id: str, *, agent: str, engine: str, trainable: bool) -> None:
-    """Print the task, agent and engine."""
     note = "" if trainable else "  [yellow](for debugging: no token ids, not trainable)[/]"
     if engine.startswith("scripted"):
         note = "  [dim](no model: the tokens are bytes, without system prompt and tools)[/]"
@@ -421,4 +418,4 @@ def replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
             f"{task.id} has no known solution for scripted:gold",
             hint="use --engine scripted:noop, or a model",
         )
-    return harness.script(patch.edits(task.gold_patch), task.workdir)
+    return harness.script(edits(task.gold_patch), task.workdir)

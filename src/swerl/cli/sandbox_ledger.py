@@ -14,12 +14,11 @@ from swerl.cli._options import JsonOption, SettingsOption, sandbox_settings
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import run
 from swerl.core.errors import InputError
-from swerl.sandboxes.ledger.bill import By
+from swerl.sandboxes.ledger.bill import Bill, By
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from swerl.sandboxes.ledger.bill import Bill, By
     from swerl.sandboxes.ledger.reap import ListedSandbox, Provider, ProviderAnswer, Reaped
     from swerl.sandboxes.ledger.store import Ledger
 
@@ -187,7 +186,6 @@ _COLOURS = {
 
 
 def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
-    """Print a warning for each unreachable provider."""
     from rich.markup import escape
 
     for answer in unreachable:
@@ -213,19 +211,9 @@ def ps_table(rows: Sequence[ListedSandbox]) -> Table:
         host = _host(row)
         place = f"{owner} ({host})" if row.life == "elsewhere" and host else owner
         cost = f"${row.cost(now_s):.4f}" if entry.price else ""
-        table.add_row(
-            *(
-                entry.name,
-                entry.use.backend,
-                escape(entry.image),
-                escape(entry.use.run),
-                place,
-                age,
-                deadline,
-                cost,
-                state,
-            )
-        )
+        image, run_name = escape(entry.image), escape(entry.use.run)
+        named = (entry.name, entry.use.backend, image, run_name)
+        table.add_row(*named, place, age, deadline, cost, state)
     return table
 
 
@@ -234,7 +222,6 @@ def _deadline(left_s: float) -> str:
 
 
 def row_json(row: ListedSandbox) -> dict[str, Any]:
-    """Return a sandbox as JSON."""
     entry, now_s = row.entry, time.time()
     return {
         "name": entry.name,
@@ -271,7 +258,6 @@ def tell_of(done: Reaped) -> None:
 
 
 def reaped_json(done: Reaped) -> dict[str, Any]:
-    """Return a sandbox and its result as JSON."""
     said = {"outcome": done.outcome, "reason": done.reason, "problem": done.problem}
     return {**row_json(done.sandbox), **said}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,7 +46,7 @@ def smoke(
     results = _run(job)
     failed = [result for result in results if not result.ok]
     if as_json:
-        _print_json(results)
+        print_json([{**asdict(result), "ok": result.ok} for result in results])
     else:
         console().print(_table(results))
         for result in failed:
@@ -64,8 +64,6 @@ def smoke(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """The command line."""
-
     tasks: list[Task]
     backend: str
     settings: list[str]
@@ -101,11 +99,6 @@ def _run(job: _Job) -> list[SmokeResult]:
             if seen:
                 console().print(_table(seen))
             raise
-
-
-def _print_json(results: list[SmokeResult]) -> None:
-    rows: list[dict[str, Any]] = [{**asdict(result), "ok": result.ok} for result in results]
-    print_json(rows)
 
 
 def _table(results: list[SmokeResult]) -> Table:

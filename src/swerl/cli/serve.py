@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -23,9 +23,6 @@ from swerl.cli._output import print_json, stderr
 from swerl.cli._run import INTERRUPTED, run
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import InputError
-
-if TYPE_CHECKING:
-    from swerl.core.chat import Message
 
 _SCRIPTS = ("demo",)
 _SHORTEST_KEY = 16

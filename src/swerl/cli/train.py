@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from swerl.cli import train_status
-from swerl.cli._options import JsonOption, RecipeSettingsOption
+from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json, stderr
+from swerl.cli.train_status import called, facts_of, find_run, status, stored_recipe
 from swerl.core.errors import RunError, RunStoppedError, unknown
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def _refuse_typo(word: str, commands: Collection[str]) -> None:
 
 
 app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
-app.command("status")(train_status.status)
-
-RunsOption = Annotated[Path, typer.Option(help="Folder of all run folders.")]
+app.command("status")(status)
 
 
 @app.command(RUN)
@@ -94,7 +92,6 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
         raise obstacle
     from swerl.cli._run import INTERRUPTED, run
     from swerl.cli._train_view import TrainView, show_summary
-    from swerl.cli.train_status import facts_of
     from swerl.cli.why import print_cause
     from swerl.runs.layout import RunFolder
     from swerl.training.train import train
@@ -131,8 +128,6 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Resume a run with the recipe in its folder."""
-    from swerl.cli.train_status import called, find_run, stored_recipe
-
     root = find_run(run, runs)
     after = f"`swerl train resume {called(root)}` resumes it"
     _train(stored_recipe(root), root, after, as_json=as_json)
@@ -141,7 +136,7 @@ def resume(
 @app.command("stop")
 def stop(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     now: Annotated[
         bool, typer.Option("--now", help="Stop at once, not after the current step.")
     ] = False,
@@ -151,7 +146,6 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, from any machine that shares the run folder."""
-    from swerl.cli.train_status import called, facts_of, find_run
     from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
 
     root = find_run(run, runs)
@@ -190,11 +184,10 @@ def _wait(root: Path, wait_s: float) -> StatusReport:
 def rewind(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
-    from swerl.cli.train_status import called, find_run
     from swerl.runs.layout import rewind as go_back
 
     root = find_run(run, runs)
@@ -213,7 +206,7 @@ def preflight(
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
     ],
     settings: RecipeSettingsOption = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli._options import JsonOption
+from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, safe, simple_table, stderr
 from swerl.core.errors import RunError, SwerlError, unknown
 from swerl.core.files import read_json
@@ -27,7 +27,7 @@ _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
 
 def status(
     run: Annotated[str | None, typer.Argument(help="Name of a run, or its folder.")] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all run folders.")] = Path("runs"),
+    runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Show a run's state, or list all runs; reads only run folders, on any machine."""

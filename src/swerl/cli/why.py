@@ -9,6 +9,7 @@ import typer
 
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe
+from swerl.cli.train_status import all_runs, called, find_run, stored_recipe
 from swerl.core.errors import InputError, SwerlError
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
-    from swerl.cli.train_status import all_runs, called, find_run
     from swerl.runs.why import diagnose
 
     if run is None and not (found := all_runs(runs)):
@@ -51,7 +51,6 @@ def _checked(root: Path) -> Diagnosis:
 
     from swerl.checks.why import check
     from swerl.cli._run import run
-    from swerl.cli.train_status import stored_recipe
 
     with TemporaryDirectory(prefix="swerl-why-") as scratch:
         checked = check(root, stored_recipe(root), scratch=Path(scratch))
