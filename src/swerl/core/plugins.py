@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast, overload
 
 from swerl.core.contracts import (
     Algorithm,
@@ -41,6 +41,7 @@ from swerl.core.errors import InputError, unknown
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+T_co = TypeVar("T_co", covariant=True)
 _KINDS = {
     "sandboxes": ("sandbox", "swerl.sandboxes"),
     "harnesses": ("agent", "swerl.harnesses"),
@@ -63,22 +64,13 @@ _ANY_FAMILY = "template"
 """The family that reads any chat template."""
 
 
-class SandboxPlugin(Protocol):
-    """A module of `swerl.sandboxes`."""
+class PartPlugin(Protocol[T_co]):
+    """A module of sandboxes, harnesses, algorithms, dialects or graders."""
 
     Options: type[BaseModel]
 
-    def build(self, *options: BaseModel) -> SandboxBackend:
-        """Return the backend with these settings: one, or none if it has no `Options`."""
-
-
-class HarnessPlugin(Protocol):
-    """A module of `swerl.harnesses`."""
-
-    Options: type[BaseModel]
-
-    def build(self, *options: BaseModel) -> Harness:
-        """Return the harness with these settings."""
+    def build(self, *options: BaseModel) -> T_co:
+        """Return the part with these settings: one, or none if the module has no `Options`."""
 
 
 class EnginePlugin(Protocol):
@@ -89,29 +81,6 @@ class EnginePlugin(Protocol):
     open: Callable[..., AbstractAsyncContextManager[Engine | ChatEngine]]
     """`open(options, setup)` connects to the engine or launches it; leaving the context ends what
     was launched. Without `Options` it takes the EngineSetup alone."""
-
-
-class AlgorithmPlugin(Protocol):
-    """A module of `swerl.algorithms`."""
-
-    Options: type[BaseModel]
-
-    def build(self, *options: BaseModel) -> Algorithm:
-        """Return the algorithm with these settings."""
-
-
-class DialectPlugin(Protocol):
-    """A module of `swerl.dialects`."""
-
-    def build(self) -> Dialect:
-        """Return the dialect."""
-
-
-class GraderPlugin(Protocol):
-    """A module of `swerl.graders`."""
-
-    def build(self) -> Grader:
-        """Return the grader."""
 
 
 class FamilyPlugin(Protocol):
@@ -126,17 +95,17 @@ class FamilyPlugin(Protocol):
 
 
 @overload
-def load(kind: Literal["sandboxes"], name: str) -> SandboxPlugin: ...
+def load(kind: Literal["sandboxes"], name: str) -> PartPlugin[SandboxBackend]: ...
 @overload
-def load(kind: Literal["harnesses"], name: str) -> HarnessPlugin: ...
+def load(kind: Literal["harnesses"], name: str) -> PartPlugin[Harness]: ...
 @overload
 def load(kind: Literal["engines"], name: str) -> EnginePlugin: ...
 @overload
-def load(kind: Literal["algorithms"], name: str) -> AlgorithmPlugin: ...
+def load(kind: Literal["algorithms"], name: str) -> PartPlugin[Algorithm]: ...
 @overload
-def load(kind: Literal["dialects"], name: str) -> DialectPlugin: ...
+def load(kind: Literal["dialects"], name: str) -> PartPlugin[Dialect]: ...
 @overload
-def load(kind: Literal["graders"], name: str) -> GraderPlugin: ...
+def load(kind: Literal["graders"], name: str) -> PartPlugin[Grader]: ...
 @overload
 def load(kind: Literal["families"], name: str) -> FamilyPlugin: ...
 def load(kind: str, name: str) -> object:
