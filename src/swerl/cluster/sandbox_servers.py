@@ -66,15 +66,11 @@ async def serve_sandboxes(
 
 @dataclass(frozen=True, slots=True)
 class _Up:
-    """A server that listens."""
-
     url: str
     key: str
 
 
 class _Server:
-    """One machine's server."""
-
     def __init__(
         self, node: Node, site: SandboxSite, recipe: Recipe, *, logs: Path, emit: Emit
     ) -> None:
@@ -170,8 +166,6 @@ def _client(up: _Up, recipe: Recipe) -> e2b.E2BBackend:
 
 
 class SandboxSite:
-    """One machine's sandboxes."""
-
     def __init__(self, name: str, changed: asyncio.Event) -> None:
         """`changed` is set when a server is up here, or none ever will be."""
         self.name = name
@@ -241,7 +235,8 @@ class SpreadBackend:
         self._changed = asyncio.Event()
         self.sites = [SandboxSite(name, self._changed) for name in names]
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         image: str,
         limits: Limits,
@@ -249,12 +244,14 @@ class SpreadBackend:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AbstractAsyncContextManager[Sandbox]:
+    ) -> AsyncIterator[Sandbox]:
         """Create a sandbox of `image` on the machine with the fewest.
 
         Waits while no server is up. Raises SandboxUnavailableError if none will be again.
         """
-        return self._open(image, limits, workdir, mounts, name)
+        site = await self._emptiest()
+        async with site.opened(image, limits, workdir=workdir, mounts=mounts, name=name) as sandbox:
+            yield sandbox
 
     async def live(self) -> Sequence[LiveSandbox]:
         backends = [site.backend for site in self.sites if site.backend]
@@ -268,14 +265,6 @@ class SpreadBackend:
     def price(self, limits: Limits) -> float:
         """Return 0: the machines are already paid for."""
         return 0.0
-
-    @asynccontextmanager
-    async def _open(
-        self, image: str, limits: Limits, workdir: str, mounts: Sequence[Mount], name: str
-    ) -> AsyncIterator[Sandbox]:
-        site = await self._emptiest()
-        async with site.opened(image, limits, workdir=workdir, mounts=mounts, name=name) as sandbox:
-            yield sandbox
 
     async def _emptiest(self) -> SandboxSite:
         while not (serving := [site for site in self.sites if site.backend]):

@@ -1,10 +1,13 @@
-"""A backend that pulls an image at its first use, and protects it from `gc` meanwhile."""
+"""A backend around another one, and one that pulls an image at its first use.
+
+The image of an open sandbox is protected from `gc`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
@@ -25,7 +28,35 @@ def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBack
     return backend if pull is None else OnDemand(backend, default_store(), pull=pull == "missing")
 
 
-class OnDemand:
+class WrappedBackend:
+    """Forwards all but `open`, which a subclass has. Snapshots work if they do in the inner one."""
+
+    def __init__(self, inner: SandboxBackend) -> None:
+        self.inner = inner
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        return await self.inner.live()
+
+    async def remove(self, name: str) -> None:
+        await self.inner.remove(name)
+
+    def price(self, limits: Limits) -> float:
+        return self.inner.price(limits)
+
+    async def identify(self, image: str) -> str:
+        inner = self.inner
+        return await inner.identify(image) if isinstance(inner, SnapshotBackend) else ""
+
+    async def find_snapshot(self, name: str) -> str:
+        inner = self.inner
+        return await inner.find_snapshot(name) if isinstance(inner, SnapshotBackend) else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        if isinstance(self.inner, SnapshotBackend):
+            await self.inner.drop_snapshot(name)
+
+
+class OnDemand(WrappedBackend):
     """A SandboxBackend around another one that runs images of the store."""
 
     def __init__(
@@ -36,13 +67,14 @@ class OnDemand:
         pull: bool = True,
         options: PullOptions | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._store = store
         self._pull = pull
         self._options = options
         self._pulls: dict[str, asyncio.Task[StoredImage]] = {}
 
-    def open(
+    @asynccontextmanager
+    async def open(
         self,
         image: str,
         limits: Limits,
@@ -50,49 +82,23 @@ class OnDemand:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AbstractAsyncContextManager[Sandbox]:
+    ) -> AsyncIterator[Sandbox]:
         """Create a sandbox of `image`; pull it first if the store lacks it.
 
         Raises ImageError if the image cannot be pulled.
         """
-
-        def begin() -> AbstractAsyncContextManager[Sandbox]:
-            return self._inner.open(image, limits, workdir=workdir, mounts=mounts, name=name)
-
-        return begin() if is_local(image) else self._open(image, begin)
-
-    async def live(self) -> Sequence[LiveSandbox]:
-        return await self._inner.live()
-
-    async def remove(self, name: str) -> None:
-        await self._inner.remove(name)
-
-    def price(self, limits: Limits) -> float:
-        return self._inner.price(limits)
+        async with AsyncExitStack() as stack:
+            if not is_local(image):
+                await self._ensure(image)
+                stack.enter_context(self._store.use(image))
+            inside = self.inner.open(image, limits, workdir=workdir, mounts=mounts, name=name)
+            yield await stack.enter_async_context(inside)
 
     async def identify(self, image: str) -> str:
         """Return a text that changes with the image's content; pull the image if it is absent."""
         if not is_local(image):
             await self._ensure(image)
-        inner = self._inner
-        return await inner.identify(image) if isinstance(inner, SnapshotBackend) else ""
-
-    async def find_snapshot(self, name: str) -> str:
-        inner = self._inner
-        return await inner.find_snapshot(name) if isinstance(inner, SnapshotBackend) else ""
-
-    async def drop_snapshot(self, name: str) -> None:
-        if isinstance(self._inner, SnapshotBackend):
-            await self._inner.drop_snapshot(name)
-
-    @asynccontextmanager
-    async def _open(
-        self, image: str, begin: Callable[[], AbstractAsyncContextManager[Sandbox]]
-    ) -> AsyncIterator[Sandbox]:
-        await self._ensure(image)
-        with self._store.use(image):
-            async with begin() as sandbox:
-                yield sandbox
+        return await super().identify(image)
 
     async def _ensure(self, image: str) -> None:
         """Pull the image if it is absent; callers during a pull wait for that pull."""

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, SecretBytes, SecretStr
 
 from swerl.core import plugins
-from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend
+from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError, InputError, SandboxError, SandboxUnavailableError
 from swerl.core.liveness import this_process
-from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.core.sandbox import Limits, Mount, new_name
+from swerl.images.ondemand import WrappedBackend
 from swerl.sandboxes.ledger.store import FAILURES, Entry, Ledger, Use, default_ledger
 
 T = TypeVar("T")
@@ -68,11 +69,11 @@ def explain(error: BaseException) -> str:
     return " ".join(f"{text} ({hint})".split()) if hint else " ".join(text.split())
 
 
-class Tracked:
+class Tracked(WrappedBackend):
     """A SandboxBackend around another one."""
 
     def __init__(self, inner: SandboxBackend, recorder: Recorder) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._recorder = recorder
         self._has_opened = False
         """True once the provider has made a sandbox for this object."""
@@ -108,27 +109,9 @@ class Tracked:
         else:
             await self._close(entry, context, None)
 
-    async def live(self) -> Sequence[LiveSandbox]:
-        return await self.inner.live()
-
     async def remove(self, name: str) -> None:
-        await self.inner.remove(name)
+        await super().remove(name)
         await self._recorder.ended(name, why="removed")
-
-    def price(self, limits: Limits) -> float:
-        return self.inner.price(limits)
-
-    async def identify(self, image: str) -> str:
-        inner = self.inner
-        return await inner.identify(image) if isinstance(inner, SnapshotBackend) else ""
-
-    async def find_snapshot(self, name: str) -> str:
-        inner = self.inner
-        return await inner.find_snapshot(name) if isinstance(inner, SnapshotBackend) else ""
-
-    async def drop_snapshot(self, name: str) -> None:
-        if isinstance(self.inner, SnapshotBackend):
-            await self.inner.drop_snapshot(name)
 
     async def _not_created(self, entry: Entry, error: BaseException) -> None:
         # A provider that was never reached has no sandbox of ours. One that was reached may have.
