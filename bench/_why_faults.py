@@ -16,8 +16,8 @@ from swerl.core.chat import ParsedReply
 from swerl.core.episode import Episode
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.seeds import seed_of
 from swerl.core.task import Task
+from swerl.core.turn import seed_of
 from swerl.engines import _sglang_client
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyFamily

@@ -21,8 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from swerl.grading.log_parsers import PARSERS, LogError  # noqa: E402
-from swerl.grading.reading import read_log  # noqa: E402
+from swerl.grading.log_parsers import (  # noqa: E402
+    PARSERS,
+    LogError,
+    read_log,
+)
 from tests.grading.test_hostile_logs import PYTEST, SAMPLES  # noqa: E402
 
 TICK_S = 0.002

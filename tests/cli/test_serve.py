@@ -28,10 +28,10 @@ from typer.testing import CliRunner
 
 from swerl.cli import serve as _serve_script
 from swerl.cli.serve import serve
+from swerl.core.changes import edits
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import InputError
-from swerl.core.patch import edits
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
 from swerl.sandboxes import local

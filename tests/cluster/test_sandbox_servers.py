@@ -21,12 +21,12 @@ from swerl.cluster.open import Nodes
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sandbox_servers import SandboxSite, SpreadBackend, serve_sandboxes
 from swerl.core import plugins
+from swerl.core.changes import edits
 from swerl.core.chat import Finish, Message
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.events import Event, ignore
 from swerl.core.grade import Verdict
-from swerl.core.patch import edits
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway.server import Gateway

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.changes import Changes, FileKind, TreeFile
+from swerl.core.changes import Changes, FileKind, TreeFile, touched
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.accept import Accepted, CleanTree, accept
-from swerl.grading.sections import paths
 from swerl.tasks.datasets import find_converter
 
 OLD, NEW = TreeFile(b"x\n"), TreeFile(b"y\n")
@@ -319,8 +318,8 @@ def test_every_known_solution_is_accepted_whole(shared_dir: Path, name: str) -> 
     with (shared_dir / "rows" / f"{name}.jsonl").open() as lines:
         tasks = [to_task(json.loads(line)) for line in lines]
     for task in tasks:
-        assert accept(task, edited(*paths(task.gold_patch))).dropped == ()
-        assert accept(task, made(*paths(task.gold_patch))).dropped == ()
+        assert accept(task, edited(*touched(task.gold_patch))).dropped == ()
+        assert accept(task, made(*touched(task.gold_patch))).dropped == ()
 
 
 @pytest.mark.parametrize(
@@ -333,7 +332,7 @@ def test_every_known_solution_is_accepted_whole(shared_dir: Path, name: str) -> 
     ],
 )
 def test_quoted_names_are_read_as_git_reads_them(quoted: str, name: str) -> None:
-    assert paths(f"--- /dev/null\n+++ {quoted}\n@@ -0,0 +1 @@\n+x\n") == (name,)
+    assert touched(f"--- /dev/null\n+++ {quoted}\n@@ -0,0 +1 @@\n+x\n") == (name,)
 
 
 def test_headers_inside_content_are_content() -> None:
@@ -341,4 +340,4 @@ def test_headers_inside_content_are_content() -> None:
         "diff --git a/doc.txt b/doc.txt\n--- a/doc.txt\n+++ b/doc.txt\n@@ -1,2 +1,2 @@\n"
         "--- a/conftest.py\n+++ b/conftest.py\n x\x0cdiff --git a/conftest.py b/conftest.py\n"
     )
-    assert paths(patch) == ("doc.txt",)
+    assert touched(patch) == ("doc.txt",)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from swerl.core import plugins
+from swerl.core.changes import edits
 from swerl.core.chat import Message, Role
 from swerl.core.contracts import Engine, Exit, Harness, Sandbox
 from swerl.core.errors import SwerlError
-from swerl.core.patch import edits
 from swerl.core.sample import Sample, to_samples
 from swerl.core.sandbox import Exec, Limits, Mount
 from swerl.core.task import GradingSpec, Task

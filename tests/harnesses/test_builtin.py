@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Message
 from swerl.core.errors import SandboxLostError
-from swerl.core.patch import FileEdit
 from swerl.harnesses import builtin as _messages_client
 from swerl.harnesses.builtin import Builtin, Options, build
 

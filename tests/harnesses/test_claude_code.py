@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Message
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import BrokenImageError, InputError
-from swerl.core.patch import FileEdit, edits
 from swerl.core.sandbox import Mount
 from swerl.harnesses import claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options

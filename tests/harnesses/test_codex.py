@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.changes import FileEdit
 from swerl.core.contracts import Endpoint
-from swerl.core.patch import FileEdit
 from swerl.harnesses import codex
 from swerl.harnesses.codex import Codex, Options
 

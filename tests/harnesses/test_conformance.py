@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from swerl.core import plugins
+from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Harness, Sandbox
 from swerl.core.errors import SandboxError
-from swerl.core.patch import FileEdit, edits
 from swerl.core.sandbox import Exec, Mount
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core import experts, plugins
+from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
@@ -20,7 +21,6 @@ from swerl.core.events import Event, Notice, ignore
 from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
 from swerl.core.learning import WeightRef
-from swerl.core.patch import FileEdit, edits
 from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits, Mount
 from swerl.core.task import Task

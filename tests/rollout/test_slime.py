@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from swerl.core.changes import edits
 from swerl.core.chat import Finish, Message, Role
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import InputError, TaskError
 from swerl.core.grade import Grade, Verdict
-from swerl.core.patch import edits
 from swerl.core.task import Task, to_row
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines.families import tiny

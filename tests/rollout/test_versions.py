@@ -4,7 +4,7 @@ from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.turn import Trajectory, Turn, WeightChange
-from swerl.rollout.versions import Staleness, Versions, spans_of, staleness
+from swerl.rollout.versions import Staleness, Versions, staleness
 from swerl.runs.prompts import Fate, GroupEntry, LengthBias
 
 
@@ -21,9 +21,9 @@ def episode(*turns: Turn) -> Episode:
 
 def test_every_token_has_the_version_that_sampled_it() -> None:
     partial = turn(10, "a", WeightChange(4, "b"), WeightChange(9, "c"))
-    assert list(spans_of(partial)) == [("a", 4), ("b", 5), ("c", 1)]
+    assert list(partial.spans()) == [("a", 4), ("b", 5), ("c", 1)]
     unseen = turn(4, "a", WeightChange(0, "b"), WeightChange(4, "c"))
-    assert list(spans_of(unseen)) == [("b", 4)]
+    assert list(unseen.spans()) == [("b", 4)]
 
 
 def test_staleness_counts_versions_and_weighs_by_tokens() -> None:

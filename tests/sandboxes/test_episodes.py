@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from swerl.core.changes import edits
 from swerl.core.contracts import Harness, Listener, Sandbox
-from swerl.core.patch import edits
 from swerl.core.sandbox import Mount
 from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.changes import edits, touched
 from swerl.core.errors import ImageError, InputError
 from swerl.core.grade import Blind, Verdict
-from swerl.core.patch import edits, touched
 from swerl.core.task import Task
 from swerl.grading.graders import command
 from swerl.grading.swaps import swapped

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 

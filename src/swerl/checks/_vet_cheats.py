@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from swerl.core.patch import touched
+from swerl.core.changes import touched
 from swerl.core.task import Task
 
 CONFTEST = "conftest.py"

@@ -26,7 +26,6 @@ from swerl.core.task import Task, write_tasks
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
-from swerl.rollout.versions import versions_of
 from swerl.runs.evaluation import Evaluation, TaskResult, blocks, result_of, summary
 from swerl.runs.layout import RunFolder
 from swerl.runs.statistics import Decision, Look, SequentialTest
@@ -114,7 +113,7 @@ def _row(number: int, folder: str, episode: Episode, task: Task) -> dict[str, An
         "seconds": episode.timings.get("total", 0.0),
         "has_token_ids": all(turn.trainable for turn in trajectory.turns),
         "has_patch": bool(episode.patch),
-        "versions": sorted(versions_of(episode)),
+        "versions": sorted(trajectory.versions),
     }
 
 

@@ -17,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxUnavailableError, SwerlError
 from swerl.core.jobs import append_result, read_results, run_jobs
-from swerl.core.patch import edits, touched
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, to_row
 from swerl.tasks.hide_future import (
@@ -122,8 +122,6 @@ class LeakScan:
 
 @dataclass(frozen=True, slots=True)
 class TaskScan:
-    """The scans of one Task's image."""
-
     task: str
     image: str
     digest: str
@@ -194,7 +192,6 @@ def append(path: Path, result: TaskScan) -> None:
 
 
 def as_row(result: TaskScan) -> dict[str, Any]:
-    """Return a result as JSON types."""
     return {**asdict(result), "ok": result.ok}
 
 

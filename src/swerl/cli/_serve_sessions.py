@@ -17,8 +17,7 @@ from swerl.core.errors import RunError
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
-from swerl.core.seeds import seed_of
-from swerl.core.turn import Sampling, Trajectory
+from swerl.core.turn import Sampling, Trajectory, seed_of
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway

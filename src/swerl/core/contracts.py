@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from swerl.core.changes import AgentPatch
+from swerl.core.changes import AgentPatch, FileEdit
 from swerl.core.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
 from swerl.core.episode import Group, Status
 from swerl.core.grade import Grade
@@ -37,7 +37,6 @@ from swerl.core.learning import (
     StepStats,
     WeightRef,
 )
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
 from swerl.core.task import Swap, Task
 from swerl.core.turn import Completion, Sampling, Trajectory
@@ -475,7 +474,7 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a reward may read of one attempt at a Task."""
+    """The facts of one attempt at a Task that a reward may read."""
 
     task: Task
     grade: Grade

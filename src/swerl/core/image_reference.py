@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, replace
 
-from swerl.core.errors import InputError
+from swerl.core.errors import ImageError, InputError
 
 DOCKER_HUB = "docker.io"
 _HUB_API = "registry-1.docker.io"
@@ -119,3 +119,11 @@ def _is_loopback(registry: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def checked_digest(digest: object, owner: str) -> str:
+    """Return a digest that is safe in a request and as a file name. Raises ImageError."""
+    if isinstance(digest, str) and _DIGEST.fullmatch(digest):
+        return digest
+    message = f"{owner} names {digest!r:.80}, which is not a SHA-256 digest"
+    raise ImageError(message, hint="build and push the image again")

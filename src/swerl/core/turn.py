@@ -1,7 +1,12 @@
-"""Turn: one request and reply in exact tokens; Trajectory: the tree of a Session's Turns."""
+"""Turn: one request and reply in exact tokens; Trajectory: the tree of a Session's Turns.
+
+Seeds of replies derive from a run's seed. Each function hashes in its own way, and neither may
+change: published learning curves depend on the draws that these bytes give.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +27,16 @@ class Sampling:
     """Seed of this reply's draws; None: the engine's choice."""
     num_routed: int = 0
     """Leading prompt positions whose routed experts are recorded already."""
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return the 31-bit seed of this name, such as an Episode's id, in a run of this seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:4]) >> 1
+
+
+def reply_seed(seed: int, number: int) -> int:
+    """Return the 31-bit seed of the reply with this number in a Session of this seed."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=4).digest()) >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,6 @@ class RoutedExperts:
 
     @property
     def num_positions(self) -> int:
-        """Number of positions with a record."""
         return len(self.data) // (self.bytes_per_id * self.num_layers * self.top_k)
 
 
@@ -122,6 +136,16 @@ class Turn:
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
 
+    def spans(self) -> Iterator[tuple[str, int]]:
+        """Yield (weight version, number of tokens) over the sampled ids, without empty spans."""
+        # A reply across n weight changes has n + 1 spans.
+        names = [self.weight_version, *(change.version for change in self.weight_changes)]
+        bounds = [0, *(change.at for change in self.weight_changes), len(self.output_ids)]
+        for name, start, stop in zip(names, bounds, bounds[1:], strict=False):
+            # Two changes at one position enclose no token.
+            if stop > start:
+                yield name, stop - start
+
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
@@ -140,6 +164,11 @@ class Trajectory:
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of all Turns, by the engine's own count where it returns no ids."""
         return sum(len(turn.output_ids) + turn.num_reported for turn in self.turns)
+
+    @property
+    def versions(self) -> set[str]:
+        """Weight versions that sampled a token."""
+        return {name for turn in self.turns for name, _ in turn.spans()}
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -23,8 +23,7 @@ from secrets import token_hex
 
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
-from swerl.core.seeds import reply_seed
-from swerl.core.turn import Sampling, Trajectory, Turn
+from swerl.core.turn import Sampling, Trajectory, Turn, reply_seed
 from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
 from swerl.gateway.limits import FairTurns, SessionAdmission, SessionLimits, T, is_long
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call

@@ -14,9 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from swerl.core.changes import Changes, FileMap, TreeFile, is_plain, leads_out, parents
+from swerl.core.changes import Changes, FileMap, TreeFile, is_plain, leads_out, parents, touched
 from swerl.core.task import GradingSpec, Task
-from swerl.grading.sections import paths
 from swerl.grading.steering import holds_steering, without_steering
 
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
@@ -185,10 +184,10 @@ class _Rules:
 
     def __init__(self, task: Task, clean: CleanTree) -> None:
         spec = task.grading
-        brought = {*spec.test_files, *paths(spec.test_patch)}
+        brought = {*spec.test_files, *touched(spec.test_patch)}
         self._hidden = {*brought, *_declared_files(spec)}
         # The known solution may change a protected file, but not a test that grading brings.
-        self._allowed = set(paths(task.gold_patch)) - brought
+        self._allowed = set(touched(task.gold_patch)) - brought
         self._folders = {folder for path in self._hidden if (folder := _test_folder(path))}
         self._above = {folder for path in self._hidden for folder in parents(path)}
         named = (path for text in clean.scripts.values() for path in _run_by(text))

@@ -20,9 +20,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from swerl.core.changes import touched
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec, Swap, Task
-from swerl.grading.sections import paths
 from swerl.grading.statuses import Statuses, reported, statuses_of
 from swerl.grading.swaps import Candidate, belongs, candidates, supports
 
@@ -157,7 +157,7 @@ def test_files(task: Task) -> list[str]:
     These are the files that grading brings, and those that test ids name.
     """
     spec = task.grading
-    inside = [*spec.test_files, *paths(spec.test_patch)]
+    inside = [*spec.test_files, *touched(spec.test_patch)]
     for test in (*spec.fail_to_pass, *spec.pass_to_pass):
         if match := _MODULE.search(test):
             inside.append(match[1].replace(".", "/") + ".py")

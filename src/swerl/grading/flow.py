@@ -27,9 +27,8 @@ from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, Swap, Task
 from swerl.grading import blind
-from swerl.grading.log_parsers import LogError, find_parser
+from swerl.grading.log_parsers import LogError, find_parser, read_durations, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
-from swerl.grading.reading import read_durations, read_log
 from swerl.grading.statuses import Judgement, Parser, statuses_of
 from swerl.grading.swaps import swapped
 

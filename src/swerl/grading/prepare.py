@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes
+from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, touched
 from swerl.core.contracts import OpenClean, Sandbox
 from swerl.core.errors import SandboxFileError
 from swerl.core.grade import Grade, Verdict
@@ -27,7 +27,6 @@ from swerl.grading.accept import (
     script_text,
     scripts_to_read,
 )
-from swerl.grading.sections import paths
 from swerl.tasks import worktree
 from swerl.tasks.hide_future import Stage, hide_future
 
@@ -139,7 +138,7 @@ async def changes_of(task: Task, patch: AgentPatch, open_clean: OpenClean) -> Ch
     text = (patch.removesuffix("\n") + "\n").encode("utf-8", "surrogateescape")
     if len(text) > MAX_PATCH_BYTES:
         return Grade(Verdict.UNSOLVED, reason=f"the patch has over {MAX_PATCH_BYTES >> 20} MiB")
-    kept = paths(task.gold_patch)
+    kept = touched(task.gold_patch)
     async with open_clean() as sandbox:
         start = await worktree.list_tree(sandbox, task.workdir, kept=kept)
         done = await sandbox.run(_shell(_APPLY), cwd=task.workdir, timeout_s=_APPLY_S, stdin=text)
@@ -182,7 +181,7 @@ async def _apply_tests(task: Task, sandbox: Sandbox, *, has_patch: bool) -> Grad
         return None
     text = spec.test_patch.removesuffix("\n") + "\n"
     end = await sandbox.run(
-        [*_shell(_APPLY_TESTS), task.base_commit, *paths(spec.test_patch)],
+        [*_shell(_APPLY_TESTS), task.base_commit, *touched(spec.test_patch)],
         cwd=task.workdir,
         timeout_s=_TIMEOUT_S,
         stdin=text.encode("utf-8", "surrogateescape"),

@@ -131,8 +131,6 @@ def not_once(path: str, count: int) -> ToolError:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of one run."""
-
     sandbox: Sandbox
     shell: Shell
     workdir: str

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role, ToolCall
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
-from swerl.core.patch import FileEdit
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may set a proxy, but the gateway is not behind one."""

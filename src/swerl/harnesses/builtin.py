@@ -16,9 +16,9 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools, definitions

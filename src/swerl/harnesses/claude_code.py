@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.errors import BrokenImageError, InputError
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles

@@ -24,10 +24,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.errors import ImageError, InputError
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message
 from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.errors import InputError
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.patch import FileEdit
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from swerl.core.errors import ImageError, InputError
-from swerl.core.image_reference import parse
+from swerl.core.image_reference import checked_digest, parse
 from swerl.images.manifest import (
     IMAGE_TYPES,
     MAX_DOCUMENT,
     Blob,
     Manifest,
     chain_ids,
-    checked_digest,
     machine_platform,
     read_config,
     sha256,

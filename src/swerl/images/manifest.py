@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from swerl.core.errors import ImageError
+from swerl.core.image_reference import checked_digest
 
 PLATFORM = ("linux", "amd64")
 """Platform of public SWE images, and so of a mirror."""
@@ -26,7 +26,6 @@ MAX_DOCUMENT = 4 << 20
 """Most bytes of a manifest, an index or a config: registries refuse larger ones too."""
 
 _ANEW = "build and push the image again"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -162,13 +161,6 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 def sha256(data: bytes) -> str:
     """Return the digest of some bytes in a registry's form."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
-
-
-def checked_digest(digest: object, owner: str) -> str:
-    """Return a digest that is safe in a request and as a file name. Raises ImageError."""
-    if isinstance(digest, str) and _DIGEST.fullmatch(digest):
-        return digest
-    raise ImageError(f"{owner} names {digest!r:.80}, which is not a SHA-256 digest", hint=_ANEW)
 
 
 def machine_platform() -> tuple[str, str]:

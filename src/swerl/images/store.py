@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from swerl.core.errors import ImageError
-from swerl.core.image_reference import parse
+from swerl.core.image_reference import checked_digest, parse
 from swerl.core.secrets import cache_dir
 from swerl.images import owners
 from swerl.images.manifest import (
@@ -34,7 +34,6 @@ from swerl.images.manifest import (
     Config,
     Manifest,
     chain_ids,
-    checked_digest,
     declared_type,
     read_config,
     sha256,
@@ -139,7 +138,6 @@ class Store:
         return sorted(found, key=lambda named: (named.pulled_unix_s, named.reference))
 
     def manifest(self, named: Named) -> Manifest:
-        """Return the manifest of a name."""
         body = self.read(named.digest, named.reference)
         return Manifest(named.reference, body, declared_type(body) or IMAGE_TYPES[0])
 
@@ -222,7 +220,6 @@ class Store:
             return False
 
     def has_layer(self, layer_id: str) -> bool:
-        """Return whether an unpacked layer exists."""
         return (self.layer(layer_id) / "layer.json").is_file()
 
     # Using

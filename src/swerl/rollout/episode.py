@@ -16,17 +16,15 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from swerl.core import plugins
-from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, diff
+from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, diff, touched
 from swerl.core.chat import Role, ToolCall
 from swerl.core.contracts import Attempt, Exit, Sandbox
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
 from swerl.core.events import EpisodeEnded, Notice, TurnEnded
 from swerl.core.grade import Grade, Verdict
-from swerl.core.patch import touched
-from swerl.core.seeds import seed_of
 from swerl.core.task import Task
-from swerl.core.turn import Sampling, Trajectory
+from swerl.core.turn import Sampling, Trajectory, seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.sessions import Session

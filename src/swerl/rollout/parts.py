@@ -26,8 +26,8 @@ from swerl.core.errors import SandboxError, SandboxFileError, SandboxLostError
 from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits, Mount
-from swerl.core.seeds import seed_of
 from swerl.core.task import Task
+from swerl.core.turn import seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection

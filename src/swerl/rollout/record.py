@@ -25,7 +25,7 @@ from swerl.core.files import disk_errors, read_json, write_bytes, write_json
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
-from swerl.rollout.versions import Versions, versions_of
+from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder, make_aside
 
 
@@ -53,7 +53,7 @@ def write(folder: Path, episode: Episode) -> Episode:
         "sampled_tokens": episode.trajectory.num_sampled_tokens,
         "lost_tokens": episode.lost_tokens,
         "num_left": episode.num_left,
-        "versions": sorted(versions_of(episode)),
+        "versions": sorted(episode.trajectory.versions),
         "tools": episode.trajectory.tools,
         "timings": dict(episode.timings),
         "error": episode.error,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swerl.core.episode import Episode
-from swerl.core.turn import Turn
 
 
 class Versions:
@@ -54,7 +53,7 @@ def staleness(episodes: Iterable[Episode], versions: Versions) -> Staleness:
     A version that never served counts as the newest: an engine without weights has its own names.
     """
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
-    spans = [span for turn in turns for span in spans_of(turn)]
+    spans = [span for turn in turns for span in turn.spans()]
     numbers = [versions.number(name) for name, _ in spans]
     ages = [
         (0 if number is None else versions.newest - number, count)
@@ -68,19 +67,3 @@ def staleness(episodes: Iterable[Episode], versions: Versions) -> Staleness:
         num_stale=sum(count for age, count in ages if age),
         num_partial=sum(bool(turn.weight_changes) for turn in turns),
     )
-
-
-def versions_of(episode: Episode) -> set[str]:
-    """Return the versions that sampled an Episode."""
-    return {name for turn in episode.trajectory.turns for name, _ in spans_of(turn)}
-
-
-def spans_of(turn: Turn) -> Iterator[tuple[str, int]]:
-    """Yield (version, number of tokens) over a Turn's sampled ids, without empty spans."""
-    # A reply across n weight changes has n + 1 spans.
-    names = [turn.weight_version, *(change.version for change in turn.weight_changes)]
-    bounds = [0, *(change.at for change in turn.weight_changes), len(turn.output_ids)]
-    for name, start, stop in zip(names, bounds, bounds[1:], strict=False):
-        # Two changes at one position enclose no token.
-        if stop > start:
-            yield name, stop - start

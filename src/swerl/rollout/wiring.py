@@ -6,6 +6,7 @@ cluster is imported inside the two functions that training alone calls.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -257,9 +258,12 @@ def open_backend(
 
 async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
     """Remove the sandboxes that an earlier, killed start of the same run left."""
+    ledger = default_ledger()
+    if not await asyncio.to_thread(ledger.has_leftovers, recipe.name):
+        return
     from swerl.sandboxes.ledger import reap
 
-    left = await reap.reap_leftovers(default_ledger(), recipe.name)
+    left = await reap.reap_leftovers(ledger, recipe.name)
     removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
     if removed:
         emit(Notice(f"removed {removed} sandboxes that an earlier start left"))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from swerl.core.changes import touched
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, TaskError
-from swerl.core.patch import touched
 from swerl.core.task import Task, file_bytes, to_row
 
 if TYPE_CHECKING:

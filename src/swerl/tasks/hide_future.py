@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import BrokenImageError, SandboxError
-from swerl.core.patch import edits, touched
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 

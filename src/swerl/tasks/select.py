@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, TypeAlias
 
 import orjson
 
+from swerl.core.changes import touched
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, TaskError, unknown
-from swerl.core.patch import touched
 from swerl.core.task import Task, from_row
 
 
@@ -92,7 +92,6 @@ def split_tasks(
 
 
 def part_path(path: Path, name: str) -> Path:
-    """Return the file of a part of a split."""
     return path.with_name(f"{path.stem}.{name}.jsonl")
 
 

@@ -20,7 +20,6 @@ from swerl.recipe.schema import EvalSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.schedules import Schedule
-from swerl.rollout.versions import versions_of
 from swerl.runs.evaluation import result_of, summary
 from swerl.runs.layout import Best, RunFolder
 from swerl.runs.statistics import Rate
@@ -73,7 +72,7 @@ def _found(tasks: Sequence[Task], groups: Sequence[Group], k: int) -> dict[str, 
     repos = {task.id: task.repo for task in tasks}
     results = [result_of(group, repos.get(group.task_id, "")) for group in groups]
     episodes = (episode for group in groups for episode in group.episodes)
-    versions = sorted({name for episode in episodes for name in versions_of(episode)})
+    versions = sorted({name for episode in episodes for name in episode.trajectory.versions})
     return {"versions": versions, **summary(results, k)}
 
 

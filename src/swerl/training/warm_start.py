@@ -21,13 +21,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swerl.core.changes import FileEdit
 from swerl.core.chat import ChatRequest, Message, Role
 from swerl.core.contracts import Family
 from swerl.core.errors import InputError, RecipeError
 from swerl.core.events import Emit, Progress
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, WeightRef
-from swerl.core.patch import FileEdit
 from swerl.core.sample import Sample
 from swerl.core.secrets import cache_dir
 from swerl.engines.families import tiny

@@ -136,7 +136,6 @@ class _Model:
         return message
 
     def format_message(self, **message: Any) -> dict[str, Any]:
-        """Return a message as it is."""
         return message
 
     def format_observation_messages(
@@ -158,7 +157,6 @@ class _Model:
         return vars(self.config)
 
     def serialize(self) -> dict[str, Any]:
-        """Return the settings for the trajectory."""
         return {"info": {"config": {"model": vars(self.config)}}}
 
     def _post(self, body: bytes) -> dict[str, Any]:

@@ -187,13 +187,9 @@ async def reap(
 
 async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
     """Remove the sandboxes that earlier starts of a run left; ask no provider if there are none."""
-    known = await asyncio.to_thread(ledger.read)
-    life_of = cache(life)
-    for entry in known.entries:
-        is_open = entry.use.run == run and not entry.is_settled
-        if is_open and life_of(entry.use.owner) is Life.DEAD:
-            return list((await reap(ledger, run=run)).reaped)
-    return []
+    if not await asyncio.to_thread(ledger.has_leftovers, run):
+        return []
+    return list((await reap(ledger, run=run)).reaped)
 
 
 async def list_sandboxes(

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from swerl.core.errors import RunError
-from swerl.core.liveness import ProcessIdentity
+from swerl.core.liveness import Life, ProcessIdentity, life
 from swerl.core.sandbox import new_name
 from swerl.core.secrets import state_dir
 
@@ -159,6 +159,12 @@ class Ledger:
         except FAILURES as error:
             hint = "move it away to start a new one; check each provider for sandboxes left over"
             raise RunError(f"cannot read {self.path}: {error}", hint=hint) from error
+
+    def has_leftovers(self, run: str) -> bool:
+        """Return whether a dead owner left sandboxes of this run. Raises RunError."""
+        left = (each.use for each in self.read().entries if not each.is_settled)
+        owners = {use.owner for use in left if use.run == run}
+        return any(life(owner) is Life.DEAD for owner in owners)
 
     def open(self) -> sqlite3.Connection:
         """Open the database to write it; create it if there is none.

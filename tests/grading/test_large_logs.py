@@ -13,8 +13,7 @@ from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import Task
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.graders import command
-from swerl.grading.log_parsers import PARSERS, LogError, find_parser
-from swerl.grading.reading import read_durations, read_log
+from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_durations, read_log
 from swerl.grading.statuses import Judgement, Statuses
 
 from ._folder_sandbox import opener
