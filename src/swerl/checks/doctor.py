@@ -37,8 +37,6 @@ _TRAINER = f"{_IMPORTS}, m.__version__)"
 
 
 class State(StrEnum):
-    """Result of a check."""
-
     OK = "ok"
     WARN = "warn"
     """The part is absent; everything else works."""

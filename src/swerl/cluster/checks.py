@@ -29,8 +29,6 @@ _TORCH = (
 
 
 class FindingState(StrEnum):
-    """The result of a check."""
-
     OK = "ok"
     WARN = "warn"
     """The run can start, but may fail later."""
@@ -40,8 +38,6 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineFinding:
-    """The result of one check on one machine."""
-
     node: str
     check: str
     state: FindingState

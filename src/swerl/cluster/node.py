@@ -38,8 +38,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process to start."""
-
     argv: tuple[str, ...]
     log: Path
     """File to append its output to, in a folder that the nodes share."""
@@ -53,8 +51,6 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The end of a process."""
-
     code: int
     """Exit code; the negative number of a signal."""
     lost: str = ""

@@ -48,7 +48,6 @@ class RayHost:
         return HostInfo(platform.node(), ray.util.get_node_ip_address(), gpus)
 
     async def start(self, spec: ProcessSpec) -> int | RemoteError:
-        """Start a process and return its id."""
         try:
             process = await self._node.start(spec)
         except SwerlError as error:

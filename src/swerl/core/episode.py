@@ -35,7 +35,7 @@ class Episode:
     """Number from grade and status by a named rule; meaningless unless `learnable`."""
     trajectory: Trajectory
     patch: str = ""
-    """What the agent changed, as a diff against the clean work tree."""
+    """The agent's changes, as a diff against the clean work tree."""
     num_left: int = 0
     """Changed files that the patch leaves out: derived ones, large ignored ones, devices."""
     timings: Mapping[str, float] = field(default_factory=dict)

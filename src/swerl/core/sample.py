@@ -46,7 +46,6 @@ class Sample:
 
     @property
     def num_trained_tokens(self) -> int:
-        """Number of tokens in the loss."""
         return array("b", self.mask).tobytes().count(1)
 
     @property

@@ -22,8 +22,6 @@ from swerl.engines._torch_model import Draws, Qwen3Model, Qwen3Weights, draw
 
 @dataclass(frozen=True, slots=True)
 class ReplyRequest:
-    """One reply to sample."""
-
     rid: str
     ids: tuple[int, ...]
     max_new_tokens: int
@@ -192,7 +190,6 @@ class RunningBatch:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a row."""
         return len(self._waiting)
 
     @property

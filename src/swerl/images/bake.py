@@ -182,7 +182,6 @@ class _Baker:
 
 
 def _with_layer(config: dict[str, Any], layer: AgentLayer) -> bytes:
-    """Return the config's bytes with the layer as the last one."""
     agents = ", ".join(layer.agents)
     config["rootfs"]["diff_ids"].append(layer.diff_id)
     if history := config.get("history"):  # one step per layer, or none

@@ -95,7 +95,6 @@ class SourceSpec(BaseModel):
 
     @property
     def pins(self) -> tuple[str, ...]:
-        """The packages to install."""
         return self.frozen or self.requirements
 
 

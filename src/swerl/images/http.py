@@ -89,8 +89,6 @@ async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T
 
 
 class RegistryConnection:
-    """Sends requests to one registry."""
-
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
         self.answered = False

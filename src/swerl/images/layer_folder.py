@@ -35,8 +35,6 @@ _ZEROS = bytes(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class FileMeta:
-    """The attributes of a file in a layer."""
-
     mode: int
     size: int
     mtime_s: float
@@ -154,7 +152,6 @@ class Folder:
         self._copies[source] = self._place(path).path
 
     def fifo(self, path: bytes, meta: FileMeta) -> None:
-        """Make a named pipe."""
         mode = meta.mode & 0o777 | 0o600
         self._replace(path, lambda to: os.mkfifo(to.name, mode, dir_fd=to.fd))
 

@@ -58,19 +58,15 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class MirrorReport:
-    """The result of a whole mirror run."""
-
     images: tuple[Mirrored, ...]
     num_local: int = 0
     """Number of images that exist only on this machine and need no mirror."""
 
     @property
     def failed(self) -> tuple[Mirrored, ...]:
-        """Images that were not mirrored."""
         return tuple(image for image in self.images if image.error)
 
     def num_blobs(self, way: Way) -> int:
-        """Count the blobs that went this way."""
         return sum(image.blobs.get(way, 0) for image in self.images)
 
     @property
@@ -296,8 +292,6 @@ def rewritten(image: str, rewrites: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """One mirrored image."""
-
     source: str
     """Source name, by tag or digest."""
     digest: str

@@ -55,7 +55,6 @@ class ImagePlan:
 
     @cached_property
     def blobs(self) -> frozenset[Blob]:
-        """Every blob once."""
         return frozenset(blob for image in self.images for blob in image.blobs)
 
     @property

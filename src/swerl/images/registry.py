@@ -54,7 +54,6 @@ class Registries:
         self._clients: dict[str, Registry] = {}
 
     def at(self, host: str) -> Registry:
-        """Return the client of one registry."""
         if host not in self._clients:
             self._clients[host] = Registry(host, self._http, self._docker_config)
         return self._clients[host]

@@ -52,8 +52,6 @@ class LinksBelowError(ImageError):
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The result for one layer."""
-
     num_bytes: int
     """Bytes of its files, holes included."""
     sums: Mapping[bytes, str]

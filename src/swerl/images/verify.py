@@ -24,8 +24,6 @@ _MAX_NAMED = 3
 
 
 class PartKind(StrEnum):
-    """The kind of a part of the store."""
-
     BLOB = "blob"
     LAYER = "layer"
 
@@ -44,8 +42,6 @@ class StorePart:
 
 @dataclass(frozen=True, slots=True)
 class CheckedPart:
-    """The result for one part."""
-
     part: StorePart
     problem: str = ""
     """The damage; empty if the part is intact."""
@@ -55,8 +51,6 @@ class CheckedPart:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """The result of a repair."""
-
     pulled: Sequence[Pulled] = ()
     in_use: Sequence[StorePart] = ()
     """Layers of open sandboxes, which were not touched."""
@@ -144,7 +138,6 @@ def present(store: Store) -> Iterator[tuple[PartKind, str]]:
 
 
 def place(store: Store, kind: PartKind, digest: str) -> Path:
-    """Return the path of a part, present or not."""
     return store.blob(digest) if kind is PartKind.BLOB else store.layer(digest)
 
 

@@ -71,8 +71,6 @@ class CostCase:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A whole estimate."""
-
     assumptions: tuple[Assumption, ...]
     num_episodes: int
     """Episodes that are trained, rejected by a filter, or evaluated."""

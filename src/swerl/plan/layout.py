@@ -46,7 +46,6 @@ class Layout:
 
     @property
     def expert_data(self) -> int:
-        """Copies of the routed experts."""
         return self.ranks // (self.expert * self.expert_tensor * self.pipeline)
 
     @property

@@ -141,7 +141,6 @@ class MemoryPlan:
 
     @property
     def fullest(self) -> MemoryPhase:
-        """The phase that needs the most memory."""
         return max(self.phases, key=lambda phase: phase.total)
 
     @property

@@ -59,7 +59,6 @@ class DiskPlan:
 
 
 def plan_disk(recipe: Recipe, shape: Shape) -> DiskPlan:
-    """Return the disk space that a run needs."""
     params, trainer = model_params(shape).total, recipe.trainer
     every = recipe.steps // trainer.keep_every if trainer.keep_every else 0
     evaluated = bool(recipe.eval.every)
@@ -87,8 +86,6 @@ def kernel_modules(recipe: Recipe, shape: Shape) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RecipePlan:
-    """The plan of a consistent recipe."""
-
     recipe: Recipe
     shape: Shape
     layout: Layout

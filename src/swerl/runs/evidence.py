@@ -111,7 +111,6 @@ class SeenStep:
         return tuple(each for each in self.episodes if each.learnable)
 
     def told(self, name: str) -> str:
-        """Return a metric as text."""
         value = self.metrics.get(name)
         return f"{name} is not recorded" if value is None else f"{name} {value:.3g}"
 

@@ -28,8 +28,6 @@ ExportRow: TypeAlias = Mapping[str, Any]
 
 
 class ExportFormat(StrEnum):
-    """The format of the rows."""
-
     PARQUET = "parquet"
     """swerl's columns, with the step, the reward and the verdict."""
     SLIME = "slime"
@@ -40,8 +38,6 @@ class ExportFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExportSize:
-    """The size of an export."""
-
     num_rows: int
     num_steps: int
     damaged: tuple[str, ...] = ()
@@ -243,8 +239,6 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The outcome of an Episode."""
-
     reward: float
     verdict: str
     is_truncated: bool

@@ -156,8 +156,6 @@ _MILESTONES = tuple(f'{{"event": "{event.__name__}"'.encode() for event in (Step
 
 @dataclass(slots=True)
 class RunProgress:
-    """The progress of a run."""
-
     step: int = 0
     """Committed steps."""
     doing: str = ""

@@ -60,7 +60,6 @@ class FoundRun:
         return self.is_trained and not self.is_evaluated
 
     def stages(self) -> list[str]:
-        """Return the names of the stages, in order."""
         if not self.is_trained:
             return [ALL]
         return sorted(_folders(self.root / "episodes"))

@@ -51,7 +51,6 @@ class GroupEntry:
 
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
-    """Return the entry of a finished Group."""
     episodes = group.episodes
     turns = [turn for episode in episodes for turn in episode.trajectory.turns]
     names = [turn.weight_version for turn in turns]

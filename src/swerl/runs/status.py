@@ -132,7 +132,6 @@ class RunOwner:
         _write(self.root, self.process)
 
     def stop_requested(self) -> bool:
-        """Return whether a stop request exists."""
         self.stop = requested_stop(self.root)
         return self.stop is not None
 
@@ -232,7 +231,6 @@ def request_stop(root: Path, when: StopRequest) -> None:
 
 
 def requested_stop(root: Path) -> StopRequest | None:
-    """Return the run's stop request, if there is one."""
     path = root / "stop.json"
     if not path.exists():
         return None

@@ -91,7 +91,6 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
 
 
 def solve_rate(task: Task) -> float | None:
-    """Return a Task's measured solve rate, or None."""
     found = task.metadata.get("solve_rate")
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
     return float(found) if is_number else None  # type: ignore[arg-type]

@@ -98,7 +98,6 @@ def is_begun(out: Path) -> bool:
 
 
 def rejects_path(out: Path) -> Path:
-    """Return the file of rejects of a conversion into `out`."""
     return out.with_name(f"{out.stem}.rejects.jsonl")
 
 
@@ -115,7 +114,6 @@ class _Writer:
         self._add_assets = add if settings.assets else None
 
     def line(self, row: Row | TaskError) -> tuple[bytes, bool]:
-        """Return the line of a row, and whether it is a Task."""
         done = self._done
         done.num_rows += 1
         try:
@@ -214,8 +212,6 @@ def _claimed(out: Path) -> Iterator[Path]:
 
 @dataclass(slots=True)
 class Progress:
-    """State of a conversion."""
-
     num_rows: int = 0
     ids: set[str] = field(default_factory=set)
     reasons: Counter[str] = field(default_factory=Counter)

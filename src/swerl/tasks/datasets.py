@@ -59,7 +59,6 @@ def find_converter(name: str) -> Converter:
 
 
 def converter_names() -> list[str]:
-    """Return the names of all converters."""
     return sorted([*built_in_names(), *plugins.outside_names("converters")])
 
 

@@ -60,7 +60,6 @@ def _commit(repo_id: str) -> str:
 
 
 def _split_files(repo_id: str, split: str, commit: str) -> list[str]:
-    """Return the locations of a split's files."""
     from datasets import load_dataset_builder
 
     found = load_dataset_builder(repo_id, revision=commit).config.data_files or {}

@@ -202,7 +202,6 @@ class RowSource:
 
 
 def listed(rows: Iterable[Row | TaskError]) -> RowSource:
-    """Return a list of rows as a source."""
     kept = list(rows)
     return RowSource(f"{len(kept)} rows", lambda start: iter(kept[start:]), lambda: len(kept))
 

@@ -38,7 +38,6 @@ def folders(root: Path) -> list[Path]:
 
 
 def folder_row(folder: Path) -> Row | TaskError:
-    """Return the row of one task folder."""
     files: dict[str, Json] = {}
     left = MAX_BYTES
     for path in sorted(folder.rglob("*")):

@@ -26,8 +26,6 @@ _CACHE_MARKS = frozenset({"CACHEDIR.TAG", "pyvenv.cfg"})
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """One file in a listing."""
-
     kind: str
     """`f`, `l`, or another letter for a device, a FIFO or a socket."""
     is_executable: bool
@@ -139,7 +137,6 @@ def parsed(token: bytes, data: bytes, paths: list[str]) -> dict[str, TreeFile] |
 
 
 def file_of(data: bytes, entry: TreeEntry) -> TreeFile:
-    """Return a file with this content."""
     kind = FileKind.EXECUTABLE if entry.is_executable else FileKind.REGULAR
     return TreeFile(data, FileKind.LINK if entry.kind == "l" else kind, entry.mtime_s)
 
@@ -170,7 +167,6 @@ def escaped_path(path: str) -> str:
 
 
 def packed_files(files: Mapping[str, TreeFile]) -> bytes:
-    """Write a tar of the files."""
     packed = io.BytesIO()
     with tarfile.open(
         fileobj=packed,

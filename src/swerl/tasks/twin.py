@@ -276,8 +276,6 @@ def _gold_patch(variant: Variant) -> str:
 
 
 class Split(StrEnum):
-    """Set of variants."""
-
     TRAIN = "train"
     """Training variants."""
     HELDOUT = "heldout"
@@ -350,7 +348,6 @@ class Variant:
 
     @property
     def fixed(self) -> str:
-        """The repaired file."""
         return self.source.replace(f"return {self.bad}", f"return {self.good}")
 
     def guesses(self) -> list[str]:

@@ -168,7 +168,7 @@ class TreeListing:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken of a work tree."""
+    """Files taken from a work tree."""
 
     changes: Changes
     num_left: int = 0

@@ -42,7 +42,6 @@ class WordServer:
         self._servers.append(await start(self._greet, sock=sock))
 
     def close(self) -> None:
-        """Stop serving."""
         for server in self._servers:
             server.close()
 

@@ -46,7 +46,6 @@ def host_facts() -> HostFacts:
 
 
 def machine_facts() -> dict[str, Json]:
-    """Return the facts of this machine for the report."""
     return {
         "kernel": platform.release(),
         "system": platform.platform(),
@@ -83,8 +82,6 @@ _MOST_SHOWN = 4
 
 
 class AttackOutcome(StrEnum):
-    """Result of an attack."""
-
     PASS = "PASS"
     """The attack was tried and failed."""
     FAIL = "FAIL"
@@ -261,8 +258,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class AttackContext:
-    """Target and sandbox of one attack."""
-
     target: Target
     box: OpenSandbox
     limits: Limits

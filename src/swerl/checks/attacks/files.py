@@ -190,7 +190,6 @@ def _refusals() -> Iterator[None]:
 
 
 def _changes(folder: Path, word: str) -> list[str]:
-    """Return the changes in the host folder."""
     holes = [
         f"{path.name} was written to the host" for path in folder.iterdir() if path.name != "secret"
     ]

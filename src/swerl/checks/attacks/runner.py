@@ -42,8 +42,6 @@ _NAMESPACES = "for k in cgroup ipc mnt net pid uts; do echo $k $(readlink /proc/
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """The result of one attack."""
-
     name: str
     sentence: str
     finding: AttackFinding
@@ -65,7 +63,6 @@ class AttackReport:
 
     @property
     def counts(self) -> dict[AttackOutcome, int]:
-        """Number of attacks by outcome."""
         found = Counter(row.finding.result for row in self.rows)
         return {result: found[result] for result in AttackOutcome}
 

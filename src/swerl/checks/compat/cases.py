@@ -56,8 +56,6 @@ class AwaitSubtasks:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """End with a text."""
-
     text: str = "Done."
 
 
@@ -77,8 +75,6 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One scripted conversation."""
-
     name: str
     sentence: str
     moves: Mapping[str, tuple[Move, ...]]
@@ -206,8 +202,6 @@ _TRAITS: Mapping[str, _Traits] = {
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent in one release."""
-
     harness: str
     release: str = ""
     """Empty if the agent comes with swerl or has one tested release."""

@@ -116,8 +116,6 @@ class RecordingFamily:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in the script."""
-
     conversation: str
     """`main`, `after`, a subtask, `summary`, or `other` for requests outside the script."""
     number: int = 0

@@ -36,7 +36,6 @@ def write(found: TrialResults, path: Path) -> None:
 
 
 def as_row(found: TrialResults) -> dict[str, object]:
-    """Return the report as JSON."""
     return {"seconds": round(found.seconds, 1), "rows": [row.to_json() for row in found.rows]}
 
 
@@ -67,7 +66,6 @@ def markdown(found: TrialResults) -> str:
 
 
 def cells(row: TrialResult) -> list[str]:
-    """Return the table cells of a trial."""
     return [row.agent, row.case, row.outcome.value, *_numbers(row.figures)]
 
 

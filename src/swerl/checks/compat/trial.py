@@ -51,8 +51,6 @@ _REPOSITORY = {"README.md": "# A repository to look around in\n", "notes.txt": "
 
 
 class TrialOutcome(StrEnum):
-    """How a trial ended."""
-
     DONE = "done"
     LIMIT = "limit"
     GAVE_UP = "gave up"

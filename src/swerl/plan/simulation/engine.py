@@ -98,7 +98,6 @@ class SimulatedSlots:
         return granted
 
     def give(self) -> None:
-        """Return a slot."""
         if self._waiting:
             self._waiting.popleft().fire()
         else:
@@ -111,8 +110,6 @@ def all_of(signals: list[Signal]) -> Process:
 
 
 class Speed(Protocol):
-    """The speed of an engine."""
-
     def prompt_s(self, cached: int, tokens: int) -> float:
         """Return the seconds to read a prompt whose first `cached` of `tokens` are known."""
 
@@ -122,8 +119,6 @@ class Speed(Protocol):
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """One turn at an engine."""
-
     session: int
     prompt_tokens: int
     output_tokens: int
@@ -143,8 +138,6 @@ class SimulatedRequest:
 
 @dataclass(slots=True)
 class SimulatedUsage:
-    """The work of an engine."""
-
     prompt_s: float = 0.0
     reply_s: float = 0.0
     """Seconds with at least one running reply."""

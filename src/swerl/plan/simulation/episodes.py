@@ -36,8 +36,6 @@ class TurnLoad:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLoad:
-    """The work of one Episode."""
-
     turns: tuple[TurnLoad, ...]
     boot_s: float
     """Seconds of sandbox start and installation."""
@@ -207,8 +205,6 @@ class LoadSource(Protocol):
 
 @dataclass(slots=True)
 class EpisodeTrace:
-    """The course of one Episode."""
-
     load: EpisodeLoad
     ended: Signal = field(default_factory=Signal)
     ended_at: float = 0.0

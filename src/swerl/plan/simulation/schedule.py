@@ -49,8 +49,6 @@ class SimulatedStep:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A simulated run."""
-
     mode: str
     steps: tuple[SimulatedStep, ...]
     usage: tuple[SimulatedUsage, ...]
@@ -122,7 +120,6 @@ class SimulatedRun:
 
     @property
     def row_tokens(self) -> float:
-        """Row tokens per Episode."""
         return self._sum("row_tokens") / self._sum("episodes")
 
     def mean(self, name: str) -> float:

@@ -47,7 +47,6 @@ def namespaces() -> dict[str, str]:
 
 
 def enter(pid: int) -> dict[str, str]:
-    """Enter the namespaces of a process."""
     outcomes = {}
     for kind in ("user", "mnt", "net", "pid", "ipc", "uts", "cgroup"):
         try:
