@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,28 @@ async def test_a_command_under_a_stopped_supervisor_is_lost_and_the_sandbox_clos
     assert not lost.value.from_inside
     await eventually(lambda: not [one for _, one in local._supervisors() if one.name == opened.id])
     assert opened.id not in {one.name for one in await backend.live()}
+
+
+async def test_a_command_that_meets_a_dying_sandbox_is_lost_and_has_no_exit_code(
+    stopped: list[int],
+) -> None:
+    """It reaches the supervisor after the kill; an exit code would count as the tests' result."""
+    backend = local.build(local.Options())
+    async with backend.open("host", LIMITS, workdir="/testbed") as opened:
+        supervisor = supervisor_of(opened.id)
+        stop(supervisor, stopped)
+        running = asyncio.ensure_future(opened.run(["true"]))
+        await asyncio.sleep(0)  # the command is sent
+        os.kill(opened.pid, signal.SIGKILL)
+        await eventually(lambda: is_zombie(opened.pid))
+        os.kill(supervisor, signal.SIGCONT)
+
+        with pytest.raises(SandboxLostError, match="killed"):
+            await running
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.parametrize("who", ["supervisor", "init", "spawner"])

@@ -173,6 +173,10 @@ class _Supervisor:
         except BlockingIOError as error:
             self._reply({"number": command.number, "refused": error.strerror})
         except (OSError, ValueError) as error:
+            # In a dying pid namespace the kernel refuses new processes (ENOMEM). An exit code
+            # would become a verdict, so the loss of the sandbox answers this command.
+            if _init_is_ending():
+                return
             # The command cannot start: report that as a shell would.
             os.write(streams[2], _start_error(error))
             self._reply({"number": command.number, "exit_code": _exit_code(error, command)})
