@@ -69,7 +69,7 @@ def serving(backend: str, image: str) -> Iterator[tuple[Mapping[str, str], int]]
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder, "key")
         key.write_text(KEY)
-        argv = [sys.executable, "-m", "swerl.cli", "sandbox", "serve", "--port", "0"]
+        argv = [sys.executable, "-m", "swerl.cli", "sandbox", "serve", "--listen", "127.0.0.1:0"]
         argv += ["--backend", backend, "--template", f"base={image}", "--api-key-file", str(key)]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout

@@ -93,7 +93,8 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
     brought = tmp_path / "agent"
     brought.mkdir()
     (brought / "word").write_text("brought\n")
-    nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
+    # The second one has an address that another machine would reach, and so TLS.
+    nodes = [LocalNode(name="n1"), LocalNode(name="n2", address="127.0.0.2")]
     told: list[Event] = []
     async with serve_sandboxes(nodes, _recipe("ordered"), logs=tmp_path, emit=told.append) as both:
         opened = both.open("host", LIMITS, workdir="/a/b", mounts=[Mount(brought, "/opt/agent")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -34,10 +35,18 @@ def serve(
     *,
     backend: BackendOption = "local",
     settings: SettingsAndLimitsOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")
-    ] = 49000,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="HOST:PORT, or unix:PATH. An address that other machines reach has TLS; http:// "
+            "before it leaves it out. Port 0 chooses a free one.",
+        ),
+    ] = "127.0.0.1:49000",
+    certificate: Annotated[
+        Path | None,
+        typer.Option(help="PEM file of a key and its certificate. By default one is made once."),
+    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key. By default a new key is printed.")
     ] = None,
@@ -58,12 +67,12 @@ def serve(
     """
     from swerl.sandboxes.e2b_server.served import ServerOptions
 
-    key = _key(api_key_file, host)
+    address = _address(listen, certificate)
+    key = _key(api_key_file, address)
     _require_absolute(workdir)
     limits, own = split_limits(settings or (), lifetime_s=_LIFETIME_S)
     options = ServerOptions(
-        host=host,
-        port=port,
+        **address,
         templates={**(_LOCAL_TEMPLATES if backend == "local" else {}), **_templates(template)},
         image_key=image_key,
         workdir=workdir,
@@ -83,28 +92,57 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
     import asyncio
     import signal
 
+    from swerl.sandboxes.e2b_server.access import fingerprint_of
     from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 
     raise_file_limit()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     async with SandboxServer(backend, key, options) as server:
-        for line in (
-            f"export E2B_API_URL={server.url}",
-            f"export E2B_SANDBOX_URL={server.url}",
-            f"export E2B_API_KEY={shown}",
-        ):
-            console().print(line, markup=False, soft_wrap=True)
+        variables = {"API_URL": server.url, "SANDBOX_URL": server.url, "API_KEY": shown}
+        for name, value in variables.items():
+            console().print(f"export E2B_{name}={value}", markup=False, soft_wrap=True)
         console().file.flush()  # a script that starts it in the background waits for these lines
+        if options.certificate:
+            known_by = f"sandbox.fingerprint = {fingerprint_of(options.certificate)!r}"
+            stderr().print(known_by, markup=False, soft_wrap=True)
         stderr().print("serving until Ctrl-C, which removes every sandbox", markup=False)
         await stopped.wait()
 
 
-def _key(path: Path | None, host: str) -> str:
+def _address(listen: str, certificate: Path | None) -> dict[str, Any]:
+    """Return the server's options for an address: TLS if other machines reach it."""
+    from swerl.core.secrets import state_dir
+    from swerl.sandboxes.e2b_server.access import make_certificate
+
+    kind, _, rest = listen.partition(":")
+    if kind == "unix" and rest:
+        return {"socket": Path(rest).absolute()}
+    parts = urlsplit(listen if "://" in listen else f"//{listen}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if parts.scheme not in ("", "http", "https") or host is None or port is None:
+        hint = "write --listen HOST:PORT, https://HOST:PORT or unix:PATH"
+        raise InputError(f"{listen!r} is not an address", hint=hint)
+    address: dict[str, Any] = {"host": host, "port": port}
+    is_open = certificate is None and is_loopback(host)
+    if parts.scheme == "http" or (not parts.scheme and is_open):
+        return address
+    if certificate is None:
+        certificate = state_dir() / "sandbox-server.pem"
+        if not certificate.exists():
+            make_certificate(certificate)
+    return {**address, "certificate": certificate}
+
+
+def _key(path: Path | None, address: Mapping[str, Any]) -> str:
     from swerl.sandboxes.e2b_server.access import new_key
 
     if path is None:
-        if not is_loopback(host):
+        host = address.get("host", "")
+        if host and not is_loopback(host):
             raise InputError(
                 f"{host} is reachable from other machines, so the key must not be printed",
                 hint="write a key to a file and pass --api-key-file FILE",

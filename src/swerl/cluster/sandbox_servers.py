@@ -68,6 +68,8 @@ async def serve_sandboxes(
 class _Up:
     url: str
     key: str
+    fingerprint: str = ""
+    """Of its certificate; empty: plain HTTP."""
 
 
 class _Server:
@@ -129,6 +131,7 @@ class _Server:
             sandbox=recipe.sandbox.model_dump(mode="json"),
             host=self._node.address,
             max_sandboxes=SPARE * recipe.rollout.concurrency,
+            has_tls=recipe.cluster.sandbox_tls and self._node.address != "127.0.0.1",
         )
         await process.send(begin.line())
         answer = await process.receive()
@@ -139,7 +142,7 @@ class _Server:
             raise SandboxError(
                 f"no sandboxes on {self._node.name}: {reply['error']}", hint=reply["hint"]
             )
-        return _Up(reply["url"], key)
+        return _Up(reply["url"], key, reply.get("fingerprint", ""))
 
     def _failed(self, why: str) -> SandboxError:
         last = last_lines(self._log)
@@ -155,6 +158,7 @@ def _client(up: _Up, recipe: Recipe) -> e2b.E2BBackend:
     options = e2b.Options(
         api_url=up.url,
         sandbox_url=up.url,
+        fingerprint=up.fingerprint,
         image_key="image",
         create_concurrency=recipe.rollout.concurrency,
         creates_per_s=CREATES_PER_S,

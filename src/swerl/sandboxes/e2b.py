@@ -25,6 +25,7 @@ from swerl.core import secrets
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes._e2b import sdk
+from swerl.sandboxes._e2b.direct import Tunnel
 from swerl.sandboxes._e2b.sandbox import E2BSandbox, SandboxSettings
 from swerl.sandboxes._e2b.sdk import CutError, RemoteSandbox
 
@@ -54,7 +55,11 @@ class Options(BaseModel):
     metadata: dict[str, str] = {}
     """Additional metadata of every sandbox, such as a size or a pool for a service's routing."""
     api_url: str | None = None
-    """URL of a self-hosted control plane. Default: the cloud's."""
+    """URL of a self-hosted control plane, or `unix:PATH` of a `swerl sandbox serve` on this
+    machine. Default: the cloud's."""
+    fingerprint: str = ""
+    """SHA-256 of the certificate at `api_url`, which `swerl sandbox serve` prints. With it no other
+    certificate is accepted, and no authority needs to have signed it."""
     sandbox_url: str | None = None
     """URL of a self-hosted data plane, if one serves all sandboxes."""
     domain: str | None = None
@@ -82,9 +87,11 @@ class Options(BaseModel):
     """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
 
     @model_validator(mode="after")
-    def _check_way(self) -> Self:
+    def _check_addresses(self) -> Self:
         if (self.way == "public") != bool(self.public_url):
             raise ValueError('public_url and way = "public" must be set together')
+        if self.fingerprint and not (self.api_url or "").startswith("https://"):
+            raise ValueError("fingerprint needs an api_url that begins with https://")
         return self
 
 
@@ -105,25 +112,26 @@ def connect(options: Options, key: str, *, own: bool = False) -> E2BBackend:
     `own`: the server is the run's own, which accepts limits and mounts, and direct requests.
     """
     sdk.require()
+    is_private = options.fingerprint or (options.api_url or "").startswith("unix:")
     access = sdk.E2BAccess(
+        way=Tunnel(options.api_url or "", options.fingerprint) if is_private else None,
         api_key=key,
         api_url=options.api_url,
         sandbox_url=options.sandbox_url,
         domain=options.domain,
         request_timeout_s=options.request_timeout_s,
     )
-    return E2BBackend(options, sdk.E2BProvider(access), own=access if own else None)
+    return E2BBackend(options, access, own=own)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
-    def __init__(
-        self, options: Options, provider: sdk.E2BProvider, *, own: sdk.E2BAccess | None = None
-    ) -> None:
+    def __init__(self, options: Options, access: sdk.E2BAccess, *, own: bool) -> None:
         self._options = options
+        self._access = access
         self._own = own
-        self._provider = provider
+        self._provider = provider = sdk.E2BProvider(access)
         self._creator = _Creator(
             provider, concurrency=options.create_concurrency, per_s=options.creates_per_s
         )
@@ -151,7 +159,8 @@ class E2BBackend:
         if self._own:
             order = SandboxOrder(image, limits, workdir, tuple(mounts)).to_text()
             request = replace(request, metadata={**request.metadata, SandboxOrder.KEY: order})
-        async with self._creator.created(request, self._options.boot_timeout_s) as remote:
+        timeout_s = self._options.boot_timeout_s
+        async with self._access.opened(), self._creator.created(request, timeout_s) as remote:
             sandbox = E2BSandbox(
                 self._provider,
                 remote,
@@ -161,13 +170,15 @@ class E2BBackend:
             )
             try:
                 if self._own:
-                    await sandbox.go_direct(self._own)
+                    await sandbox.go_direct(self._access)
                 await sandbox.set_up(mounts)
                 yield sandbox
             finally:
                 await asyncio.shield(sandbox.close())
 
     async def live(self) -> Sequence[LiveSandbox]:
+        async with self._access.opened():
+            all_found = await self._provider.find(_MARK)
         return [
             LiveSandbox(
                 name=found.metadata.get(NAME, ""),
@@ -175,11 +186,12 @@ class E2BBackend:
                 image=found.metadata.get(self._options.image_key, found.template),
                 started_unix_s=found.started_unix_s,
             )
-            for found in await self._provider.find(_MARK)
+            for found in all_found
         ]
 
     async def remove(self, name: str) -> None:
-        await self._creator.remove({NAME: name})
+        async with self._access.opened():
+            await self._creator.remove({NAME: name})
 
     def price(self, limits: Limits) -> float:
         if self._options.price_per_hour is not None:

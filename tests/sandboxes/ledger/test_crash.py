@@ -69,7 +69,7 @@ def e2b_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     key.write_text("e2b_" + "0" * 40)
     monkeypatch.setenv("E2B_API_KEY", key.read_text())
     argv = [sys.executable, "-m", "swerl.cli", "sandbox", "serve"]
-    argv += ["--port", "0", "--api-key-file", str(key)]
+    argv += ["--listen", "127.0.0.1:0", "--api-key-file", str(key)]
     env = {**os.environ, "SWERL_STATE": str(tmp_path / "server")}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as server:
         assert server.stdout

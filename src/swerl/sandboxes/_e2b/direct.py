@@ -1,18 +1,29 @@
-"""Requests to a run's own server, which answers in one piece (`sandboxes/e2b_server`).
+"""The way to a server of swerl's own (`sandboxes/e2b_server`).
 
-Other E2B services have no such endpoints; their sandboxes use streams (`runner.py`).
+It answers some requests in one piece. Other E2B services have no such endpoints; their sandboxes
+use streams (`runner.py`). It may also listen where the SDK cannot connect: on a Unix socket, or
+with a certificate that no authority signed. A tunnel carries the SDK's connections there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError, SandboxLostError
+from swerl.core.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxFolderError,
+    SandboxLostError,
+    SandboxUnavailableError,
+)
 from swerl.core.sandbox import FROM_INSIDE, Exec
 from swerl.sandboxes._e2b.sdk import CutError
 
@@ -25,6 +36,7 @@ _OK, _NO_CONTENT, _FAILED = 200, 204, 409
 _CONNECT_S = 30.0
 _FILE_S = 600.0
 """Seconds for one file; a server that is stopped keeps its connections open."""
+_PIECE_BYTES = 1 << 16
 
 
 @asynccontextmanager
@@ -34,7 +46,7 @@ async def open_direct(access: E2BAccess, sandbox_id: str, token: str) -> AsyncIt
 
     headers = {"X-Access-Token": token, "E2b-Sandbox-Id": sandbox_id}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-    async with aiohttp.ClientSession(access.api_url, headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(access.url, headers=headers, timeout=timeout) as session:
         yield Direct(session, sandbox_id)
 
 
@@ -111,3 +123,86 @@ class Direct:
             return bad(failure["message"], reason=failure["reason"], hint=failure["hint"])
         kind = SandboxLostError if failure["lost"] else SandboxError
         return kind(failure["message"], hint=failure["hint"], from_inside=failure["from_inside"])
+
+
+class Tunnel:
+    """Carries connections of this process from a loopback port to a server.
+
+    It listens while somebody uses it. Who else connects to the port has no key.
+    """
+
+    def __init__(self, address: str, fingerprint: str) -> None:
+        """Lead to `unix:PATH`, or to an https URL whose certificate has this SHA-256."""
+        self.url = ""
+        """Where it listens."""
+        self._address = address
+        self._fingerprint = fingerprint.removeprefix("sha256:").replace(":", "").lower()
+        self._num_users = 0
+        self._listener: asyncio.Server | None = None
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Use it. Raises SandboxUnavailableError if the server has another certificate."""
+        async with self._opening:
+            if self._listener is None:
+                _, probe = await self._connect()
+                probe.close()
+                self._listener = await asyncio.start_server(self._carry, "127.0.0.1", 0)
+                self.url = f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+            self._num_users += 1
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if not self._num_users and self._listener:
+                self._listener.close()
+                self._listener = None
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        kind, _, path = self._address.partition(":")
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                if kind == "unix":
+                    return await asyncio.open_unix_connection(path)
+                parts = urlsplit(self._address)
+                # The fingerprint replaces authorities and names.
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+                reader, writer = await asyncio.open_connection(
+                    parts.hostname, parts.port or 443, ssl=context
+                )
+        except (OSError, TimeoutError) as error:
+            message = f"cannot connect to the sandbox server at {self._address}: {error}"
+            raise CutError(message, hint="does it run? is the address right?") from error
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        found = hashlib.sha256(certificate).hexdigest()
+        if found != self._fingerprint:
+            writer.close()
+            raise SandboxUnavailableError(
+                f"the certificate of {self._address} is another one: sha256 {found}",
+                hint="`swerl sandbox serve` prints the fingerprint for sandbox.fingerprint; if it "
+                "is not this one, somebody answers in its place",
+            )
+        return reader, writer
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there_reader, there_writer = await self._connect()
+        except SandboxError:  # the client sees a broken connection
+            writer.close()
+            return
+        try:
+            await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+        finally:
+            writer.close()
+            there_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes to their end, and then end the other side: neither needs half of a connection."""
+    with suppress(OSError):
+        while data := await reader.read(_PIECE_BYTES):
+            writer.write(data)
+            await writer.drain()
+    writer.close()

@@ -11,9 +11,15 @@ import inspect
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import FROM_INSIDE
@@ -43,6 +49,15 @@ class GoneError(SandboxError):
     retryable = True
 
 
+class Way(Protocol):
+    """A way to a server to which the SDK cannot connect."""
+
+    url: str
+    """Where the SDK connects instead, while the way is open."""
+
+    def opened(self) -> AbstractAsyncContextManager[None]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class E2BAccess:
     """Addresses and key of the provider."""
@@ -52,6 +67,16 @@ class E2BAccess:
     sandbox_url: str | None
     domain: str | None
     request_timeout_s: float
+    way: Way | None = None
+
+    @property
+    def url(self) -> str | None:
+        """The control plane's URL as this process reaches it."""
+        return self.way.url if self.way else self.api_url
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Keep the way to the server open."""
+        return self.way.opened() if self.way else nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +170,12 @@ class E2BProvider:
             "debug": False,
             "retries": 0,  # swerl retries, with one limit for all attempts
         }
-        for name in ("api_url", "sandbox_url", "domain"):
-            if value := getattr(access, name):
+        planes = access.url, access.way.url if access.way else access.sandbox_url
+        for name, value in zip(("api_url", "sandbox_url"), planes, strict=True):
+            if value:
                 wanted[name] = value
+        if access.domain:
+            wanted["domain"] = access.domain
         known = ApiParams.__annotations__
         return {name: value for name, value in wanted.items() if name in known}
 

@@ -1,4 +1,4 @@
-"""Check rights: API keys, sandbox tokens, signed file addresses, user names."""
+"""Check rights: API keys, sandbox tokens, signed file addresses, user names, certificates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import binascii
 import hashlib
 import hmac
 import secrets
+import ssl
+import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
+from swerl.core.errors import GatewayError
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 
 _KEY_PREFIX = "e2b_"
@@ -20,6 +25,47 @@ _ID_BYTES = 10
 def new_key() -> str:
     """Return an API key in the form that every SDK version accepts."""
     return _KEY_PREFIX + secrets.token_hex(20)
+
+
+def make_certificate(path: Path) -> None:
+    """Write a key and a certificate signed by it to a file that only its owner may read.
+
+    Raises GatewayError without the program openssl.
+    """
+    names = ("-subj", "/CN=swerl sandbox server", "-days", "3650")
+    new = ("req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1")
+    with tempfile.TemporaryDirectory() as folder:
+        key, certificate = Path(folder, "key"), Path(folder, "certificate")
+        argv = ["openssl", *new, *names, "-keyout", str(key), "-out", str(certificate)]
+        try:
+            subprocess.run(argv, check=True, capture_output=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(key.read_bytes() + certificate.read_bytes())
+            Path(file.name).rename(path)
+        except (OSError, subprocess.CalledProcessError) as error:
+            message = f"cannot make a certificate at {path}: {error}"
+            hint = "install openssl, or give a PEM file of a key and its certificate"
+            raise GatewayError(message, hint=hint) from error
+
+
+def tls_context(path: Path) -> ssl.SSLContext:
+    """Return the server's side of TLS for a file of a key and its certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(path)
+    except OSError as error:  # ssl.SSLError is one
+        message = f"cannot read a key and its certificate in {path}: {error}"
+        hint = "both are PEM, the key first; see `openssl req -help`"
+        raise GatewayError(message, hint=hint) from error
+    return context
+
+
+def fingerprint_of(path: Path) -> str:
+    """Return the SHA-256 of the first certificate in a PEM file, by which clients know it."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    body = path.read_text().partition(begin)[2].partition(end)[0]
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(f"{begin}{body}{end}")).hexdigest()
 
 
 def new_sandbox_id() -> str:

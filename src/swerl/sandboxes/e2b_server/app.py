@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import logging
+import os
 import re
 import resource
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -68,19 +72,27 @@ class SandboxServer:
         self._listener: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        host, port = self._options.host, self._options.port
+        options, loop = self._options, asyncio.get_running_loop()
+        tls = access.tls_context(options.certificate) if options.certificate else None
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._server, host, port, backlog=_BACKLOG
+            if options.socket:
+                self._listener = await loop.create_unix_server(
+                    self._server, sock=_private_socket(options.socket), backlog=_BACKLOG
+                )
+                self.url = f"unix:{options.socket}"
+                return self
+            self._listener = await loop.create_server(
+                self._server, options.host, options.port, backlog=_BACKLOG, ssl=tls
             )
         except OSError as error:
+            where = options.socket or f"{options.host}:{options.port}"
             raise GatewayError(
-                f"cannot listen on {host}:{port}: {error.strerror}",
-                hint="choose another port, or stop what uses it",
+                f"cannot listen on {where}: {error.strerror}",
+                hint="choose another address, or stop what uses it",
             ) from error
         port = self._listener.sockets[0].getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{port}"
+        shown = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"{'https' if tls else 'http'}://{shown}:{port}"
         self._control.domain = f"localhost:{port}"
         return self
 
@@ -95,6 +107,8 @@ class SandboxServer:
         await asyncio.shield(self._served.close())
         self._server.pre_shutdown()
         await self._server.shutdown(_SHUTDOWN_S)
+        if self._options.socket:
+            self._options.socket.unlink(missing_ok=True)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request, and write an audit line: the caller, the operation, the result.
@@ -164,6 +178,26 @@ class SandboxServer:
                 return served
         message = "the signature of the address is wrong, or it has expired, or its sandbox is gone"
         raise WireError(Code.UNAUTHENTICATED, message)
+
+
+def _private_socket(path: Path) -> socket.socket:
+    """Bind a socket to which only this user may connect; one that nobody serves is replaced."""
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        with socket.socket(socket.AF_UNIX) as served:
+            if served.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+        path.unlink(missing_ok=True)
+        # A mode that is set after the bind would leave a moment for others.
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(before)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 @dataclass(frozen=True, slots=True)

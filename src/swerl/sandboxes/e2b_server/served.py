@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend, SnapshotSandbox
 from swerl.core.errors import SwerlError
@@ -31,6 +32,10 @@ class ServerOptions:
     here."""
     port: int = 49000
     """Port to listen on; 0 takes a free one."""
+    socket: Path | None = None
+    """Unix socket to listen on in place of a port; only this user may connect to it."""
+    certificate: Path | None = None
+    """PEM file of a key and its certificate, for TLS. None: plain HTTP."""
     templates: Mapping[str, str] = field(default_factory=dict)
     """Template id -> image. An id that is absent here is an image reference itself."""
     image_key: str = "image"
