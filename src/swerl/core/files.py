@@ -1,13 +1,16 @@
-"""Write files atomically, and turn file system errors into clear messages."""
+"""Write files atomically, unpack tarballs, and turn file system errors into clear messages."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from swerl.core.errors import RunError
@@ -65,3 +68,29 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EROFS: "choose a folder you may write to",
         }.get(error.errno or 0, "check the folder, then run the same command again")
         raise RunError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error
+
+
+def unpack_tarball(archive: Path, folder: Path, *, keep: str = ".*", programs: str = "") -> None:
+    """Unpack a tarball into a folder.
+
+    Only members with a whole name that matches `keep` are unpacked; those that match `programs`
+    become executable. Raises ValueError if it is not a tarball or a member leads out of the
+    folder, and OSError if the disk refuses.
+    """
+    tar = _tarfile()
+    try:
+        with tar.open(archive) as file:
+            kept = re.compile(keep, re.DOTALL)
+            members = [one for one in file.getmembers() if kept.fullmatch(one.name)]
+            for member in members:
+                member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
+            file.extractall(folder, members, filter="data")
+    except tar.TarError as error:
+        raise ValueError(f"{archive.name} cannot be unpacked: {error}") from error
+
+
+def _tarfile() -> ModuleType:
+    """Return `tarfile`, or its backport: before Python 3.11.4 it has no safe filter."""
+    import tarfile
+
+    return tarfile if hasattr(tarfile, "data_filter") else import_module("backports.tarfile")

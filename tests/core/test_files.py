@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.tarballs import unpack
+from swerl.core.files import unpack_tarball
 
 
 @pytest.fixture(params=["own", "backport"], autouse=True)
@@ -36,14 +36,14 @@ def packed(folder: Path, files: Mapping[str, bytes], *links: tuple[str, str]) ->
 
 
 def test_files_come_out_whole(tmp_path: Path) -> None:
-    unpack(packed(tmp_path, {"a/b": b"x", "a/c": b"y"}), tmp_path / "out")
+    unpack_tarball(packed(tmp_path, {"a/b": b"x", "a/c": b"y"}), tmp_path / "out")
     assert (tmp_path / "out/a/b").read_bytes() == b"x"
     assert (tmp_path / "out/a/c").stat().st_mode & 0o111 == 0
 
 
 def test_some_are_kept_and_some_may_be_executed(tmp_path: Path) -> None:
     tarball = packed(tmp_path, {"bin/run": b"x", "docs/page": b"y"})
-    unpack(tarball, tmp_path / "out", keep="bin/.*", programs="bin/run")
+    unpack_tarball(tarball, tmp_path / "out", keep="bin/.*", programs="bin/run")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bin"]
     assert (tmp_path / "out/bin/run").stat().st_mode & 0o100
 
@@ -51,16 +51,16 @@ def test_some_are_kept_and_some_may_be_executed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
 def test_nothing_comes_to_lie_outside(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"some\.tar\.gz"):
-        unpack(packed(tmp_path, {name: b"x"}), tmp_path / "out")
+        unpack_tarball(packed(tmp_path, {name: b"x"}), tmp_path / "out")
     assert not (tmp_path / "outside").exists()
 
 
 def test_a_link_to_the_outside_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"some\.tar\.gz"):
-        unpack(packed(tmp_path, {}, ("link", "../../elsewhere")), tmp_path / "out")
+        unpack_tarball(packed(tmp_path, {}, ("link", "../../elsewhere")), tmp_path / "out")
 
 
 def test_what_is_no_tarball_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "some.tar.gz").write_bytes(b"no tarball")
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        unpack(tmp_path / "some.tar.gz", tmp_path / "out")
+        unpack_tarball(tmp_path / "some.tar.gz", tmp_path / "out")
