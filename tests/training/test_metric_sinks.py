@@ -165,6 +165,18 @@ def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
     assert f"http://127.0.0.1:{port}" in notice.text
 
 
+def test_a_collector_that_refuses_the_last_export_is_reported(
+    tmp_path: Path, collector: tuple[str, object]
+) -> None:
+    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"{collector[0]}/elsewhere")
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+    [notice] = events
+    assert isinstance(notice, Notice)
+    assert "/elsewhere/v1/metrics did not take them" in notice.text
+
+
 def test_a_sink_that_fails_is_reported_once_and_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,27 +28,30 @@ def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     Notice is emitted. Raises RecipeError if its package is not installed.
     """
     with ExitStack() as stack:
-        yield fan_out(
-            *(
-                _tolerant(name, stack.enter_context(_open(name, recipe, root)), emit)
-                for name in recipe.metrics.sinks
-            )
-        )
+        names = recipe.metrics.sinks
+        yield fan_out(*(stack.enter_context(_tolerant(n, recipe, root, emit)) for n in names))
 
 
-def _tolerant(name: str, log: Emit, emit: Emit) -> Emit:
+@contextmanager
+def _tolerant(name: str, recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
+    """Open a sink; the first error of a send, or of the last one at the end, is a Notice."""
     has_failed = False
 
-    def listen(event: Event) -> None:
+    def attempt(work: Callable[[], None]) -> None:
         nonlocal has_failed
         try:
-            log(event)
+            work()
         except Exception as error:  # noqa: BLE001  # the boundary: a package may raise anything
             if not has_failed:
                 has_failed = True
                 emit(Notice(f"metrics: {name} failed; events.jsonl has all of them: {error!r}"))
 
-    return listen
+    opened = ExitStack()
+    log = opened.enter_context(_open(name, recipe, root))
+    try:
+        yield lambda event: attempt(lambda: log(event))
+    finally:
+        attempt(opened.close)
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def _tracker(name: str, module: Any, recipe: Recipe, root: Path) -> Iterator[_Se
 def _collector(recipe: Recipe) -> Iterator[_Send]:
     """Open an OpenTelemetry collector: a gauge a metric, sent by a thread of its own.
 
-    A slow collector delays no step. Raises ConnectionError from the second send on if it refuses.
+    A slow collector delays no step. If it refuses, the next send and the end raise ConnectionError.
     """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
@@ -128,6 +131,9 @@ def _collector(recipe: Recipe) -> Iterator[_Send]:
     def send(metrics: Mapping[str, float], step: int) -> None:
         for name, value in {"step": step, **metrics}.items():
             meter.create_gauge(f"swerl.{name.replace('/', '.')}").set(value, {"run": recipe.name})
+        require_taken()
+
+    def require_taken() -> None:
         if failed:
             raise ConnectionError(f"{endpoint} did not take them")
 
@@ -135,3 +141,4 @@ def _collector(recipe: Recipe) -> Iterator[_Send]:
         yield send
     finally:
         provider.shutdown(timeout_millis=1000 * _SEND_S)
+        require_taken()
