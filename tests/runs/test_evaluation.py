@@ -15,7 +15,7 @@ from swerl.core.errors import InputError, RunError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.turn import Trajectory, Turn
 from swerl.runs import evaluation
-from swerl.runs.evaluation import TaskResult, blocks, compare, read, result_of, summary
+from swerl.runs.evaluation import TaskResult, blocks, compare, find, read, result_of, summary
 
 
 def group(task: str, *verdicts: str) -> Group:
@@ -99,19 +99,35 @@ def test_what_is_no_evaluation_is_one_clear_error(tmp_path: Path) -> None:
         compare(read(a), read(b))
     with pytest.raises(InputError, match="there is no evaluation"):
         read(tmp_path / "absent")
-    with pytest.raises(InputError, match="0 finished evaluations"):
-        read(tmp_path)
     for text in ("{", "[]", '{"tasks": [{"task": 1}]}', '{"tasks": 3}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(RunError):
             read(tmp_path / "bad.json")
+
+
+def test_an_evaluation_is_named_by_run_step_and_split(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    first = written(run / "evals" / "eval-heldout-00000.json", result("x", 2))
-    assert read(run).path == first
-    written(run / "evals" / "eval-heldout-00002.json", result("x", 2))
-    with pytest.raises(InputError, match="2 finished evaluations") as error:
-        read(run)
-    assert "eval-heldout-00002.json" in error.value.hint
+    run.mkdir()
+    with pytest.raises(InputError, match="run names 0 finished evaluations"):
+        find("run", tmp_path)
+    names = ("heldout-00000", "heldout-00010", "unseen-00010", "heldout-codex-00020")
+    paths = {name: written(run / "evals" / f"eval-{name}.json", result("x", 2)) for name in names}
+    for text, name in (
+        ("run@0", "heldout-00000"),
+        ("run@unseen-10", "unseen-00010"),
+        ("run@20", "heldout-codex-00020"),
+        (f"{run}@heldout-10", "heldout-00010"),
+        (str(paths["unseen-00010"]), "unseen-00010"),
+    ):
+        assert find(text, tmp_path).path == paths[name]
+    with pytest.raises(InputError, match="run@10 names 2 finished") as error:
+        find("run@10", tmp_path)
+    assert error.value.hint == "name one: run@heldout-10, run@unseen-10"
+    with pytest.raises(InputError, match="run@7 names 0 finished") as error:
+        find("run@7", tmp_path)
+    assert "run@heldout-codex-20" in error.value.hint
+    own = written(tmp_path / "own@home" / "evals" / "eval.json", result("x", 2))
+    assert find("own@home", tmp_path).path == own
 
 
 @pytest.mark.parametrize("odd", [{"attempts": "2"}, {"solved": None}, {"seconds": []}])

@@ -1,91 +1,99 @@
-"""Evaluations: which attempts count, the intervals, the committed result, the sampling settings."""
+"""Evaluations inside training: when, with which settings and agents, what is kept of them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import RunError
 from swerl.core.events import EvalEnded, Event, Notice, Progress
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory, Turn
-from swerl.recipe.schema import BudgetsSection, EvalSection, RolloutSection
-from swerl.rollout import step as rollout_step
+from swerl.recipe.schema import BudgetsSection, EvalSection, Recipe, RolloutSection
+from swerl.rollout import group
 from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.reward import reward_of
+from swerl.runs.evaluation import compare, find
 from swerl.runs.layout import Best, RunFolder, open_run
 from swerl.training.evaluation import evaluate, is_due
 
 SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
+TWO = {"heldout": [replace(SPLITS["heldout"][0], id=name) for name in ("a", "b")]}
+Answer = Callable[[str, Parts], str]
+"""An Episode's verdict, from its id and the parts that it runs with."""
 
 
-def group(task: str, *verdicts: str, version: str = "000003") -> Group:
-    turn = Turn(0, None, (1,), (2,), (0.0,), Finish.STOP, version)
-    return Group(
-        task,
-        tuple(
-            Episode(
-                f"eval/{task}.{k}", task, Status.COMPLETED, Grade(Verdict(verdict)), 0.0,
-                Trajectory("s", (turn,)),
-            )
-            for k, verdict in enumerate(verdicts)
-        ),
-    )  # fmt: skip
-
-
-class Settled:
-    """Counts how often the newest weights were asked for; the rest of a Schedule is not used."""
-
-    num_settled = 0
-
-    async def settle(self) -> None:
-        self.num_settled += 1
+def half(name: str, parts: Parts) -> str:
+    """Solve the first of two attempts; after four steps both."""
+    return "solved" if name.endswith(".0") or "00004" in name else "unsolved"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RolloutSection, int]]:
-    """Answer rollouts from a table, and keep their settings and sizes.
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
+    """Give Episodes verdicts without agents; the result lists the attempts that were made."""
 
-    A fake: it answers what `group.run` would, without agents.
-    """
-    found: list[tuple[RolloutSection, int]] = []
+    def use(verdict: Answer) -> list[str]:
+        made: list[str] = []
 
-    async def run(tasks: Sequence[Task], stage: str, parts: Parts, *, size, folder) -> list[Group]:
-        found.append((parts.rollout, size))
-        is_late = stage.endswith("00004")
-        return [group(task.id, "solved", "solved" if is_late else "unsolved") for task in tasks]
+        async def run(task: Task, name: str, parts: Parts) -> Episode:
+            made.append(name)
+            grade = Grade(Verdict(verdict(name, parts)), "the machine failed")
+            version = f"{len(made):06d}" if "mixed" in parts.agent else "000003"
+            turn = Turn(0, None, (1,), (2,), (0.0,), Finish.STOP, version)
+            trajectory = Trajectory("s", (turn,))
+            return Episode(name, task.id, Status.COMPLETED, grade, 0.0, trajectory, patch="diff")
 
-    monkeypatch.setattr(rollout_step.group, "run", run)
-    return found
+        monkeypatch.setattr(group.episode, "run", run)
+        return made
+
+    return use
 
 
-def parts_of(events: list[Event]) -> Parts:
+def parts_of(events: list[Event], **fields: Any) -> Parts:
     absent: Any = None
-    return Parts(
-        gateway=absent, provisioner=absent, harness=absent, reward=reward_of("solved"),
+    provisioner: Any = SimpleNamespace(slot=asyncio.Semaphore(8))
+    return replace(Parts(
+        gateway=absent, provisioner=provisioner, harness=absent, reward=reward_of("solved"),
         rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
-        emit=events.append,
-    )  # fmt: skip
+        emit=events.append, agent="builtin",
+    ), **fields)  # fmt: skip
 
 
-async def run_at(folder: RunFolder, step: int, events: list[Event], **section: Any) -> None:
+class Settled:
+    """Stands for a Schedule, whose newest weights serve already."""
+
+    async def settle(self) -> None: ...
+
+
+async def run_at(
+    folder: RunFolder,
+    step: int,
+    parts: Parts | None = None,
+    splits: dict[str, list[Task]] = SPLITS,
+    **section: Any,
+) -> None:
     schedule: Any = Settled()
-    settings = EvalSection(attempts=2, **section)
-    await evaluate(SPLITS, step, parts_of(events), folder, section=settings, schedule=schedule)
+    recipe = Recipe.model_validate({"name": "run", "eval": {"attempts": 2, **section}})
+    parts = parts or parts_of([])
+    await evaluate(splits, step, parts, folder, recipe=recipe, schedule=schedule)
 
 
-async def test_an_evaluation_is_emitted_written_and_done_once(asked, tmp_path: Path) -> None:
+async def test_an_evaluation_is_emitted_written_and_done_once(answer, tmp_path: Path) -> None:
+    answer(half)
     events: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
         for _ in range(2):
-            await run_at(folder, 3, events)
+            await run_at(folder, 3, parts_of(events))
         assert folder.read_state().evals_done == ("eval-heldout-00003",)
         written = json.loads(folder.evaluation("eval-heldout-00003").read_text())
     begun, event = events
@@ -95,41 +103,102 @@ async def test_an_evaluation_is_emitted_written_and_done_once(asked, tmp_path: P
     assert event.low < 0.5 < event.high
     assert (written["step"], written["split"], written["versions"]) == (3, "heldout", ["000003"])
     assert written["tasks"][0]["verdicts"] == ["solved", "unsolved"]
+    assert (written["agent"], written["num_planned"], written["missing"]) == ("builtin", 2, [])
+
+
+async def test_its_files_are_those_of_swerl_eval_and_two_steps_are_compared(
+    answer, tmp_path: Path
+) -> None:
+    answer(half)
+    with open_run(tmp_path / "run", {}) as folder:
+        for step in (3, 4):
+            await run_at(folder, step)
+    top = tmp_path / "run" / "swebench" / "eval-heldout-00003"
+    [prediction] = map(json.loads, (top / "predictions.1.jsonl").read_text().splitlines())
+    assert prediction["model_patch"] == "diff"
+    report = json.loads((top / "run-eval-heldout-00003.attempt-1.json").read_text())
+    assert (report["resolved_ids"], report["unresolved_ids"]) == ([], ["a"])
+    assert (tmp_path / "run" / "evals" / "eval-heldout-00003.parquet").exists()
+    found = compare(find("run@3", tmp_path), find("run@heldout-4", tmp_path))
+    assert (found["num_tasks"], found["difference"]["mean"]) == (1, 0.5)
+
+
+async def test_an_interrupted_evaluation_keeps_its_attempts(answer, tmp_path: Path) -> None:
+    def breaks(name: str, parts: Parts) -> str:
+        if name == "eval-heldout-00003/b.1":
+            raise KeyError("the controller dies")
+        return "solved"
+
+    with open_run(tmp_path / "run", {}) as folder:
+        answer(breaks)
+        one = parts_of([], rollout=RolloutSection(concurrency=1))
+        one.provisioner.slot = asyncio.Semaphore(1)
+        with pytest.raises(ExceptionGroup):
+            await run_at(folder, 3, one, TWO)
+        assert not folder.read_state().evals_done
+        again = answer(lambda *_: "solved")
+        await run_at(folder, 3, splits=TWO)
+        assert again == ["eval-heldout-00003/b.1"]
+        # An Episode that infrastructure loses runs again, and then it is counted as lost.
+        lost = answer(lambda name, _: "infra" if "/b.1" in name else "solved")
+        await run_at(folder, 4, splits=TWO)
+        written = json.loads(folder.evaluation("eval-heldout-00004").read_text())
+    assert len(lost) == 4 + RolloutSection().refills
+    assert (written["num_lost"], written["num_attempts"]) == (1, 3)
+    assert written["pass_at_1"]["mean"] == 1.0
+
+
+async def test_too_many_lost_episodes_end_the_run_and_are_attempted_again(
+    answer, tmp_path: Path
+) -> None:
+    with open_run(tmp_path / "run", {}) as folder:
+        answer(lambda *_: "infra")
+        with pytest.raises(RunError, match="2 of 2 episodes were lost: the machine failed"):
+            await run_at(folder, 3)
+        assert not folder.evaluation("eval-heldout-00003").exists()
+        answer(half)
+        await run_at(folder, 3)
+        assert folder.read_state().evals_done == ("eval-heldout-00003",)
 
 
 async def test_the_best_step_of_the_named_split_is_kept_and_ties_do_not_replace_it(
-    asked, tmp_path: Path
+    answer, tmp_path: Path
 ) -> None:
+    answer(half)
     with open_run(tmp_path / "run", {}) as folder:
         for step in (2, 3):
-            await run_at(folder, step, [])
+            await run_at(folder, step)
         assert folder.read_state().best == Best(2, "heldout", 0.5)
-        await run_at(folder, 4, [])
+        await run_at(folder, 4)
         assert folder.read_state().best == Best(4, "heldout", 1.0)
-        await run_at(folder, 5, [])
+        await run_at(folder, 5)
         assert folder.read_state().best == Best(4, "heldout", 1.0)
     with open_run(tmp_path / "other", {}) as folder:
-        await run_at(folder, 2, [], best="unseen")
+        await run_at(folder, 2, best="unseen")
         assert folder.read_state().best is None
 
 
-async def test_an_evaluation_samples_with_its_own_settings(asked, tmp_path: Path) -> None:
+async def test_an_evaluation_samples_with_its_own_settings(answer, tmp_path: Path) -> None:
+    found: list[RolloutSection] = []
+
+    def keep(name: str, parts: Parts) -> str:
+        found.append(parts.rollout)
+        return "solved"
+
+    answer(keep)
     with open_run(tmp_path / "run", {}) as folder:
-        await run_at(folder, 0, [], temperature=0.5, max_new_tokens=7)
-        await run_at(folder, 1, [])
-    (own, size), (rollouts, _) = asked
-    assert (own.temperature, own.max_new_tokens, size) == (0.5, 7, 2)
+        await run_at(folder, 0, temperature=0.5, max_new_tokens=7)
+        await run_at(folder, 1)
+    own, _, rollouts, _ = found
+    assert (own.temperature, own.max_new_tokens) == (0.5, 7)
     assert (rollouts.temperature, rollouts.max_new_tokens) == (1.0, 96)
 
 
-async def test_mixed_weights_are_reported(monkeypatch, tmp_path: Path) -> None:
-    async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
-        return [group("a", "solved", version="000001"), group("b", "solved", version="000002")]
-
-    monkeypatch.setattr(rollout_step.group, "run", run)
+async def test_mixed_weights_are_reported(answer, tmp_path: Path) -> None:
+    answer(half)
     events: list[Event] = []
     with open_run(tmp_path / "run", {}) as folder:
-        await run_at(folder, 0, events)
+        await run_at(folder, 0, parts_of(events, agent="mixed"))
     text = "the evaluation of heldout mixes the weights 000001, 000002"
     assert Notice(text) in events
 
@@ -140,26 +209,21 @@ def test_evaluations_come_first_and_at_every_nth_step() -> None:
 
 
 async def test_each_agent_attempts_every_task_and_trained_ones_select_the_best_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    answer, tmp_path: Path
 ) -> None:
-    rates = {"half": "unsolved", "all": "solved", "held": "unsolved"}
-
-    async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
+    def by_agent(name: str, parts: Parts) -> str:
         assert not parts.mix
-        assert stage == f"eval-heldout-{parts.agent}-00003"
-        return [group(task.id, "solved", rates[parts.agent]) for task in tasks]
+        assert name.startswith(f"eval-heldout-{parts.agent}-00003/")
+        return "solved" if parts.agent == "all" else half(name, parts)
 
-    monkeypatch.setattr(rollout_step.group, "run", run)
+    answer(by_agent)
     events: list[Event] = []
     absent: Any = None
     shares = {"half": 0.25, "all": 0.75, "held": 0.0}
     mix = tuple(MixedAgent(name, absent, share) for name, share in shares.items())
-    parts = replace(parts_of(events), mix=mix)
-    schedule: Any = Settled()
     with open_run(tmp_path / "run", {}) as folder:
         for _ in range(2):
-            settings = EvalSection(attempts=2)
-            await evaluate(SPLITS, 3, parts, folder, section=settings, schedule=schedule)
+            await run_at(folder, 3, parts_of(events, mix=mix))
         state = folder.read_state()
         written = json.loads(folder.evaluation("eval-heldout-held-00003").read_text())
     assert state.evals_done == tuple(f"eval-heldout-{name}-00003" for name in shares)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from swerl.checks.evaluate import Evaluated
     from swerl.core.chat import Message
     from swerl.recipe.schema import Recipe
+    from swerl.rollout.evaluation import Evaluated
     from swerl.runs.evaluation import Evaluation
 
 _SCRIPTS = ("gold", "noop")
@@ -96,14 +96,14 @@ def evaluate(
     Each agent runs with each engine and model. The same command resumes, and more attempts add
     to fewer.
     """
-    from swerl.checks.evaluate import report_of, write
+    from swerl.rollout.evaluation import report_of, write
     from swerl.runs.evaluation import compare as compared_with
-    from swerl.runs.evaluation import read
+    from swerl.runs.evaluation import find, read
     from swerl.runs.layout import RunFolder
 
     if sequential and against is None:
         raise InputError("--sequential compares with a baseline", hint="name it with --against")
-    baseline = None if against is None else _find(against, runs)
+    baseline = None if against is None else find(against, runs)
     stop_by = baseline if sequential else None
     found = _tasks_of(tasks, stop_by)
     chosen = product(agent, engine, model or [""])
@@ -114,8 +114,8 @@ def evaluate(
     for kind, recipe in policies:
         folder = RunFolder(runs / recipe.name)
         done = attempt_all(recipe, found, folder.root, kind, attempts, stop_by)
-        report = report_of(done, recipe, kind.text, attempts, price)
-        write(folder, done, recipe.name, report)
+        report = report_of(done, recipe, k=attempts, engine=kind.text, price=price)
+        write(folder, "eval", done, report)
         new = read(path := folder.evaluation("eval"))
         compared = compared_with(baseline, new) if baseline and new.results else None
         reports.append({**report, "path": str(path), "comparison": compared})
@@ -129,15 +129,18 @@ def evaluate(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(help="The baseline: a run's name or folder, or a file.")],
+    a: Annotated[
+        str, typer.Argument(help="The baseline: a file, a run's name or folder, or RUN@STEP.")
+    ],
     b: Annotated[str, typer.Argument(help="The evaluation that is compared with it.")],
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two evaluations task by task; also those inside of training runs."""
+    """Compare two evaluations task by task; RUN@STEP names one inside a training run."""
     from swerl.runs.evaluation import compare as compared
+    from swerl.runs.evaluation import find
 
-    found = compared(_find(a, runs), _find(b, runs))
+    found = compared(find(a, runs), find(b, runs))
     if as_json:
         print_json(found)
     else:
@@ -157,9 +160,9 @@ def attempt_all(
     Raises RunError if the folder belongs to another recipe, TaskError for the script `gold` if a
     Task has no known solution.
     """
-    from swerl.checks.evaluate import evaluate
     from swerl.core.events import Event, Notice
     from swerl.rollout import wiring
+    from swerl.rollout.evaluation import evaluate
     from swerl.runs.layout import open_run
 
     def emit(event: Event) -> None:
@@ -228,7 +231,7 @@ def solve_rate(
 
     The same command resumes after an interruption, and more attempts add to fewer.
     """
-    from swerl.checks.evaluate import write_rates
+    from swerl.rollout.evaluation import write_rates
 
     chosen = read_engine(engine, _SCRIPTS)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
@@ -263,13 +266,6 @@ def solve_rate(
     )
     if num_rated < len(found):
         raise typer.Exit(1)
-
-
-def _find(name: str, runs: Path) -> Evaluation:
-    """Read the evaluation of a run's name, a folder or a file. Raises InputError, RunError."""
-    from swerl.runs.evaluation import read
-
-    return read(runs / name if not Path(name).exists() else Path(name))
 
 
 def _tasks_of(file: Path, baseline: Evaluation | None) -> list[Task]:

@@ -84,15 +84,6 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in kept_ids))
 
 
-async def evaluate(
-    tasks: Sequence[Task], stage: str, parts: Parts, folder: RunFolder, *, attempts: int
-) -> list[Group]:
-    """Run `attempts` Episodes of each Task that are not trained on. Raises RunError."""
-    groups = await group.run(tasks, stage, parts, size=attempts, folder=folder)
-    check_losses(groups, parts.rollout.max_infra_rate)
-    return groups
-
-
 def choose_tasks(
     tasks: Sequence[Task], step: int, count: int, seed: int, *, easy_first: bool = False
 ) -> list[Task]:
@@ -143,11 +134,16 @@ def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed:
 def check_losses(groups: Sequence[Group], allowed: float) -> None:
     """Raise RunError if infrastructure lost more than this share of the Episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
-    lost = [episode for episode in episodes if not episode.learnable]
-    if len(lost) > allowed * len(episodes):
-        reasons = Counter(episode.grade.reason for episode in lost)
+    reasons = [each.grade.reason or each.error for each in episodes if not each.learnable]
+    require_few_lost(reasons, len(episodes), allowed)
+
+
+def require_few_lost(reasons: Sequence[str], num_episodes: int, allowed: float) -> None:
+    """Raise RunError if more than this share of the Episodes was lost, for these reasons."""
+    if len(reasons) > allowed * num_episodes:
         raise RunError(
-            f"{len(lost)} of {len(episodes)} episodes were lost: {reasons.most_common(1)[0][0]}",
+            f"{len(reasons)} of {num_episodes} episodes were lost: "
+            f"{Counter(reasons).most_common(1)[0][0]}",
             hint="`swerl doctor` checks the machine; the same command resumes",
         )
 

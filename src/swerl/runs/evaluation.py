@@ -116,19 +116,39 @@ def summary(results: Sequence[TaskResult], k: int) -> dict[str, Any]:
     }
 
 
+def find(text: str, runs: Path) -> Evaluation:
+    """Read the evaluation that a user names; `runs` is the folder of all runs.
+
+    It is a file, the only one of a run (its name or folder), `RUN@STEP`, or `RUN@SPLIT-STEP` if a
+    step has several. Raises InputError, RunError.
+    """
+    is_whole = Path(text).exists() or (runs / text).exists() or "@" not in text
+    run, _, which = (text, "", "") if is_whole else text.rpartition("@")
+    root = Path(run) if Path(run).exists() else runs / run
+    if not root.is_dir():
+        return read(root)
+    files = {_label(path.stem): path for path in sorted(root.glob("evals/*.json"))}
+    found = [path for name, path in files.items() if which in ("", name, name.rpartition("-")[2])]
+    if len(found) == 1:
+        return read(found[0])
+    known = [f"{run}@{name}" for name, path in files.items() if path in found or not found]
+    raise InputError(
+        f"{text} names {len(found)} finished evaluations",
+        hint=f"name one: {', '.join(known[-6:])}" if known else "the command that began it resumes",
+    )
+
+
+def _label(stem: str) -> str:
+    """Return the short name of an evaluation inside training: `heldout-10`."""
+    name, _, step = stem.removeprefix("eval-").rpartition("-")
+    return f"{name}-{int(step)}" if step.isdecimal() else stem
+
+
 def read(path: Path) -> Evaluation:
-    """Read an evaluation's file, or the only one of a run folder. Raises InputError, RunError."""
-    found = path
-    if path.is_dir():
-        files = sorted(path.glob("evals/*.json"))
-        if len(files) != 1:
-            names = ", ".join(str(each) for each in files[:5])
-            hint = f"name one: {names}" if names else "the command that began it resumes"
-            raise InputError(f"{path} has {len(files)} finished evaluations", hint=hint)
-        found = files[0]
-    elif not path.exists():
+    """Read an evaluation's file. Raises InputError, RunError."""
+    if not path.exists():
         raise InputError(f"there is no evaluation {path}", hint="`swerl eval` prints its folder")
-    value = read_json(found)
+    value = read_json(path)
     try:
         results = [
             TaskResult(**{**row, "verdicts": tuple(row["verdicts"])}) for row in value["tasks"]
@@ -139,11 +159,11 @@ def read(path: Path) -> Evaluation:
             raise TypeError(f"{odd[0]!r} is no number")
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{found} is not an evaluation: {error!r}", hint="name a file that `swerl eval` wrote"
+            f"{path} is not an evaluation: {error!r}", hint="name a file that `swerl eval` wrote"
         ) from error
     counted = {each.task: each for each in results if each.attempts}
     each_dollars = None if dollars is None or not attempts else dollars / attempts
-    return Evaluation(found, counted, len(results) - len(counted), each_dollars)
+    return Evaluation(path, counted, len(results) - len(counted), each_dollars)
 
 
 def compare(a: Evaluation, b: Evaluation) -> dict[str, Any]:

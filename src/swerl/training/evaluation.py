@@ -1,4 +1,4 @@
-"""Evaluate on Tasks that are never trained on: k attempts each, pass@1 and pass@k over Tasks.
+"""Evaluate on Tasks that are never trained on: when, which agents, and the best step.
 
 An evaluation runs between two steps, while the newest weights serve and no others are loaded, so
 its Episodes see one version. Episodes lost to the infrastructure enter no mean; they are counted.
@@ -12,15 +12,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from swerl.core.episode import Group
 from swerl.core.events import EvalEnded, Notice, Progress
-from swerl.core.files import read_json, write_json
+from swerl.core.files import read_json
 from swerl.core.task import Task
-from swerl.recipe.schema import EvalSection
-from swerl.rollout import step as rollout_step
+from swerl.recipe.schema import EvalSection, Recipe
+from swerl.rollout import evaluation
 from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.schedules import Schedule
-from swerl.runs.evaluation import result_of, summary
+from swerl.rollout.step import require_few_lost
 from swerl.runs.layout import Best, RunFolder
 from swerl.runs.statistics import Rate
 
@@ -36,11 +35,14 @@ async def evaluate(
     parts: Parts,
     folder: RunFolder,
     *,
-    section: EvalSection,
+    recipe: Recipe,
     schedule: Schedule,
 ) -> None:
-    """Evaluate every split once per step, however often the run resumes; record the best step."""
-    settings = _settings(parts, section)
+    """Evaluate every split once per step, however often the run resumes; record the best step.
+
+    Raises RunError if the infrastructure lost more Episodes than the recipe allows.
+    """
+    settings, k = _settings(parts, recipe.eval), recipe.eval.attempts
     for split, tasks in splits.items():
         names = {f"eval-{split}-{step:05d}": settings}
         if parts.mix:
@@ -51,29 +53,21 @@ async def evaluate(
                 continue
             # The whole name of a split has its agent, if there are several.
             event = EvalEnded(step, split, 0.0, 0, agent=own.agent if parts.mix else "")
-            parts.emit(Progress(f"evaluating {event.name}", 0, len(tasks) * section.attempts))
+            parts.emit(Progress(f"evaluating {event.name}", 0, len(tasks) * k))
             # From here until the next step no other weights are loaded.
             await schedule.settle()
-            groups = await rollout_step.evaluate(
-                tasks, name, own, folder, attempts=section.attempts
-            )
-            found = _found(tasks, groups, section.attempts)
-            about = {"step": step, "split": split, "agent": own.agent}
-            write_json(folder.evaluation(name), about | found)
-            _emit(parts, event, found)
+            found = await evaluation.evaluate(tasks, own, folder, num_attempts=k, stage=name)
+            lost = [row["reason"] for row in found.attempts if not row["counted"]]
+            require_few_lost(lost, len(found.attempts), recipe.rollout.max_infra_rate)
+            about = {"step": step, "split": split, "name": f"{recipe.name}-{name}"}
+            report = evaluation.report_of(found, recipe, k=k, agent=own.agent) | about
+            evaluation.write(folder, name, found, report)
+            _emit(parts, event, report)
             # The commit comes last: a crash before it repeats the evaluation from its Episodes.
             best = None
-            if name == [*names][-1] and split == section.best:
+            if name == [*names][-1] and split == recipe.eval.best:
                 best = Best(step, split, _trained_rate(folder, names, parts.mix))
             _commit(folder, name, best)
-
-
-def _found(tasks: Sequence[Task], groups: Sequence[Group], k: int) -> dict[str, Any]:
-    repos = {task.id: task.repo for task in tasks}
-    results = [result_of(group, repos.get(group.task_id, "")) for group in groups]
-    episodes = (episode for group in groups for episode in group.episodes)
-    versions = sorted({name for episode in episodes for name in episode.trajectory.versions})
-    return {"versions": versions, **summary(results, k)}
 
 
 def _trained_rate(folder: RunFolder, names: Iterable[str], mix: Sequence[MixedAgent]) -> float:

@@ -179,10 +179,9 @@ def _schedule_inputs(training: Training, versions: Versions) -> ScheduleInputs:
 
 
 async def _evaluate(training: Training, schedule: Schedule, step: int) -> None:
-    section = training.recipe.eval
     splits, parts, folder = training.evals, training.parts, training.folder
     if parts is not None:
-        await evaluate(splits, step, parts, folder, section=section, schedule=schedule)
+        await evaluate(splits, step, parts, folder, recipe=training.recipe, schedule=schedule)
 
 
 def _write(

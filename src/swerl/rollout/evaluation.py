@@ -1,14 +1,13 @@
 """Evaluate a policy: attempt each Task, stop early against a baseline, write the results.
 
-Attempts are kept in a run folder, under the digest of the Task's row. So a killed evaluation
-resumes, more attempts add to fewer, and a changed Task is attempted anew. Results go to `evals/`,
-in SWE-bench's formats to `swebench/`, or as solve rates into the rows of a task file.
+`swerl eval`, `tasks solve-rate` and the evaluations inside training run here. Attempts are kept in
+a run folder, so a killed evaluation resumes, and more attempts add to fewer. Results go to
+`evals/`, in SWE-bench's formats to `swebench/`, or as solve rates into the rows of a task file.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -48,9 +47,9 @@ class Evaluated:
     num_planned: int = 0
 
     @property
-    def num_episodes(self) -> int:
-        """Attempts, lost ones included."""
-        return sum(map(len, self.rows.values()))
+    def attempts(self) -> list[dict[str, Any]]:
+        """The rows of all attempts, lost ones included, in the order of Task ids."""
+        return [row for _, rows in sorted(self.rows.items()) for row in rows]
 
 
 async def evaluate(
@@ -59,22 +58,25 @@ async def evaluate(
     folder: RunFolder,
     *,
     num_attempts: int,
+    stage: str = "",
     baseline: Evaluation | None = None,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> Evaluated:
     """Attempt every Task `num_attempts` times; with a baseline, until their comparison is decided.
 
-    Infrastructure failures are repeated and then excluded. `on_done` gets the number of Episodes
-    that ended. Of a baseline only its own Tasks are attempted.
+    Infrastructure failures are repeated and then excluded. `stage` names the folder of all
+    attempts; by default each Task has its own, named by the digest of its row, so a changed Task is
+    attempted anew. `on_done` gets the number of Episodes that ended. Of a baseline only its own
+    Tasks are attempted.
     """
     found, known = Evaluated(), {task.id: task for task in tasks}
 
     async def attempt(slot: tuple[str, int]) -> None:
         task, before = known[slot[0]], len(found.rows.get(slot[0], ()))
-        stage = row_digest(task)
-        done = await group.run_one(task, stage, parts, size=slot[1], folder=folder)
+        place = stage or row_digest(task)
+        done = await group.run_one(task, place, parts, size=slot[1], folder=folder)
         found.results[task.id] = result_of(done, task.repo)
-        name = group.id_prefix(task, stage)
+        name = group.id_prefix(task, place)
         found.rows[task.id] = [_row(k, f"{name}{k}", e, task) for k, e in enumerate(done.episodes)]
         on_done(slot[1] - before)
 
@@ -83,14 +85,14 @@ async def evaluate(
     plan = blocks(rates, num_attempts) if baseline else [[(name, num_attempts) for name in known]]
     found.num_planned = len(rates if baseline else known) * num_attempts
     test = SequentialTest()
-    at_once = math.ceil(parts.rollout.concurrency / (1 if baseline else num_attempts))
     for block in plan:
-        # A block may hold a Task twice; its later slot has more attempts.
-        await run_jobs(dict(block).items(), attempt, limit=at_once)
+        # A block may hold a Task twice; its later slot has more attempts. The slots of the
+        # provisioner bound the Episodes, and this limit bounds the Groups in memory.
+        await run_jobs(dict(block).items(), attempt, limit=parts.rollout.concurrency)
         counted = [each for _, each in sorted(found.results.items()) if each.attempts]
         if baseline and counted:
             differences = [each.value - rates[each.task].value for each in counted]
-            found.looks.append(test.look(differences, found.num_episodes / found.num_planned))
+            found.looks.append(test.look(differences, len(found.attempts) / found.num_planned))
             if found.looks[-1].decision is not Decision.OPEN:
                 break
     return found
@@ -118,19 +120,25 @@ def _row(number: int, folder: str, episode: Episode, task: Task) -> dict[str, An
 
 
 def report_of(
-    found: Evaluated, recipe: Recipe, engine: str, k: int, price: tuple[float, float]
+    found: Evaluated,
+    recipe: Recipe,
+    *,
+    k: int,
+    engine: str = "",
+    agent: str = "",
+    price: tuple[float, float] = (0.0, 0.0),
 ) -> dict[str, Any]:
-    """Return an evaluation's report as JSON.
+    """Return an evaluation's report as JSON; engine and agent are the recipe's by default.
 
     `price` is in dollars per million prompt and sampled tokens; if it is 0, dollars are unknown.
     """
-    rows = [row for each in found.rows.values() for row in each]
-    result = summary(list(found.results.values()), k)
+    rows = found.attempts
+    result = summary([each for _, each in sorted(found.results.items())], k)
     tokens = result["prompt_tokens"], result["sampled_tokens"]
     return {
         "name": recipe.name,
-        "agent": recipe.agents[0].title,
-        "engine": engine,
+        "agent": agent or recipe.agents[0].title,
+        "engine": engine or recipe.engine.type,
         "model": str(recipe.model.path or recipe.engine.options.get("model", "")),
         "missing": [] if all(row["has_token_ids"] for row in rows) else _MISSING,
         "versions": sorted({name for row in rows for name in row["versions"]}),
@@ -141,33 +149,33 @@ def report_of(
     }
 
 
-def write(folder: RunFolder, found: Evaluated, policy: str, report: Mapping[str, Any]) -> None:
-    """Write `evals/eval.json`, `evals/attempts.parquet` if pyarrow is here, and SWE-bench's files.
+def write(folder: RunFolder, name: str, found: Evaluated, report: Mapping[str, Any]) -> None:
+    """Write `evals/NAME.json`, `evals/NAME.parquet` if pyarrow is here, and `swebench/NAME/`.
 
-    `policy` names the agent and its model in SWE-bench's files. Raises RunError.
+    The report's name is that of the policy in SWE-bench's files. Raises RunError.
     """
-    rows = [row for each in found.rows.values() for row in each]
-    if rows and find_spec("pyarrow"):
+    path = folder.evaluation(name)
+    if found.rows and find_spec("pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         out = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(rows), out, compression="zstd")
-        write_bytes(folder.root / "evals" / "attempts.parquet", out.getvalue().to_pybytes())
+        pq.write_table(pa.Table.from_pylist(found.attempts), out, compression="zstd")
+        write_bytes(path.with_suffix(".parquet"), out.getvalue().to_pybytes())
     by_attempt = defaultdict(list)
-    for row in rows:
+    for row in found.attempts:
         by_attempt[row["attempt"]].append(row)
-    swebench = folder.root / "swebench"
+    swebench, policy = folder.root / "swebench" / name, report["name"]
     with disk_errors(swebench):
-        swebench.mkdir(exist_ok=True)
+        swebench.mkdir(parents=True, exist_ok=True)
     for k, some in by_attempt.items():
         # A lost attempt without a patch has submitted nothing.
         some = [row for row in some if row["counted"] or row["has_patch"]]
         lines = [json.dumps(_prediction(folder, row, policy)) + "\n" for row in some]
         write_text(swebench / f"predictions.{k}.jsonl", "".join(lines))
-        name = f"{policy.replace('/', '__')}.attempt-{k}.json"
-        write_json(swebench / name, swebench_report(list(found.rows), some))
-    write_json(folder.evaluation("eval"), report)
+        title = f"{policy.replace('/', '__')}.attempt-{k}.json"
+        write_json(swebench / title, swebench_report(list(found.rows), some))
+    write_json(path, report)
 
 
 def _prediction(folder: RunFolder, row: Mapping[str, Any], policy: str) -> dict[str, str]:

@@ -19,11 +19,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
-from swerl.checks.evaluate import swebench_report
 from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.errors import InputError
 from swerl.core.task import Task, read_tasks, write_tasks
+from swerl.rollout.evaluation import swebench_report
 from swerl.runs.evaluation import TaskResult, read, summary
 from swerl.runs.statistics import Decision
 from swerl.tasks import twin
@@ -216,7 +216,7 @@ async def test_any_openai_compatible_model_is_evaluated_without_token_ids(file: 
 def test_attempts_are_rows_of_parquet(file: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     evaluated(file, "--engine", "scripted:gold", "-k", 2)
-    [path] = file.parent.rglob("attempts.parquet")
+    [path] = file.parent.rglob("evals/eval.parquet")
     rows = parquet.read_table(path).to_pylist()
     assert [row["attempt"] for row in rows] == [0, 1] * 3
     assert {row["verdict"] for row in rows} == {"solved"}
@@ -255,7 +255,7 @@ ROWS: list[dict[str, Any]] = [
 def test_predictions_are_what_swebench_reads(file: Path) -> None:
     evaluated(file, "--engine", "scripted:gold", "-k", 2)
     for k in (0, 1):
-        [path] = file.parent.rglob(f"predictions.{k}.jsonl")
+        [path] = file.parent.rglob(f"swebench/eval/predictions.{k}.jsonl")
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         assert {row["instance_id"] for row in rows} == {task.id for task in read_tasks(file)}
         for row in rows:
