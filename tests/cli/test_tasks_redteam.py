@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from swerl.checks.redteam.policy import Defence, Policy
 from swerl.cli.main import typer_app
 from swerl.core.errors import UnknownNameError
 from swerl.core.grade import Verdict
+from swerl.runs.why import diagnose
 
 FIXES = Policy(
     "fixes",
@@ -38,10 +40,12 @@ def test_a_name_that_is_none_gets_the_nearest_ones() -> None:
     assert "empty-patch" in error.hint
 
 
-def test_a_policy_that_holds_ends_well() -> None:
-    code, out, error = invoke("--only", "exit-at-import", "--json", "--naive")
+def test_a_policy_that_holds_ends_well(tmp_path: Path) -> None:
+    folder = tmp_path / "episodes"
+    code, out, error = invoke("--only", "exit-at-import", "--json", "--naive", "-o", str(folder))
     assert code == 0, error
     [row] = json.loads(out)["policies"]
+    assert diagnose(folder).read.startswith("1 Episode (1 cheat; most often: ")
     assert (row["result"], row["verdict"], row["reward"]) == ("held", "cheat", 0.0)
     assert row["rewarded_naively"] is True
 

@@ -47,7 +47,7 @@ def graded(episode: Episode, verdict: Verdict, reason: str = "", **facts: object
 
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
     found = why.diagnose(make_run(tmp_path / "run"))
-    assert found == why.Diagnosis("run", (), (0, 1, 2), ())
+    assert found == why.Diagnosis("run", (), (0, 1, 2), "steps 0, 1, 2", ())
     assert list(found.lines()) == ["no fault found in the records of steps 0, 1, 2"]
 
 

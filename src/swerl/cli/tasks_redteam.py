@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,10 @@ def redteam(
     naive: Annotated[
         bool, typer.Option("--naive", help="Also grade each policy without defences.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Folder for the Episodes; `swerl view` reads it."),
+    ] = None,
     as_json: JsonOption = False,
     show: Annotated[bool, typer.Option("--list", help="List the policies and run none.")] = False,
 ) -> None:
@@ -48,13 +53,15 @@ def redteam(
         else:
             _list(policies)
         return
-    chosen = RedteamSettings(backend, image, num_jobs=jobs, naively=naive)
+    chosen = RedteamSettings(backend, image, num_jobs=jobs, naively=naive, out=out)
     report = _run(backend, settings, policies, chosen)
     if as_json:
         print_json(report.to_json())
     else:
         console().print(_table(report, naive=naive))
     console().print(_summary(report), soft_wrap=True)
+    if out:
+        console().print(f"episodes: {out}; next: swerl view {out}", soft_wrap=True, markup=False)
     if report.counts[PolicyOutcome.BROKE]:
         raise typer.Exit(1)
 

@@ -9,7 +9,7 @@ import typer
 
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe
-from swerl.cli.train_status import all_runs, called, find_run, stored_recipe
+from swerl.cli.train_status import called, find_run, stored_recipe
 from swerl.core.errors import InputError, SwerlError
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def why(
     run: Annotated[
-        str | None, typer.Argument(help="Name of the run, or its folder; the newest by default.")
+        str | None,
+        typer.Argument(help="A run, or a folder of Episodes; the newest run by default."),
     ] = None,
     runs: RunsOption = Path("runs"),
     checks: Annotated[
@@ -31,12 +32,16 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
+    from swerl.runs.index import find_runs
     from swerl.runs.why import diagnose
 
-    if run is None and not (found := all_runs(runs)):
+    places = [runs] if run is None else [runs / run, Path(run)]
+    # The newest run, if the folder has several.
+    found = [each.root for place in places for each in find_runs(place).values()]
+    if run is None and not found:
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
-    root = find_run(run, runs) if run else found[0]
+    root = found[0] if found else find_run(str(run), runs)
     diagnosis = _checked(root) if checks else diagnose(root)
     if as_json:
         print_json(diagnosis)
@@ -81,7 +86,8 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"{each.cause}: {each.says}", "bold red" if not place else "yellow")
         for line in each.evidence:
             say(f"  evidence   {line}")
-        say(f"  since      step {each.step}; confidence {each.confidence:.0%}")
+        since = f"since      step {each.step}; " if diagnosis.steps else ""
+        say(f"  {since}confidence {each.confidence:.0%}")
         say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
     if not diagnosis.findings:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")

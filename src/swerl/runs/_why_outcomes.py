@@ -321,7 +321,7 @@ def failed_run(run: Evidence) -> Symptom | None:
 def lost_episodes(run: Evidence) -> Symptom | None:
     """Find a step that lost many Episodes to infrastructure."""
     for step in run.steps:
-        lost = [each for each in step.episodes if not each.learnable]
+        lost = [each for each in step.episodes if each.verdict and not each.learnable]
         if len(lost) >= 2 and len(lost) > 0.2 * len(step.episodes):
             reason = _most(each.reason for each in lost)[:200]
             told = f"{len(lost)} of {len(step.episodes)} Episodes, most often: {reason}"

@@ -1,8 +1,9 @@
 """The records of a run that its diagnosis reads: metrics of every step, Episodes of a few.
 
 Only the first step and the last ones are read, and of these a bounded number of Episodes and
-tokens, so the cost does not grow with the run. A missing or damaged file is a problem in the list
-and costs its own part alone.
+tokens, so the cost does not grow with the run. Episodes that no step trains, such as those of
+`swerl eval`, `rollout` and `serve`, are read as one step. A missing or damaged file is a problem in
+the list and costs its own part alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
 from swerl.runs import history, index, tables
-from swerl.runs.index import DAMAGE
+from swerl.runs.index import DAMAGE, FoundRun
 from swerl.runs.layout import RunFolder
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class SeenEpisode:
     id: str
     task: str
     verdict: str
+    """Empty for a served session, which nothing grades."""
     status: str
     reward: float
     reason: str
@@ -137,6 +139,9 @@ class Evidence:
     error: str
     """Error that ended the run; empty if there was none."""
     problems: list[str] = field(default_factory=list)
+    trains: bool = True
+    """False if no step trains the Episodes: then they are one step, 0, and not of this recipe's
+    Tasks."""
 
     @property
     def last(self) -> int:
@@ -174,7 +179,9 @@ def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
     from swerl.core.task import read_tasks
     from swerl.tasks import twin
 
-    source = run.key("tasks.source", _TWIN)
+    source = run.key("tasks.source", _TWIN) if run.trains else ""
+    if not source:
+        return {}
     if source == _TWIN:
         size, seed = run.key("tasks.num_train", 0), run.key("seed", 0)
         return twin.solutions(split=twin.Split.TRAIN, count=size, seed=seed)
@@ -184,9 +191,11 @@ def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
 def read(root: Path, *, until: int | None = None) -> Evidence:
     """Read the records of a run folder, live or ended, of its first `until` steps if given.
 
-    Raises RunError without a recipe.
+    Raises RunError if there is neither a recipe nor an Episode.
     """
-    recipe = read_json(root / index.RECIPE)
+    found_run = index.run_at(root)
+    is_bare = found_run is not None and not found_run.is_trained
+    recipe = {} if is_bare else read_json(root / index.RECIPE)
     if not isinstance(recipe, dict):
         raise InputError(f"{root / index.RECIPE} is damaged: not an object")
     problems: list[str] = []
@@ -195,6 +204,9 @@ def read(root: Path, *, until: int | None = None) -> Evidence:
     process = _part(lambda: read_json(root / "process.json"), []) or {}
     found = {*_stages(root), *(path.stem for path in (root / "turns").glob("*.parquet"))}
     numbers = sorted({int(each) for each in found if each.isdecimal()})
+    if found_run and not found_run.has_steps and not numbers:
+        step = _only_step(found_run, problems)
+        return Evidence(root, recipe, {}, (step,), {}, "", problems, trains=False)
     metrics = dict(past.steps)
     if until is not None:
         numbers = [each for each in numbers if each < until]
@@ -283,10 +295,32 @@ def _step(
     stage = f"{number:05d}"
     names = [n for each in _groups(folder.root, stage).values() for n in each]
     ids = dict.fromkeys([*turns, *(f"{stage}/{name}" for name in names)])
-    seen = [
-        _episode(folder.root, each, turns.get(each, ()), problems) for each in [*ids][:_EPISODES]
-    ]
+    places = {each: folder.root / "episodes" / each for each in [*ids][:_EPISODES]}
+    seen = [_episode(at, each, turns.get(each, ()), problems) for each, at in places.items()]
     return SeenStep(number, metrics, tuple(each for each in seen if each), tuple(samples))
+
+
+def _only_step(run: FoundRun, problems: list[str]) -> SeenStep:
+    """Read Episodes that no step trains, with the Turns of their own files."""
+    places = {
+        f"{stage}/{name}": run.episode(stage, name)
+        for stage in run.stages()
+        for names in index.groups(run.stage(stage)).values()
+        for name in names
+    }
+    seen, num_tokens = [], 0
+    for name, path in [*places.items()][:_EPISODES]:
+        turns: Sequence[SeenTurn] = ()
+        if num_tokens < _TOKENS and (file := path / "trajectory.json").exists():
+            turns = _part(partial(_own_turns, file), problems) or ()
+        num_tokens += sum(len(each.prompt_ids) + len(each.output_ids) for each in turns)
+        seen.append(_episode(path, name, turns, problems, is_session=not run.is_trained))
+    return SeenStep(0, {}, tuple(each for each in seen if each), ())
+
+
+def _own_turns(path: Path) -> list[SeenTurn]:
+    rows = read_json(path)["turns"]
+    return [SeenTurn(**{name: row[name] for name in SeenTurn.__slots__}) for row in rows]
 
 
 def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:
@@ -295,12 +329,20 @@ def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:
 
 
 def _episode(
-    root: Path, name: str, turns: Sequence[SeenTurn], problems: list[str]
+    path: Path,
+    name: str,
+    turns: Sequence[SeenTurn],
+    problems: list[str],
+    *,
+    is_session: bool = False,
 ) -> SeenEpisode | None:
-    """Read an Episode's folder; None for one that has not ended."""
-    path = root / "episodes" / name
+    """Read an Episode's folder; None for one that has not ended.
+
+    A served session has no summary, only Turns.
+    """
     if not (path / "episode.json").is_file():
-        return None
+        ungraded = SeenEpisode(name, path.name, "", "", 0.0, "", {}, (), "", "", turns=tuple(turns))
+        return ungraded if is_session else None
 
     def found() -> SeenEpisode:
         summary, grade = read_json(path / "episode.json"), read_json(path / "grade.json")

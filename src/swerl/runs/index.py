@@ -108,6 +108,11 @@ def find_runs(folder: Path) -> dict[str, FoundRun]:
     return {run.name: run for run in found}
 
 
+def run_at(folder: Path) -> FoundRun | None:
+    """Return the run whose folder this is; None if it is none."""
+    return next(_find(folder, folder, _DEPTH), None)
+
+
 def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
     name = folder.relative_to(top).as_posix() if folder != top else folder.resolve().name
     if (folder / RECIPE).is_file():

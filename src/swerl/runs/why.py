@@ -7,6 +7,7 @@ such as no solved Episode, has a lower confidence. The most certain Finding is f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,9 @@ class Diagnosis:
     run: str
     findings: tuple[Finding, ...]
     steps: tuple[int, ...]
-    """Steps whose Episodes were read."""
+    """Steps whose Episodes were read; none if no step trains them."""
+    read: str
+    """The records that were read, in words."""
     problems: tuple[str, ...]
     """Records that could not be read."""
     checks: tuple[str, ...] = ()
@@ -63,26 +66,26 @@ class Diagnosis:
     def lines(self) -> Iterator[str]:
         """Yield one to three lines of text: the first cause, its evidence, its remedy."""
         if not self.findings:
-            steps = f"steps {', '.join(map(str, self.steps))}" if self.steps else "no step"
-            yield f"no fault found in the records of {steps}"
+            yield f"no fault found in the records of {self.read}"
             return
         first = self.findings[0]
         yield f"{first.cause}: {first.says}"
-        yield f"{first.evidence[0]} (step {first.step})"
+        yield f"{first.evidence[0]} (step {first.step})" if self.steps else first.evidence[0]
         yield f"{first.key}: {first.fix}" if first.key else first.fix
 
 
 def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
     """Apply every rule to a run's records, of its first `until` steps if that is given.
 
-    Raises RunError without a recipe.
+    Raises RunError if there is neither a recipe nor an Episode.
     """
     run = read(root, until=until)
     found = []
     recorded = bool(run.key("sft.sources"))
     if recorded:
         run.problems.append("no rule applies: they judge new Episodes, and this run's are recorded")
-    for rule in () if recorded else RULES:
+    rules = [rule for rule in RULES if run.trains or rule.cause not in _OF_TRAINING]
+    for rule in () if recorded else rules:
         try:
             seen = rule.look(run)
         except DAMAGE as error:
@@ -94,8 +97,24 @@ def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
     # Two rules may see one cause; the more certain one tells it.
     first = {each.cause: each for each in reversed(found)}
     found = [each for each in found if first[each.cause] is each]
-    steps = tuple(step.number for step in run.steps)
-    return Diagnosis(root.name, tuple(found), steps, tuple(dict.fromkeys(run.problems)))
+    steps = tuple(step.number for step in run.steps) if run.trains else ()
+    problems = tuple(dict.fromkeys(run.problems))
+    return Diagnosis(root.name, tuple(found), steps, _in_words(run), problems)
+
+
+def _in_words(run: Evidence) -> str:
+    """Return the steps that were read, or the outcomes of Episodes that no step trains."""
+    seen = [each for step in run.steps for each in step.episodes]
+    if run.trains and run.steps:
+        return f"steps {', '.join(str(each.number) for each in run.steps)}"
+    if not seen:
+        return "no step"
+    counts = Counter(each.verdict or "not graded" for each in seen)
+    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    reasons = Counter(each.reason for each in seen if each.reason and each.verdict != "solved")
+    most = f"; most often: {reasons.most_common(1)[0][0][:200]}" if reasons else ""
+    noun = "Episode" if len(seen) == 1 else "Episodes"
+    return f"{len(seen)} {noun} ({told}{most})"
 
 
 def finding(cause: str, seen: Symptom) -> Finding:
@@ -353,3 +372,5 @@ RULES: Sequence[Rule] = (
     ),
 )
 """Every rule. Their order does not matter: the confidence orders the findings."""
+_OF_TRAINING = ("groups-equal", "tasks-too-easy", "temperature-zero")
+"""Causes that are faults only if the Episodes are trained on."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 
 from swerl.checks._vet_runs import Runs
 from swerl.checks.redteam import (
@@ -53,7 +54,7 @@ from swerl.gateway.server import Gateway
 from swerl.grading.log_parsers import find_parser
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.rollout import episode
+from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.tasks.set_up import set_up
@@ -160,6 +161,8 @@ class RedteamSettings:
     """Grade each policy a second time, without defences."""
     vets: bool = True
     """Vet the Tasks of policies that vetting stops, as those of a training run are."""
+    out: Path | None = None
+    """Folder that gets the Episodes."""
 
 
 def all_policies() -> list[Policy]:
@@ -250,6 +253,8 @@ async def _run(
     except Exception as error:  # noqa: BLE001  ending the run is a success of the policy
         problem = f"its Episode ended with {type(error).__name__}: {error}"[:_SHOWN_CHARS]
         return PolicyResult(policy, PolicyOutcome.BROKE, seen=problem)
+    if settings.out:
+        record.write(settings.out / f"{policy.name}.0", ended)
     problem = judge(policy, ended)
     outcome = PolicyOutcome.BROKE if problem else PolicyOutcome.HELD
     seen = " ".join((problem or ended.grade.reason).split())[:_SHOWN_CHARS]
