@@ -111,9 +111,12 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rated = [replace(task, metadata={**task.metadata, "solve_rate": 0.5}) for task in some]
     write_tasks(Path("tasks.certified.probed.jsonl"), rated)
     results = summary([TaskResult("ID", 2, 1, ("solved", "unsolved"))], 2)
-    for name in ("eval-tasks-builtin-base", "eval-tasks-builtin-runs-mine"):
-        Path("runs", name, "evals").mkdir(parents=True)
-        write_json(Path("runs", name, "evals", "eval.json"), results)
+    for run, name in (
+        *(("eval-tasks-builtin-base", "eval"), ("eval-tasks-builtin-runs-mine", "eval")),
+        *(("twin", "eval-heldout-00000"), ("twin", "eval-heldout-00040")),
+    ):
+        Path("runs", run, "evals").mkdir(parents=True, exist_ok=True)
+        write_json(Path("runs", run, "evals", f"{name}.json"), results)
     guide = (ROOT / "docs" / "guides" / "plug-ins.md").read_text()
     match = re.search(r"cat > mine.py <<'END'\n(.*?)END", guide, re.DOTALL)
     assert match is not None
