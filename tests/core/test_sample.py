@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swerl.core.chat import Finish
-from swerl.core.sample import to_samples
+from swerl.core.sample import to_samples, trained_turns
 from swerl.core.turn import Trajectory, Turn
 
 
@@ -68,6 +68,22 @@ def test_turns_without_exact_tokens_are_left_out() -> None:
     debugged = replace(turn(0, None), trainable=False)
 
     assert to_samples(Trajectory("s", (debugged,)), episode="e", task="t") == []
+
+
+def test_values_of_trained_tokens_find_their_turns() -> None:
+    silent = replace(turn(3, None), output_ids=(), logprobs=())
+    debugged = replace(turn(4, 0), trainable=False)
+    tree = Trajectory("s", (turn(0, None), turn(1, 0), turn(2, 0), silent, debugged))
+
+    rows = [
+        [logp for logp, on in zip(sample.logprobs, sample.mask, strict=True) if on]
+        for sample in to_samples(tree, episode="e", task="t")
+    ]
+
+    assert rows == [
+        [logp for each in turns for logp in each.logprobs] for turns in trained_turns(tree)
+    ]
+    assert [[each.index for each in turns] for turns in trained_turns(tree)] == [[0, 1], [2]]
 
 
 def test_a_branch_that_sampled_nothing_gives_no_sample() -> None:

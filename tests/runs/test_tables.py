@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
+from swerl.core.errors import RunError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
-from swerl.runs.tables import write_turns
+from swerl.runs import tables
+from swerl.runs.tables import read_logprobs, write_logprobs, write_turns
 
 
 def test_a_turn_keeps_its_tokens_and_its_weights(tmp_path: Path) -> None:
@@ -33,6 +36,20 @@ def test_a_turn_keeps_its_tokens_and_its_weights(tmp_path: Path) -> None:
 def test_a_step_without_a_turn_is_an_empty_table(tmp_path: Path) -> None:
     write_turns(tmp_path / "turns.parquet", [_episode()])
     assert pq.read_table(tmp_path / "turns.parquet").num_rows == 0
+
+
+def test_the_trainers_log_probabilities_are_found_by_episode_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_GROUP_BYTES", 8)  # a row group for each row
+    path = tmp_path / "logprobs" / "00000.parquet"
+    write_logprobs(path, [("a", [-0.5, -1.0]), ("b", [-2.0]), ("a", [-0.25, -4.0]), ("c", [])])
+    assert [list(row) for row in read_logprobs(path, "a")] == [[-0.5, -1.0], [-0.25, -4.0]]
+    assert [list(row) for row in read_logprobs(path, "c")] == [[]]
+    assert read_logprobs(path, "d") == []
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(RunError, match="cannot read"):
+        read_logprobs(path, "a")
 
 
 def _episode(*turns: Turn) -> Episode:

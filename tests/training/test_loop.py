@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
-from swerl.core.errors import TrainerError
-from swerl.core.events import Event, Notice
-from swerl.core.learning import CheckpointRef
+from swerl.core.errors import NotFiniteError, TrainerError
+from swerl.core.events import Event, Notice, ignore
+from swerl.core.learning import Batch, CheckpointRef, StepStats
+from swerl.core.sample import Sample
 from swerl.recipe.schema import Recipe
 from swerl.rollout.schedules import Schedule
+from swerl.runs import tables
 from swerl.runs.layout import Best, RunState, open_run
 from swerl.training import loop
+from swerl.training.batch import CollectedBatch
 from swerl.training.loop import Commits
-from swerl.training.updates import UpdateResult
+from swerl.training.updates import SkipCounter, UpdateResult
 
 
 class Trainer:
@@ -104,6 +107,40 @@ async def test_weights_are_committed_before_they_are_evaluated(
             )
         )
     assert seen == [(0, 0), (2, 2), (4, 4)]
+
+
+class Steps:
+    """A trainer whose steps are finite or not; it does nothing else."""
+
+    def __init__(self) -> None:
+        self.is_finite = True
+
+    async def step(self, batch: Batch) -> StepStats:
+        if not self.is_finite:
+            raise NotFiniteError("loss nan")
+        rows = [[-0.5] * sample.num_trained_tokens for sample in batch.samples]
+        return StepStats(1.0, 1.0, 2, 0.0, 1.0, logprobs=rows)
+
+
+async def test_a_step_leaves_its_own_log_probabilities_or_none(tmp_path: Path) -> None:
+    rows = [Sample(f"e{n}", f"t{n}", (1, 2, 3), (0, 1, 1), (0, -1, -1)) for n in range(2)]
+    collected = CollectedBatch(Batch(3, tuple(rows), 2), 4)
+    counters = SimpleNamespace(skips=SkipCounter(5))
+    with open_run(tmp_path / "run", {}) as folder:
+        trainer = Steps()
+        recipe = Recipe.model_validate({"name": "r", "trainer": {"updates_per_batch": 2}})
+        training: Any = SimpleNamespace(
+            trainer=trainer, folder=folder, recipe=recipe, engine=None, emit=ignore
+        )
+        for trainer.is_finite in (True, False):
+            loop._write(folder, 3, SimpleNamespace(all=()), collected)  # type: ignore[arg-type]
+            assert not folder.logprobs(3).exists()
+            await loop._learn(training, counters, collected)  # type: ignore[arg-type]
+            assert folder.logprobs(3).exists() == trainer.is_finite
+            if trainer.is_finite:
+                assert [[*row] for row in tables.read_logprobs(folder.logprobs(3), "e1")] == [
+                    [-0.5, -0.5]
+                ]
 
 
 class Saves:

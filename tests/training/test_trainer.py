@@ -135,6 +135,10 @@ async def test_sft_matches_transformers_and_adamw(
             assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
             assert stats.num_tokens == sum(row.num_trained_tokens for row in batch.samples)
             assert stats.mismatch == 0.0
+            if step == 0:
+                for row, logps, sample in zip(stats.logprobs, rows, batch.samples, strict=True):
+                    trained = [lp for lp, on in zip(logps, sample.mask, strict=True) if on]
+                    assert list(row) == pytest.approx(trained, abs=1e-6)
         published = await trainer.publish()
     assert published.version == "000003"
     assert published.checksum == checksum(published.path)

@@ -56,6 +56,13 @@ def test_reports_are_joined_by_their_meaning() -> None:
     assert join_stats([first]) is first
 
 
+def test_log_probabilities_stay_with_their_episodes_and_skipped_parts_have_none() -> None:
+    parts = split(BATCH, 3)
+    stats = [StepStats(1.0, 2.0, 1, 0.1, 4.0, logprobs=[[-1.0]] * len(p.samples)) for p in parts]
+    found = join_updates(parts, [stats[0], None, stats[2]]).logprobs
+    assert [episode for episode, _ in found] == ["a.0", "a.1", "a.1", "c.0"]
+
+
 def test_tasks_of_a_part_that_was_skipped_are_named() -> None:
     stats = StepStats(1.0, 2.0, 30, 0.1, 4.0, {})
     found = join_updates(split(BATCH, 3), [None, stats, None])

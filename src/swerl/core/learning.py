@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,6 +116,9 @@ class StepStats:
     """Mean absolute difference of the trainer's and the engine's log-probabilities."""
     duration_s: float
     extra: Mapping[str, float] = field(default_factory=dict)
+    logprobs: Sequence[Sequence[float]] = ()
+    """The trainer's log-probability of each trained token of each Sample, in the order of the
+    Batch and before the step; empty if the trainer keeps none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
@@ -59,19 +59,29 @@ def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sampl
 
     Turns without token ids (`trainable` false) are left out. The shares of the result sum to one.
     """
+    rows = [_row(path, fresh, episode, task) for path, fresh in _paths(trajectory)]
+    total = sum(row.num_trained_tokens for row in rows)
+    return [replace(row, share=row.num_trained_tokens / total) for row in rows]
+
+
+def trained_turns(trajectory: Trajectory) -> list[tuple[Turn, ...]]:
+    """Return the Turns that each Sample of `to_samples` trains, in the order of its tokens."""
+    return [
+        tuple(turn for turn in path if turn.index in fresh) for path, fresh in _paths(trajectory)
+    ]
+
+
+def _paths(trajectory: Trajectory) -> Iterator[tuple[tuple[Turn, ...], set[int]]]:
+    """Yield the path of each Sample, and the indices of the Turns that it trains."""
     trained: set[int] = set()
-    rows: list[tuple[Sample, int]] = []
     for leaf in trajectory.leaves():
         path = trajectory.path(leaf)
         if not all(turn.trainable for turn in path):
             continue
         fresh = {turn.index for turn in path} - trained
         trained |= fresh
-        num_trained = sum(len(turn.output_ids) for turn in path if turn.index in fresh)
-        if num_trained:
-            rows.append((_row(path, fresh, episode, task), num_trained))
-    total = sum(num_trained for _, num_trained in rows)
-    return [replace(sample, share=num_trained / total) for sample, num_trained in rows]
+        if any(turn.output_ids for turn in path if turn.index in fresh):
+            yield path, fresh
 
 
 def _row(path: tuple[Turn, ...], fresh: set[int], episode: str, task: str) -> Sample:

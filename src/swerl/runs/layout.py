@@ -1,7 +1,7 @@
 """The run folder: its paths, its lock, its committed state; and going back to an earlier step.
 
 runs/<name>/  recipe.resolved.json  meta.json  state.json  events.jsonl  prompts.jsonl  lock
-  episodes/<step>/<task>.<k>/  turns/<step>.parquet  samples/<step>.parquet
+  episodes/<step>/<task>.<k>/  {turns,samples,logprobs}/<step>.parquet
   checkpoints/<step>/  weights/<version>/  evals/<name>.json  logs/attempt-NN/  spool/
 """
 
@@ -104,6 +104,10 @@ class RunFolder:
 
     def turns(self, step: int) -> Path:
         return self.root / "turns" / f"{step:05d}.parquet"
+
+    def logprobs(self, step: int) -> Path:
+        """The trainer's log-probabilities of a step."""
+        return self.root / "logprobs" / f"{step:05d}.parquet"
 
     def evaluation(self, name: str) -> Path:
         return self.root / "evals" / f"{name}.json"

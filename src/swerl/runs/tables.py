@@ -155,7 +155,7 @@ def write_samples(
             write_statistics=False,
             data_page_size=_GROUP_BYTES,
         ) as writer:
-            for rows in _row_groups(samples):
+            for rows in _row_groups([_TOKEN_BYTES * len(sample.ids) for sample in samples]):
                 group = [samples[row] for row in rows]
                 table = _sample_table(group, [weights[row] for row in rows], columns, path.parent)
                 writer.write_table(table)
@@ -170,6 +170,38 @@ def read_samples(path: Path, *, routed: bool = True) -> Iterator[Sample]:
     with _opened(path) as file:
         for number in range(file.num_row_groups):
             yield from list(_read_group(file, number, path.parent, routed=routed))
+
+
+def write_logprobs(path: Path, rows: Sequence[tuple[str, Sequence[float]]]) -> None:
+    """Write each Sample's Episode and the trainer's log-probabilities of its trained tokens.
+
+    Samples of one Episode keep their order. Raises RunError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = pa.schema([("episode", pa.string()), ("logprobs", pa.list_(pa.float32()))])
+    temporary = path.with_suffix(".part")
+    with disk_errors(path):
+        path.parent.mkdir(exist_ok=True)
+        with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
+            for numbers in _row_groups([4 * len(values) for _, values in rows]):
+                group = [rows[number] for number in numbers]
+                values = _list_array([values for _, values in group], "f")
+                writer.write_table(pa.table([[name for name, _ in group], values], columns))
+        temporary.replace(path)
+
+
+def read_logprobs(path: Path, episode: str) -> list[array[float]]:
+    """Return the trainer's log-probabilities of each Sample of an Episode. Raises RunError."""
+    found: list[array[float]] = []
+    with _opened(path) as file:
+        for group in range(file.num_row_groups):
+            names = file.read_row_group(group, columns=["episode"]).column("episode").to_pylist()
+            if episode in names:
+                rows = _row_arrays(file.read_row_group(group).column("logprobs"), "f")
+                found += [row for name, row in zip(names, rows, strict=True) if name == episode]
+    return found
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -245,17 +277,16 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         ) from error
 
 
-def _row_groups(samples: Sequence[Sample]) -> Iterator[range]:
-    """Yield the row numbers of each row group."""
+def _row_groups(sizes: Sequence[int]) -> Iterator[range]:
+    """Yield the row numbers of each row group; `sizes` are the bytes of the rows."""
     start, num_bytes = 0, 0
-    for row, sample in enumerate(samples):
-        size = _TOKEN_BYTES * len(sample.ids)
+    for row, size in enumerate(sizes):
         if row > start and num_bytes + size > _GROUP_BYTES:
             yield range(start, row)
             start, num_bytes = row, 0
         num_bytes += size
-    if samples:
-        yield range(start, len(samples))
+    if sizes:
+        yield range(start, len(sizes))
 
 
 def _sample_table(

@@ -188,6 +188,8 @@ def _write(
     folder: RunFolder, step: int, groups: StepGroups, collected: CollectedBatch
 ) -> CollectedBatch:
     """Write a step's Turns, and its Batch in the file that the trainer reads."""
+    # Those of an earlier attempt at this step are of other tokens.
+    folder.logprobs(step).unlink(missing_ok=True)
     episodes = [episode for group in groups.all for episode in group.episodes]
     tables.write_turns(folder.turns(step), episodes)
     return replace(collected, batch=batches.write(folder.samples(step), collected.batch))
@@ -201,7 +203,10 @@ async def _learn(
     await weight_sync.make_room(trainer, training.engine, training.recipe.cluster)
     parts = updates.split(collected.batch, training.recipe.trainer.updates_per_batch)
     stats = [await counters.skips.step(trainer, part, path, emit) for part in parts]
-    return updates.join_updates(parts, stats)
+    result = updates.join_updates(parts, stats)
+    if result.logprobs:
+        tables.write_logprobs(training.folder.logprobs(collected.batch.step), result.logprobs)
+    return result
 
 
 async def _transfer(training: Training, *, is_first: bool = False) -> str:

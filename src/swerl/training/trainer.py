@@ -12,10 +12,12 @@ import asyncio
 import json
 import shutil
 import signal
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,9 @@ class MegatronTrainer:
         The number of tokens in the loss must be that of the Batch.
         """
         path = (batch.path or self._written(batch)).resolve()
-        stats = StepStats(**await self._ask("step", batch=str(path)))
+        logprobs = self._work / "logprobs.f32"
+        asked = self._ask("step", batch=str(path), logprobs=str(logprobs))
+        stats = StepStats(**await asked)
         # Every sampled token is trained exactly once; another count means a wrong loss.
         num_given = sum(sample.num_trained_tokens for sample in batch.samples)
         if stats.num_tokens != num_given:
@@ -120,7 +124,7 @@ class MegatronTrainer:
                 f"step {batch.step} trained {stats.num_tokens} of {num_given} sampled tokens",
                 hint="this is a bug in swerl's trainer; please report it",
             )
-        return stats
+        return replace(stats, logprobs=_by_sample(logprobs, batch))
 
     async def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of each token of each Sample; 0 for the first of a row."""
@@ -415,6 +419,15 @@ def rank_environment(gpu: str) -> dict[str, str]:
         # Memory whose segments can grow cannot be opened by another process.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     }
+
+
+def _by_sample(path: Path, batch: Batch) -> list[array[float]]:
+    """Read a file of float32, one for each trained token of a Batch. Raises RunError."""
+    values = array("f")
+    with disk_errors(path):
+        values.frombytes(path.read_bytes())
+    ends = accumulate((sample.num_trained_tokens for sample in batch.samples), initial=0)
+    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def _size(log: Path) -> int:

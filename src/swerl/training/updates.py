@@ -23,6 +23,8 @@ class UpdateResult:
     """None if every step was skipped."""
     skipped: frozenset[str] = frozenset()
     """Tasks whose step was skipped."""
+    logprobs: Sequence[tuple[str, Sequence[float]]] = ()
+    """Episode and trainer's log-probabilities of each Sample that was trained."""
 
 
 class SkipCounter:
@@ -79,6 +81,12 @@ def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> U
     return UpdateResult(
         join_stats([each for each in stats if each]),
         frozenset(sample.task for part, each in pairs if not each for sample in part.samples),
+        [
+            (sample.episode, row)
+            for part, each in pairs
+            if each and each.logprobs
+            for sample, row in zip(part.samples, each.logprobs, strict=True)
+        ],
     )
 
 

@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,9 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     for path in batch_files:
         before = [param.detach().clone() for param in learner.model.parameters()]
         try:
-            found["stats"].append(asdict(learner.step(batches.read(path))))
+            stats = learner.step(batches.read(path))
+            found["stats"].append(asdict(replace(stats, logprobs=())))
+            found.setdefault("trained_logprobs", [list(row) for row in stats.logprobs])
         except NotFiniteError:
             found["num_skipped"] += 1
             unchanged &= all(map(torch.equal, before, learner.model.parameters()))

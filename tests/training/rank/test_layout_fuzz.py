@@ -216,6 +216,11 @@ def test_any_layout_trains_as_one_process_does(
     assert got["num_skipped"] == bool(case.poisoned)
     for row, logp in zip(got["logprobs"], wanted["logprobs"], strict=True):
         assert float((torch.tensor(row[1:]) - logp).abs().max()) <= 1e-5
+    for row, logp, sample in zip(
+        got["trained_logprobs"], wanted["logprobs"], case.rows[0], strict=True
+    ):
+        on = torch.tensor(list(sample.mask)[1:], dtype=torch.bool)
+        assert float((torch.tensor(row) - logp[on]).abs().max()) <= 1e-5
     for step, stats in zip(wanted["steps"], got["stats"], strict=True):
         figures = {**stats, **stats["extra"]}
         # Counts of rows by sign become shares in a step's figures.

@@ -195,6 +195,23 @@ def test_an_offloaded_optimizer_takes_the_same_steps(
     assert max(gaps.values()) <= 1e-6
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_every_layout_keeps_the_log_probabilities_of_the_trained_tokens(
+    found: dict[str, dict[str, Any]], random_batch: MakeBatch, name: str
+) -> None:
+    rows = zip(found[name]["logprobs"], random_batch(0).samples, strict=True)
+    wanted = [
+        [logp for logp, on in zip(row, sample.mask, strict=True) if on] for row, sample in rows
+    ]
+    got = found[name]["trained_logprobs"]
+    assert [len(row) for row in got] == [len(row) for row in wanted]
+    assert max(map(_largest_gap, got, wanted)) <= 1e-6
+
+
+def _largest_gap(row: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(row, other, strict=True))
+
+
 @pytest.mark.parametrize("name", ["bf16", "bf16-tensor-stages"])
 def test_bf16_stays_close_to_fp32(
     found: dict[str, dict[str, Any]], name: str, record_property: Callable[[str, object], None]

@@ -43,6 +43,7 @@ from swerl.training.rank.step_stats import (
     PhaseTimer,
     compare,
     gather_lists,
+    gather_logprobs,
     peak_memory,
     sum_over_ranks,
     to_stats,
@@ -88,21 +89,23 @@ class Learner:
         return int(self.scheduler.num_steps)
 
     def step(self, batch: Batch) -> StepStats:
-        """Take one optimizer step.
+        """Take one optimizer step; only rank 0 returns log-probabilities of tokens.
 
         Raises NotFiniteError, with the weights unchanged, if loss or gradients are not finite.
         """
         timer = PhaseTimer()
-        micro_batches = self._tensors(self._rows(batch), all_tokens=self._algorithm.needs_context)
+        packed = self._rows(batch)
+        micro_batches = self._tensors(packed, all_tokens=self._algorithm.needs_context)
         reference = self._reference_logp(micro_batches)
         timer.lap("reference")
-        figures = self._gradients(micro_batches, reference, batch.totals)
+        figures, trained = self._gradients(micro_batches, reference, batch.totals)
         timer.lap("forward_backward")
         grad_norm = self._update(figures, batch.step)
         timer.lap("optimizer")
+        logprobs = gather_logprobs(packed, trained, self._everyone)
         peaks = peak_memory(timer.peak_bytes, self._everyone)
         lr = self.optimizer.param_groups[0]["lr"]
-        return to_stats({**figures, **peaks}, grad_norm, timer.laps, lr)
+        return to_stats({**figures, **peaks}, grad_norm, timer.laps, lr, logprobs=logprobs)
 
     def logprobs(self, batch: Batch) -> list[list[float]]:
         """Return the log-probability of each token of each row; 0 for the first."""
@@ -227,8 +230,12 @@ class Learner:
         micro_batches: Sequence[MicroBatch],
         reference: Sequence[torch.Tensor | None],
         totals: Totals,
-    ) -> dict[str, float]:
-        """Fill the gradient buffers; return sums over the whole batch, the same on all ranks."""
+    ) -> tuple[dict[str, float], list[list[torch.Tensor]]]:
+        """Fill the gradient buffers; return sums over the whole batch, the same on all ranks.
+
+        On a reporting rank, also returns the log-probabilities of each row's trained tokens.
+        """
+        trained: list[list[torch.Tensor]] = []
 
         def loss(
             micro: MicroBatch, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None
@@ -236,12 +243,14 @@ class Learner:
             inputs = micro.loss_inputs(logp_S, ref_logp_S, totals)
             result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
+            if reports_figures():
+                trained.append(micro.trained(logp_S.detach()))
             return result.loss, figures | compare(inputs.logp_BT.detach(), micro)
 
         self.parallel_model.zero_grad_buffer()
         self.optimizer.zero_grad()
         results = gradients(self.parallel_model, micro_batches, reference, loss)
-        return sum_over_ranks(results, self._everyone)
+        return sum_over_ranks(results, self._everyone), trained
 
     def _update(self, figures: Mapping[str, float], step: int) -> float:
         # The norm is computed before the step, so that a bad step changes no weight.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -75,6 +76,13 @@ class MicroBatch:
         zeros_BT = torch.zeros_like(self.old_logp_BT)
         # Unlike an assignment, `index_put` passes the gradient on to `values_S`.
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
+
+    def trained(self, values_S: torch.Tensor) -> list[torch.Tensor]:
+        """Return the values of each row's trained tokens as float32 on the CPU."""
+        is_trained_S = self.mask_BT[self.row_S, self.position_S] > 0
+        counts = self.mask_BT.sum(1, dtype=torch.long).tolist()
+        values = values_S[is_trained_S].float().cpu()
+        return [values[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
 
     def loss_inputs(
         self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals

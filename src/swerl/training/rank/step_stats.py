@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import torch
 
 from swerl.core.learning import StepStats
-from swerl.training.rank.microbatch import MicroBatch
+from swerl.training.rank.microbatch import MicroBatch, WeightedSample
 
 Item = TypeVar("Item")
 
@@ -66,8 +68,34 @@ def gather_lists(own: Sequence[Item], group: torch.distributed.ProcessGroup) -> 
     return [item for part in gathered for item in part]
 
 
+def gather_logprobs(
+    packed: Sequence[Sequence[WeightedSample]],
+    trained: Sequence[Sequence[torch.Tensor]],
+    group: torch.distributed.ProcessGroup,
+) -> list[array[float]]:
+    """Return the log-probabilities of each Sample's trained tokens on rank 0, in Batch order.
+
+    `trained` are those of this rank's micro-batches; they are empty on ranks that report nothing.
+    """
+    own = [
+        (row.index, array("f", values_T.numpy().tobytes()))
+        for rows, values in zip(packed, trained, strict=bool(trained))
+        for row, values_T in zip(rows, values, strict=True)
+        # Rows of weight 0 only keep a rank busy; they are not in the batch.
+        if row.weight
+    ]
+    gathered: list[Any] | None = [None] * group.size() if group.rank() == 0 else None
+    torch.distributed.gather_object(own, gathered, dst=0, group=group)
+    return [values for _, values in sorted(chain.from_iterable(gathered or ()))]
+
+
 def to_stats(
-    figures: dict[str, float], grad_norm: float, laps: Mapping[str, float], lr: float
+    figures: dict[str, float],
+    grad_norm: float,
+    laps: Mapping[str, float],
+    lr: float,
+    *,
+    logprobs: Sequence[Sequence[float]] = (),
 ) -> StepStats:
     """Turn a step's sums into means; `laps` are the seconds of its phases."""
     num_tokens = int(figures.pop("num_tokens"))
@@ -99,6 +127,7 @@ def to_stats(
             "lr": lr,
             "trained_tokens_per_s": num_tokens / duration_s,
         },
+        logprobs=logprobs,
     )
 
 

@@ -17,9 +17,10 @@ import signal
 import socket
 import sys
 import warnings
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from swerl.cluster.node import interface_of
 from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
+from swerl.core.files import write_bytes
 from swerl.core.learning import Batch, EngineTarget
 from swerl.engines._delta import DeltaWriter
 from swerl.training import batch as batches
@@ -86,9 +88,13 @@ class RankCommands:
         self._sender: Sender | None = None
         self._deltas = DeltaWriter(settings.options.publish_dir)
 
-    def step(self, batch: str) -> dict[str, Any]:
+    def step(self, batch: str, logprobs: str) -> dict[str, Any]:
+        """Take a step; rank 0 writes the tokens' log-probabilities to the file `logprobs`."""
         self._learner.wake()
-        return asdict(self._learner.step(self._read(batch)))
+        stats = self._learner.step(self._read(batch))
+        if dist.get_rank() == 0:
+            write_bytes(Path(logprobs), b"".join(array("f", row) for row in stats.logprobs))
+        return asdict(replace(stats, logprobs=()))
 
     def logprobs(self, batch: str) -> list[list[float]]:
         self._learner.wake()
