@@ -116,7 +116,7 @@ def main() -> None:
             process.join()
         if chosen.long:
             start = time.perf_counter()
-            written = _server.write(Site(root, is_static=True), root / "out", tokens=False)
+            written = _server.write(Site(root, is_static=True, tokens=False), root / "out")
             print(f"  export {written / 1e6:.1f} MB in {time.perf_counter() - start:.0f} s")
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import chain, repeat
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
@@ -18,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.cli.view import _charts, _server, _talk
+from swerl.cli.view import _charts, _evals, _server, _talk
 from swerl.cli.view._site import GROUPS_A_PAGE, Site
 from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
@@ -29,7 +31,7 @@ from swerl.core.files import write_json
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sample import to_samples
 from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.core.turn import Trajectory, Turn
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import index, prompts, tables
@@ -74,6 +76,10 @@ def _episode(stage: str, task: str, number: int, *, said: str = "Done.") -> Epis
     )
 
 
+def _gaps() -> Iterator[float]:
+    return chain([-1.0], repeat(0.25))
+
+
 def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
     """Write a run of two steps with the writers of `swerl train`."""
     run = root / name
@@ -95,6 +101,17 @@ def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
             ]
             (run / "samples").mkdir(exist_ok=True)
             tables.write_samples(run / "samples" / f"{stage}.parquet", rows, [1.0] * len(rows), {})
+            # The trainer differs by a quarter, and by more on the first token of each row.
+            tables.write_logprobs(
+                run / "logprobs" / f"{stage}.parquet",
+                [
+                    (row.episode, [gap + lp for gap, lp in zip(_gaps(), trained, strict=False)])
+                    for row in rows
+                    for trained in [
+                        [lp for lp, on in zip(row.logprobs, row.mask, strict=True) if on]
+                    ]
+                ],
+            )
             log(StepEnded(step, {"reward": 0.5, "solve_rate": 0.5, "kl": 0.1, "odd": float("nan")}))
             log(EvalEnded(step, "heldout", 0.5, 10, 0.3, 0.7))
             log(EvalEnded(step, "heldout", 0.25 + step / 2, 10, 0.3, 0.7, agent="unseen-agent"))
@@ -256,7 +273,81 @@ async def test_tokens_have_exact_ids_and_log_probabilities(
     turn = episode.trajectory.turns[1]
     shown = re.search(r'id="ids">([\d ]+)<', page)
     assert shown and tuple(map(int, shown[1].split())) == turn.prompt_ids + turn.output_ids
-    assert page.count("sampled · log-probability -2.50000 · v1") == len(turn.output_ids)
+    both = "sampled · log-probability -2.50000 by the engine, -2.25000 by the trainer, "
+    assert page.count(f"{both}difference +0.25000 · advantage +0.00 · v1") == len(turn.output_ids)
+    assert "tok p0 far" not in page and "mask 1" in page
+
+
+async def test_a_token_on_which_engine_and_trainer_differ_is_framed_and_listed(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html")).text()
+    turn = _episode("00000", "some/task", 0).trajectory.turns[0]
+    first = len(turn.prompt_ids)
+    assert page.count("tok p4 far") == 2  # the token, and the legend
+    assert f'id="at-{first}" title="position {first} · ' in page and "difference -1.00000" in page
+    listed = page[page.index("Largest differences") :]
+    assert listed.count("<tr>") == 1 + len(turn.output_ids)
+    assert listed.index("-1.00000") < listed.index("+0.25000")
+    assert f'href="t1.html#at-{first}"' in listed
+    # A Turn that two rows share is trained in the first alone, and the third in the second row.
+    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t3.html")).text()
+    assert page.count("tok p4 far") == 2
+
+
+async def test_log_probabilities_that_are_missing_or_damaged_cost_their_own_part(
+    client: TestClient, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path) / "logprobs" / "00000.parquet"
+    address = f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html"
+    whole, other = path.read_bytes(), [("00000/some/task.0", [-1.0, float("nan")])]
+
+    async def page() -> str:
+        answer = await client.get(address)
+        assert answer.status == 200
+        return await answer.text()
+
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cannot read the samples" in await page()
+    tables.write_logprobs(path, other)
+    assert "has other tokens than" in await page()
+    path.unlink()
+    shutil.rmtree(path.parent)
+    shown = await page()
+    assert "the trainer has no record" in shown and "log-probability -0.10000 ·" in shown
+
+
+def test_a_token_of_any_text_and_number_is_shown() -> None:
+    class Odd:
+        def text(self, ids: Sequence[int]) -> str:
+            return {1: "\0", 2: "\udc80", 3: "<b>"}[ids[0]]
+
+    nan, inf = float("nan"), float("inf")
+    turn = Turn(0, None, (1,), (2, 3, 1), (-0.1, nan, -inf), Finish.STOP, "v1")
+    found = _talk.strip(turn, Odd(), 0, (-0.1, -1.0, -2.0))  # type: ignore[arg-type]
+    assert [_talk.clean(token.text) for token in found] == ["␀", "\\udc80", "<b>", "␀"]
+    assert [token.level for token in found] == [4, 4, 0, 0]
+    assert [token.is_far for token in found] == [False, False, True, True]
+    assert [token.place for token in _talk.farthest(found)] == [2, 3]
+
+
+async def test_a_token_lists_the_experts_of_its_record(client: TestClient, tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    episode = _episode("00000", "some/task", 0)
+    turn = episode.trajectory.turns[0]
+    ids = bytes(n % 250 for n in range(2 * 6 * 2))
+    routed = RoutedExperts(start=1, num_layers=6, top_k=2, bytes_per_id=1, data=ids)
+    turns = (replace(turn, routed=routed), *episode.trajectory.turns[1:])
+    folder = run / "episodes" / "00000" / "some_task.0"
+    record.write(folder, replace(episode, trajectory=replace(episode.trajectory, turns=turns)))
+    address = f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html"
+    page = await (await client.get(address)).text()
+    assert "· context · experts layer 1: 0 1; layer 6: 10 11" in page
+    assert "· context · experts layer 1: 12 13; layer 6: 22 23" in page
+    assert page.count("· experts layer") == 2
+    (folder / "experts.bin").write_bytes(b"x" * len(ids))
+    assert "cannot read the experts" in await (await client.get(address)).text()
 
 
 def make_evaluation(root: Path, name: str, *solved: int) -> Path:
@@ -493,6 +584,52 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
     assert _charts.parts([]) == {"length": [], "difficulty": []}
 
 
+def test_time_in_which_nothing_works_is_waiting() -> None:
+    def turn(number: int, started_s: float, finish: str) -> _talk.ShownTurn:
+        facts = {"started_s": started_s, "seconds": 1.0}
+        return _talk.ShownTurn(number, number - 1 or None, finish=finish, facts=facts)
+
+    timings = {"boot": 2.0, "scrub": 1.0, "agent": 9.0, "diff": 0.5, "grade_boot": 3.0, "grade": 2}
+    turns = [turn(1, 4.0, "tool_calls"), turn(2, 6.0, "stop"), turn(3, 9.0, "stop")]
+    found = _charts.lanes(timings | {"total": 17.0}, turns)
+    assert found and found.total_s == 17.0
+    shown = {
+        lane: [(bar.phase or bar.label, round(bar.x / _charts.WIDTH * 17, 1), round(bar.seconds, 1))
+               for bar in bars]
+        for lane, bars in found.lanes.items()
+    }  # fmt: skip
+    # Half a second is in no phase: it follows the boot.
+    assert shown["phases"] == [
+        ("boot", 0.0, 2.0), ("agent", 2.5, 9.0), ("diff", 11.5, 0.5), ("grade_boot", 12.0, 3.0),
+        ("grade", 15.0, 2.0),
+    ]  # fmt: skip
+    assert shown["tools"] == [("tool", 5.0, 1.0)]
+    assert shown["waiting"] == [
+        ("boot", 0.0, 2.0), ("set-up", 2.0, 0.5), ("agent", 2.5, 1.5), ("agent", 7.0, 2.0),
+        ("agent", 10.0, 1.5), ("grade_boot", 12.0, 3.0),
+    ]  # fmt: skip
+    assert _charts.lanes({}, []) is None
+    assert _charts.lanes({"total": 0.0, "boot": "x"}, []) is None
+
+
+def test_changes_inside_a_conversation_are_shown_as_diffs() -> None:
+    text = (
+        "$ git diff\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-<b>\n+y\n\nDone.\n- a list"
+    )
+    shown = str(_talk.coloured(text))
+    assert '<span class="row same">$ git diff</span>' in shown
+    assert '<span class="row del">-&lt;b&gt;</span><span class="row add">+y</span>' in shown
+    assert '<span class="row same">- a list</span>' in shown
+    assert _talk.coloured("- no\n+ diff") == "- no\n+ diff"
+    change = _talk.edit({"path": "a.py", "old_str": "a\n<b>", "new_str": "a\nc"})
+    assert change == (
+        '<span class="row same"> a</span><span class="row del">-&lt;b&gt;</span>'
+        '<span class="row add">+c</span>'
+    )
+    assert str(_talk.edit({"old_string": "x\n" * 3000, "new_string": ""})).count("row del") == 3001
+    assert _talk.edit({"path": "a.py", "new_str": "x"}) is None
+
+
 def test_prompts_of_both_template_families_split_by_role() -> None:
     chatml = (
         "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
@@ -511,12 +648,69 @@ def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> 
     done = CliRunner().invoke(typer_app, command)
     assert done.exit_code == 0, done.output
     pages = sorted(out.rglob("*.html"))
-    assert len(pages) == 1 + 1 + 2 + 4 + 12  # comparisons are only served
-    for page in pages:
-        for link in _links(page.read_text()).found:
-            assert (page.parent / unquote(link).split("#")[0]).exists(), (page, link)
+    # Runs, run, steps, Episodes, tokens; of each Group a solved and an unsolved attempt.
+    assert len(pages) == 1 + 1 + 2 + 4 + 12 + 4
+    _check_links(out)
     again = CliRunner().invoke(typer_app, command)
     assert isinstance(again.exception, InputError) and "--force" in again.exception.hint
+
+
+def _check_links(out: Path) -> None:
+    for page in out.rglob("*.html"):
+        for link in _links(page.read_text()).found:
+            assert (page.parent / unquote(link).split("#")[0]).exists(), (page, link)
+
+
+def test_static_files_compare_a_bounded_number_of_runs_and_evaluations(tmp_path: Path) -> None:
+    root, out = tmp_path / "runs", tmp_path / "out"
+    for number in range(3):
+        make_run(root, name=f"run-{number}")
+        make_evaluation(root, f"eval-{number}", 1, 0)
+    for name in ("eval-heldout-00000", "eval-heldout-00001", "eval-heldout-00002"):
+        found = summary([TaskResult("org/task-0", 1, 0, ("unsolved",))], 1)
+        (root / "run-0" / "evals").mkdir(exist_ok=True)
+        write_json(root / "run-0" / "evals" / f"{name}.json", {"step": 0, **found})
+    _server.write(Site(root, is_static=True, tokens=False), out)
+    _check_links(out)
+    assert len([*out.glob("r/*/with/*.html")]) == 3 * 2
+    # Of a split inside training the first and the last, and each of `swerl eval`.
+    pairs = {(*path.parts[-6:-5], path.parts[-4]) for path in out.glob("r/*/v/*/vs/*/*.html")}
+    assert {name for run, name in pairs if run == "run-0"} == {
+        "eval-heldout-00000", "eval-heldout-00002",
+    }  # fmt: skip
+    assert len([*out.glob("r/*/v/*/vs/*/*.html")]) == 5 * 4
+    assert "readable" not in "".join(p.read_text() for p in out.glob("r/*/v/*/vs/*/*.html"))
+
+
+def test_the_files_compare_no_more_than_six_runs(tmp_path: Path) -> None:
+    for number in range(8):
+        run = tmp_path / f"run-{number}"
+        run.mkdir()
+        write_json(run / "recipe.resolved.json", {"name": run.name, "steps": 1})
+        (run / "events.jsonl").touch()
+        (run / "evals").mkdir()
+        for step in range(3):
+            (run / "evals" / f"eval-a-{step:05d}.json").touch()
+    runs = index.find_runs(tmp_path).values()
+    assert len(_evals.compared_runs(runs)) == len(_evals.compared_evals(runs)) == 6
+    assert _evals.compared_attempts({"a": "solved", "b": "solved"}) == []
+    assert _evals.compared_attempts({"a": "infra", "b": "unsolved", "c": "solved"}) == ["c", "b"]
+
+
+def test_a_link_works_after_the_next_start_and_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_server, "state_dir", lambda: tmp_path / "state")
+    token, path = _server.own_token(), tmp_path / "state" / "view-token"
+    assert _server.own_token() == token == path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    assert _server.own_token() != token
+    path.chmod(0o600)
+    path.write_text("short")
+    assert len(_server.own_token()) == 24
+    monkeypatch.setattr(_server, "state_dir", lambda: tmp_path / "state" / "view-token" / "x")
+    assert len(_server.own_token()) == 24
 
 
 async def test_a_taken_port_is_two_lines(tmp_path: Path) -> None:

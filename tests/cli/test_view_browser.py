@@ -164,7 +164,7 @@ async def test_a_running_run_refreshes_itself(tab: Tab, url: str, tmp_path: Path
 
 
 async def test_static_files_work_from_disk(tab: Tab, url: str, tmp_path: Path) -> None:
-    _server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out", tokens=True)
+    _server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out")
     for page in PAGES:
         await tab.go((tmp_path / "out").as_uri() + "/" + page)
         assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")

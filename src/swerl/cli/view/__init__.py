@@ -38,7 +38,7 @@ def view(
         return
     require_new(output, force=force)
     with waiting(f"writing {output}"):
-        size = write(Site(folder, is_static=True), output, tokens=tokens)
+        size = write(Site(folder, is_static=True, tokens=tokens), output)
     shown = safe(str(output / "index.html"))
     console().print(f"wrote   {shown}, {size / 1e6:,.1f} MB\nnext    open it in a browser")
 

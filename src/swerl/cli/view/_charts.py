@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from swerl.core.turn import Turn
 from swerl.runs.history import RunHistory
 
 if TYPE_CHECKING:
     from swerl.cli.view._talk import ShownTurn
-    from swerl.core.contracts import Family
     from swerl.runs.prompts import GroupEntry
 
 NONE = "\N{EN DASH}"
@@ -34,8 +32,12 @@ _NUM_BINS = 16
 _RATES = ("never solved", "solved up to 1/3", "solved up to 2/3", "solved more often")
 _Row: TypeAlias = tuple[int, list[bool], bool | None, str | None]
 """Tokens of an Episode, outcomes of its Task, use and verdict."""
-_PHASES = ("boot", "install", "agent", "diff", "grade_boot", "grade")
+_PHASES = ("boot", "agent", "diff", "grade_boot", "grade")
 """Phases of an Episode in order; `scrub` is part of boot and `test` of grade."""
+_AFTER_THE_AGENT = ("diff", "grade")
+"""Phases that work, without model and tools; booting is waiting."""
+_SHORTEST_S = 0.001
+"""Seconds below which a gap is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,85 +279,82 @@ class Bar:
     seconds: float
     turn: int = 0
     """Number of its Turn; 0 for none."""
+    phase: str = ""
+    """Phase in which it waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """An Episode over time: its phases, the model's replies, and the tools between them."""
+    """An Episode over time: phases, the model's replies, the tools between them, waiting."""
 
     total_s: float
     lanes: Mapping[str, Sequence[Bar]] = field(default_factory=dict)
 
+    def seconds(self, lane: str) -> float:
+        """Return the seconds of a lane's bars together."""
+        return sum(bar.seconds for bar in self.lanes.get(lane, ()))
+
+
+_Stretch: TypeAlias = tuple[str, float, float, int]
+"""Label, start in seconds, duration in seconds, number of the Turn."""
+
 
 def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | None:
     """Lay an Episode's phases and Turns out along time; None if nothing was timed."""
-    phases, start = [], 0.0
-    for name in _PHASES:
-        seconds = timings.get(name)
-        if not _is_number(seconds) or name == "grade_boot":
-            continue
-        phases.append((name, start, seconds, 0))
-        start += seconds
+    phases = _phases(timings)
     timed = [turn for turn in turns if _is_number(turn.facts.get("started_s"))]
     # A Session opens when its Episode begins.
     model = [("model", t.facts["started_s"], t.facts["seconds"], t.number) for t in timed]
+    calling = {t.number for t in timed if t.calls or t.finish == "tool_calls"}
     ends = sorted((begin, begin + seconds, number) for _, begin, seconds, number in model)
     tools = [
         ("tool", end, following - end, number)
         for (_, end, number), (following, _, _) in pairwise(ends)
-        if following > end
+        if following > end and number in calling
     ]
-    total = max([start, *(end for _, end, _ in ends)], default=0.0)
+    graded = [phase for phase in phases if phase[0] in _AFTER_THE_AGENT]
+    total = max((start + seconds for _, start, seconds, _ in [*phases, *model]), default=0.0)
     if not total:
         return None
-    found = {"phases": phases, "model": model, "tools": tools}
+    waiting = _gaps([*model, *tools, *graded], phases, total)
+    found = {"phases": phases, "model": model, "tools": tools, "waiting": waiting}
     scale = WIDTH / total
-    return Lanes(
-        total,
-        {
-            lane: [Bar(name, at * scale, max(s * scale, 0.6), s, n) for name, at, s, n in bars]
-            for lane, bars in found.items()
-            if bars
-        },
+    bars = {
+        lane: [Bar(name, at * scale, max(s * scale, 0.6), s, n) for name, at, s, n in stretches]
+        for lane, stretches in found.items()
+        if stretches
+    }
+    if waiting:
+        bars["waiting"] = [
+            replace(bar, label="waiting", phase=bar.label) for bar in bars["waiting"]
+        ]
+    return Lanes(total, bars)
+
+
+def _phases(timings: Mapping[str, Any]) -> list[_Stretch]:
+    """Return the phases end to end; the time in no phase follows the boot, as most of it does."""
+    seconds = {name: s for name in _PHASES if _is_number(s := timings.get(name))}
+    total = timings.get("total")
+    rest = total - sum(seconds.values()) if _is_number(total) else 0.0
+    found, start = [], 0.0
+    for name, each in seconds.items():
+        found.append((name, start, each, 0))
+        start += each + (max(rest, 0.0) if name == "boot" else 0.0)
+    return found
+
+
+def _gaps(busy: Sequence[_Stretch], phases: Sequence[_Stretch], total: float) -> list[_Stretch]:
+    """Return the stretches in which nothing is busy, cut where a phase begins or ends."""
+    edges = sorted(
+        {0.0, total, *(at for _, start, s, _ in [*busy, *phases] for at in (start, start + s))}
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token of a Turn."""
-
-    place: int
-    """Position in the whole row."""
-    id: int
-    text: str
-    is_sampled: bool
-    logprob: float | None
-    version: str
-
-    @property
-    def level(self) -> int:
-        """Probability in five levels: 0 for a surprise, 4 for a certainty."""
-        probability = math.exp(min(self.logprob or 0.0, 0.0))
-        return min(int(probability * 5), 4)
-
-
-def strip(turn: Turn, family: Family | None, before: int) -> list[Token]:
-    """Return the tokens that a Turn added to its branch, which has `before` earlier ones."""
-    texts: dict[int, str] = {}
-
-    def text(id: int) -> str:
-        if id not in texts:
-            texts[id] = family.text([id]) if family else f"{id} "
-        return texts[id]
-
-    found = [
-        Token(before + n, id, text(id), False, None, "") for n, id in enumerate(turn.prompt_ids)
-    ]
-    start, version = before + len(turn.prompt_ids), turn.weight_version
-    changes = {change.at: change.version for change in turn.weight_changes}
-    for n, (id, logprob) in enumerate(zip(turn.output_ids, turn.logprobs, strict=False)):
-        version = changes.get(n, version)
-        found.append(Token(start + n, id, text(id), True, logprob, version))
+    found = []
+    for start, end in pairwise(edges):
+        middle = (start + end) / 2
+        within = [each[0] for each in phases if each[1] <= middle < each[1] + each[2]]
+        is_busy = any(each[1] <= middle < each[1] + each[2] for each in busy)
+        if end - start > _SHORTEST_S and not is_busy:
+            found.append((within[0] if within else "set-up", start, end - start, 0))
     return found
 
 

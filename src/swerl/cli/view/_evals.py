@@ -1,4 +1,5 @@
-"""Evaluations as pages: all of a folder, one Task by Task, two side by side."""
+"""Evaluations as pages: all of a folder, one Task by Task, two side by side; and which pairs of
+runs, evaluations and attempts static files compare."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from swerl.runs.index import FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.statistics import Rate
 
+COMPARED = 6
+"""Runs, and evaluations, that static files compare with each other: thirty pages."""
 OWN = "eval"
 """Name of the evaluation of a folder that `swerl eval` made."""
 
@@ -23,25 +26,48 @@ def names(run: FoundRun) -> list[str]:
     return sorted(path.stem for path in run.root.glob("evals/*.json"))
 
 
+def compared_evals(runs: Iterable[FoundRun]) -> list[tuple[FoundRun, str]]:
+    """Return the evaluations that static files compare: first and last of a split, newest runs."""
+    ends: dict[tuple[str, str], list[tuple[FoundRun, str]]] = {}
+    for run in runs:
+        for name in names(run):
+            split, _, step = name.rpartition("-")
+            ends.setdefault((run.name, split if step.isdecimal() else name), []).append((run, name))
+    found = [each for named in ends.values() for each in (named[0], named[-1])]
+    return [each for n, each in enumerate(found) if each not in found[:n]][:COMPARED]
+
+
+def compared_runs(runs: Iterable[FoundRun]) -> list[FoundRun]:
+    """Return the runs that static files draw in the same charts: the newest."""
+    return [run for run in runs if run.has_steps][:COMPARED]
+
+
+def compared_attempts(verdicts: Mapping[str, str]) -> list[str]:
+    """Return the attempts that static files compare: the first solved and the first unsolved."""
+    firsts = {verdict: name for name, verdict in reversed([*verdicts.items()])}
+    both = [firsts[verdict] for verdict in ("solved", "unsolved") if verdict in firsts]
+    return both if len(both) == 2 else []
+
+
 def state(run: FoundRun) -> str:
     """Return the state of a run that only evaluates."""
     return "evaluated" if OWN in names(run) else "unfinished"
 
 
-def overview(
-    runs: Iterable[FoundRun], *, beside: tuple[FoundRun, str] | None = None
-) -> list[dict[str, Any]]:
-    """Return a row for each evaluation of these runs, but not for the one `beside` them."""
-    found = ((run, name) for run in runs for name in names(run))
-    here = beside and (beside[0].root, beside[1])
-    return [_row(run, name) for run, name in found if (run.root, name) != here]
+def every(runs: Iterable[FoundRun]) -> list[tuple[FoundRun, str]]:
+    """Return every finished evaluation of these runs."""
+    return [(run, name) for run in runs for name in names(run)]
+
+
+def overview(runs: Iterable[FoundRun]) -> list[dict[str, Any]]:
+    """Return a row for each evaluation of these runs."""
+    return [_row(run, name) for run, name in every(runs)]
 
 
 def _row(run: FoundRun, name: str) -> dict[str, Any]:
     report, problem = index.part(lambda: _report(run, name))
-    slug = quote(run.name.replace("/", "~"))
-    place = {"run": run.name, "slug": slug, "name": name, "href": f"r/{slug}/v/{quote(name)}.html"}
-    return {**place, "report": report, "problem": problem}
+    href = f"r/{quote(run.name.replace('/', '~'))}/v/{quote(name)}.html"
+    return {"run": run.name, "name": name, "href": href, "report": report, "problem": problem}
 
 
 def _report(run: FoundRun, name: str) -> dict[str, Any]:

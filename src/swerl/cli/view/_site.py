@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -53,8 +53,10 @@ class Page:
 class Site:
     """Renders the pages of a folder; keeps only what the next page would read again."""
 
-    def __init__(self, folder: Path, *, is_static: bool = False) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, is_static: bool = False, tokens: bool = True) -> None:
+        """`tokens` is False for static files without the pages of tokens."""
+        self.folder = folder
+        self.has_tokens = tokens
         self._is_static = is_static
         self._histories: dict[Path, HistoryReader] = {}
         self._family = lru_cache(maxsize=4)(_talk.family_of)
@@ -79,8 +81,8 @@ class Site:
             case [name] if name in ASSETS:
                 return Page((HERE / name).read_bytes(), ASSETS[name])
             case ["evals.html"]:
-                rows = _evals.overview(index.find_runs(self._folder).values())
-                return self._render("evals.html", path, rows=rows, folder=self._folder.resolve())
+                rows = _evals.overview(index.find_runs(self.folder).values())
+                return self._render("evals.html", path, rows=rows, folder=self.folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
             case ["r", run, "with", file] if file.endswith(".html"):
@@ -105,49 +107,24 @@ class Site:
                     return self._tokens(self._found(run), stage, name, int(turn), int(part or 1))
         raise InputError(f"there is no page {path!r}", hint="begin at the list of runs")
 
-    def paths(self, *, tokens: bool) -> Iterator[str]:
-        """Yield the path of every page, with those of tokens if asked for."""
-        yield from ("index.html", *ASSETS)
-        runs = index.find_runs(self._folder).values()
-        if any(map(_evals.names, runs)):
-            yield "evals.html"
-        for run in runs:
-            top = f"r/{_slug(run.name)}"
-            yield f"{top}/index.html"
-            yield from (f"{top}/v/{name}.html" for name in _evals.names(run))
-            for stage in run.stages():
-                groups = index.groups(run.stage(stage))
-                for number in range(1, _num_pages(len(groups), GROUPS_A_PAGE) + 1):
-                    yield f"{top}/s/{_numbered(stage, number)}"
-                for name in (name for names in groups.values() for name in names):
-                    yield f"{top}/e/{stage}/{name}/index.html"
-                    if tokens:
-                        yield from self._token_paths(run.episode(stage, name), top, stage, name)
-
-    def _token_paths(self, folder: Path, top: str, stage: str, name: str) -> Iterator[str]:
-        trajectory, _ = index.part(lambda: record.read_trajectory(folder))
-        for turn in trajectory.turns if trajectory else ():
-            size = len(turn.prompt_ids) + len(turn.output_ids)
-            for part in range(1, _num_pages(size, TOKENS_A_PAGE) + 1):
-                yield f"{top}/e/{stage}/{name}/{_numbered(f't{turn.index + 1}', part)}"
-
     def problem(self, path: str, error: SwerlError) -> Page:
         """Render the reason why a page cannot be shown."""
         return self._render("problem.html", path, text=str(error), hint=error.hint)
 
     def _found(self, slug: str) -> FoundRun:
-        runs = index.find_runs(self._folder)
-        found = {_slug(name): run for name, run in runs.items()}
+        runs = index.find_runs(self.folder)
+        found = {slug_of(name): run for name, run in runs.items()}
         if slug not in found:
-            raise InputError(f"there is no run {slug!r} in {self._folder}")
+            raise InputError(f"there is no run {slug!r} in {self.folder}")
         return found[slug]
 
     def _render(self, template: str, path: str, **values: Any) -> Page:
         root = "../" * path.count("/")
         if (run := values.get("run")) is not None:
-            values["base"] = f"{root}r/{quote(_slug(run.name))}/"
+            values["base"] = f"{root}r/{quote(slug_of(run.name))}/"
         shown = _templates().get_template(template)
-        text = shown.render(root=root, is_static=self._is_static, marks=MARKS, **values)
+        values |= {"is_static": self._is_static, "has_tokens": self.has_tokens}
+        text = shown.render(root=root, marks=MARKS, **values)
         return Page(text.encode("utf-8"))
 
     def _history(self, run: FoundRun) -> RunHistory:
@@ -155,12 +132,12 @@ class Site:
         return reader.read()
 
     def _runs(self) -> Page:
-        rows = [self._facts(run) for run in index.find_runs(self._folder).values()]
+        rows = [self._facts(run) for run in index.find_runs(self.folder).values()]
         return self._render(
             "runs.html",
             "index.html",
             rows=rows,
-            folder=self._folder.resolve(),
+            folder=self.folder.resolve(),
             is_live=any(row["state"] == "running" for row in rows),
             has_evals=any(row["has_evals"] for row in rows),
         )
@@ -168,7 +145,7 @@ class Site:
     def _facts(self, run: FoundRun) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "name": run.name,
-            "href": f"r/{quote(_slug(run.name))}/index.html",
+            "href": f"r/{quote(slug_of(run.name))}/index.html",
             "state": "recorded",
             "problem": "",
             "age_s": max(0.0, time.time() - index.changed(run)),
@@ -196,7 +173,7 @@ class Site:
         }
 
     def _run(self, run: FoundRun) -> Page:
-        path = f"r/{_slug(run.name)}/index.html"
+        path = f"r/{slug_of(run.name)}/index.html"
         facts = self._facts(run)
         if not run.is_trained:
             return self._step(run, index.ALL, 1, path)
@@ -227,18 +204,30 @@ class Site:
             last=last,
             steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
             other=_other_stages(run),
-            beside=[each for each in index.find_runs(self._folder).values() if each.has_steps],
+            beside=self._beside(run),
             is_live=facts["state"] == "running",
         )
+
+    def _beside(self, run: FoundRun) -> list[FoundRun]:
+        """Return the other runs with which there is a page of this one."""
+        runs = index.find_runs(self.folder).values()
+        found = (
+            _evals.compared_runs(runs)
+            if self._is_static
+            else [each for each in runs if each.has_steps]
+        )
+        return [each for each in found if each != run] if run in found else []
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
         panels = _charts.together({each.name: self._history(each) for each in (run, other)})
-        path = f"r/{_slug(run.name)}/with/{_slug(other.name)}.html"
+        path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
         return self._render("together.html", path, run=run, other=other, panels=panels)
 
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
-        others = _evals.overview(index.find_runs(self._folder).values(), beside=(run, name))
+        runs = list(index.find_runs(self.folder).values())
+        pairs = _evals.compared_evals(runs) if self._is_static else _evals.every(runs)
+        others = [each for each in pairs if each != (run, name)] if (run, name) in pairs else []
         found = _evals.task_by_task(run, name)
         return self._render("eval.html", path, run=run, name=name, others=others, **found)
 
@@ -257,7 +246,7 @@ class Site:
         place = stages.index(stage)
         return self._render(
             "step.html",
-            path or f"r/{_slug(run.name)}/s/{stage}.html",
+            path or f"r/{slug_of(run.name)}/s/{stage}.html",
             run=run,
             stage=stage,
             rows=rows,
@@ -266,8 +255,8 @@ class Site:
             before=stages[place - 1] if place else None,
             after=stages[place + 1] if place + 1 < len(stages) else None,
             page=number,
-            num_pages=_num_pages(len(groups), GROUPS_A_PAGE),
-            numbered=_numbered,
+            num_pages=num_pages(len(groups), GROUPS_A_PAGE),
+            numbered=numbered_path,
             num_groups=len(groups),
             is_live=run.is_trained and run_status(run.root, patience_s=0.0).status == "running",
         )
@@ -347,13 +336,14 @@ class Site:
         written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
         return self._render(
             "episode.html",
-            f"r/{_slug(run.name)}/e/{stage}/{name}/index.html",
+            f"r/{slug_of(run.name)}/e/{stage}/{name}/index.html",
             run=run,
             stage=stage,
             attempt=attempt,
             summary=attempt.summary,
             cell=group["cells"][names.index(name)],
             group=group,
+            parted=_evals.compared_attempts({c["name"]: c["verdict"] for c in group["cells"]}),
             trained=self._rows_of(run, used.get(attempt.task), attempt),
             trajectory=trajectory,
             grade=grade,
@@ -392,7 +382,7 @@ class Site:
         ]
         return self._render(
             "compare.html",
-            f"r/{_slug(run.name)}/e/{stage}/{name}/vs.html",
+            f"r/{slug_of(run.name)}/e/{stage}/{name}/vs.html",
             run=run,
             sides=sides,
             same=same,
@@ -426,11 +416,17 @@ class Site:
         before = sum(len(t.prompt_ids) + len(t.output_ids) for t in trajectory.path(turn)[:-1])
         attempt = index.read_attempts(folder.parent, [name])[0]
         used = self._used(run, stage).get(attempt.task)
-        strip = _charts.strip(turn, family, before)
+        episode = str(attempt.summary.get("id"))
+        trainer, no_trainer = index.part(
+            lambda: _talk.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
+        )
+        strip = _talk.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
         first = (part - 1) * TOKENS_A_PAGE
+        tokens = strip[first : first + TOKENS_A_PAGE]
+        experts, no_experts = index.part(lambda: _talk.chosen_experts(turn, tokens))
         return self._render(
             "tokens.html",
-            f"r/{_slug(run.name)}/e/{stage}/{name}/t{number}.html",
+            f"r/{slug_of(run.name)}/e/{stage}/{name}/t{number}.html",
             run=run,
             stage=stage,
             name=name,
@@ -438,15 +434,19 @@ class Site:
             number=number,
             num_turns=len(trajectory.turns),
             before=before,
-            tokens=strip[first : first + TOKENS_A_PAGE],
-            size=len(strip),
+            far=_talk.FAR,
+            tokens=tokens,
+            farthest=_talk.farthest(strip),
+            experts=experts or {},
+            gaps=[abs(token.gap) for token in strip if token.gap is not None],
             mean=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
+            page_of=lambda token: num_pages(token.place - before + 1, TOKENS_A_PAGE),
             trained=self._rows_of(run, used, attempt),
             sampled=trajectory.num_sampled_tokens,
-            problem=no_text,
+            problems=(no_text, no_trainer, no_experts),
             page=part,
-            num_pages=_num_pages(len(strip), TOKENS_A_PAGE),
-            numbered=_numbered,
+            num_pages=num_pages(len(strip), TOKENS_A_PAGE),
+            numbered=numbered_path,
         )
 
 
@@ -461,15 +461,15 @@ def _words(turn: ShownTurn) -> tuple[object, ...]:
     return (turn.parent, list(turn.prompt), turn.thinking, turn.text, list(turn.calls))
 
 
-def _slug(name: str) -> str:
+def slug_of(name: str) -> str:
     return name.replace("/", "~")
 
 
-def _num_pages(count: int, size: int) -> int:
+def num_pages(count: int, size: int) -> int:
     return max(1, -(-count // size))
 
 
-def _numbered(name: str, page: int) -> str:
+def numbered_path(name: str, page: int) -> str:
     return f"{name}.html" if page == 1 else f"{name}~{page}.html"
 
 
@@ -492,5 +492,6 @@ def _templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {**_charts.FILTERS, "slug": _slug, "url": quote}
+    shown = {"coloured": _talk.coloured, "edit": _talk.edit, "slug": slug_of, "url": quote}
+    made.filters |= _charts.FILTERS | shown
     return made

@@ -161,6 +161,25 @@ function walkToken(by) {
   if (token) { showToken(token); token.scrollIntoView({ block: "nearest" }); }
 }
 
+function nextFar() {
+  const all = $$(".strip .tok"), now = all.findIndex((each) => each.classList.contains("at"));
+  const far = all.findIndex((each, n) => n > now && each.classList.contains("far"));
+  const token = far < 0 ? $(".strip .tok.far") : all[far];
+  if (token) { showToken(token); token.scrollIntoView({ block: "center" }); }
+  else if ($("#token")) $("#token").textContent = "No framed token is on this page.";
+}
+
+// Attempts of a step: two chosen ones are compared.
+function choose(link) {
+  if (!link || !$("[data-compare]")) return;
+  const other = $(".picked", link.closest("tr"));
+  $$(".picked").forEach((each) => each.classList.remove("picked"));
+  if (other === link) return;
+  const folder = (each) => each.href.slice(0, each.href.lastIndexOf("/"));
+  if (other) location.href = `${folder(other)}/vs-${folder(link).split("/").pop()}.html`;
+  else link.classList.add("picked");
+}
+
 function follow(query) { const link = $(query); if (link) location.href = link.href; }
 function toggleFolds() {
   const folds = $$("main details"), open = folds.some((each) => !each.open);
@@ -173,6 +192,8 @@ document.addEventListener("input", (event) => {
 });
 document.addEventListener("click", (event) => {
   const target = event.target;
+  const cell = event.shiftKey && $("[data-compare]") && target.closest(".cell a");
+  if (cell) { event.preventDefault(); choose(cell); return; }
   if (target.closest("#theme")) toggleTheme();
   else if (target.closest("#keys")) $("#help").showModal();
   else if (target.closest("th[data-sort]")) sort(target.closest("th"));
@@ -196,7 +217,9 @@ document.addEventListener("keydown", (event) => {
     j: () => walk(1), k: () => walk(-1), "[": () => follow("a[rel=prev]"), "]": () => follow("a[rel=next]"),
     u: () => { const up = $$("header nav a:not([aria-current])"); if (up.length) location.href = up[up.length - 1].href; },
     "/": () => { const box = $("#search, #filter"); if (box) { box.focus(); box.select(); } },
-    n: () => nextHit(1), N: () => nextHit(-1), e: toggleFolds, t: toggleTheme, "?": () => $("#help").showModal(),
+    n: () => nextHit(1), N: () => nextHit(-1), e: toggleFolds, d: nextFar,
+    x: () => choose(document.activeElement.closest(".cell a")),
+    t: toggleTheme, "?": () => $("#help").showModal(),
   };
   if (actions[event.key]) { event.preventDefault(); actions[event.key](); }
 });
