@@ -21,8 +21,9 @@ from tests.cli.test_view import HOSTILE, TOKEN, make_evaluation, make_run
 EPISODE = "r/a%20run/e/00001/some_task.1"
 PAGES = (
     "index.html", "r/a%20run/index.html", "r/a%20run/s/00001.html",
-    f"{EPISODE}/index.html", f"{EPISODE}/t2.html",
+    f"{EPISODE}/index.html", f"{EPISODE}/t2.html", f"{EPISODE}/vs-some_task.0.html",
 )  # fmt: skip
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ async def test_every_page_fits_both_widths_and_breaks_no_policy(tab: Tab, url: s
         await tab.size(width)
         for page in PAGES:
             await tab.go(url + page)
-            assert await tab.eval("document.documentElement.scrollWidth") <= width, page
+            assert await tab.eval(FITS), (page, width)
             assert "owned" not in await tab.eval("document.title")
             assert await tab.eval("document.scripts.length") == 1
             assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")
@@ -147,6 +148,40 @@ async def test_tokens_are_found_by_text_and_by_id(tab: Tab, url: str) -> None:
     await tab.eval("document.querySelector('.strip').focus()")
     await tab.press("ArrowRight")
     assert "position" in await tab.eval("document.querySelector('#token').textContent")
+
+
+async def test_tokens_on_which_engine_and_trainer_differ_are_walked(tab: Tab, url: str) -> None:
+    await tab.go(url + f"{EPISODE}/t1.html")
+    await tab.press("d")
+    detail = "document.querySelector('#token').textContent"
+    first = await tab.eval(detail)
+    assert "difference -1.00000" in first and "advantage" in first
+    await tab.press("d")  # there is only this one
+    assert await tab.eval(detail) == first
+    await tab.press("e")
+    await tab.eval("document.querySelector('a[href*=\"#at-\"]').click()")
+    assert await tab.eval("document.querySelector(':target').title.includes('-1.00000')")
+    await tab.go(url + f"{EPISODE}/t2.html")
+    await tab.press("d")
+    assert await tab.eval(detail) == "No framed token is on this page."
+    assert tab.complaints == []
+
+
+async def test_two_chosen_attempts_are_shown_from_where_they_part(tab: Tab, url: str) -> None:
+    click = """document.querySelectorAll('.cell a')[{}].dispatchEvent(
+        new MouseEvent('click', {{bubbles: true, cancelable: true, shiftKey: true}}))"""
+    for number in (0, 1):
+        await tab.go(url + PAGES[2])
+        await tab.eval(click.format(number))
+        assert await tab.eval("document.querySelectorAll('.picked').length") == 1
+        await tab.eval(click.format(1 - number))
+        await tab.until(f"location.pathname.endsWith('vs-some_task.{1 - number}.html')")
+    await tab.go(url + PAGES[2])
+    for number in (1, 0):
+        await tab.eval(f"document.querySelectorAll('.cell a')[{number}].focus()")
+        await tab.press("x")
+    await tab.until("location.pathname.endsWith('some_task.1/vs-some_task.0.html')")
+    assert tab.complaints == []
 
 
 async def test_a_running_run_refreshes_itself(tab: Tab, url: str, tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ def edit(arguments: Mapping[str, str]) -> Markup | None:
 
 def _kind(line: str) -> str:
     if line.startswith(("+++ ", "--- ", "diff ", "*** ")):
-        return "head"
+        return "file"
     return {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "same")
 
 
@@ -288,9 +288,9 @@ def coloured_patch(patch: str) -> str:
     formatter = HtmlFormatter(nowrap=True)
     lexer, rows = None, []
     for line in str(clean(patch.rstrip("\n"))).split("\n"):
-        kind = {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "head")
+        kind = {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "file")
         if line.startswith(("+++ ", "--- ", "diff ")):
-            kind = "head"
+            kind = "file"
             try:
                 lexer = get_lexer_for_filename(line.split("/")[-1].strip(), stripnl=False)
             except ClassNotFound:
@@ -298,7 +298,7 @@ def coloured_patch(patch: str) -> str:
         code = str(escape(line[1:]))
         if lexer is not None and kind in ("add", "del", "same"):
             code = highlight(line[1:], lexer, formatter).rstrip("\n")
-        shown = str(escape(line)) if kind in ("head", "hunk") else f"{escape(line[:1])}{code}"
+        shown = str(escape(line)) if kind in ("file", "hunk") else f"{escape(line[:1])}{code}"
         rows.append(f'<span class="row {kind}">{shown or " "}</span>')
     return "".join(rows)
 
