@@ -34,6 +34,8 @@ DEBIAN_PACKAGES = {
     "test": {
         "bwrap": "bubblewrap",
         "dockerd": "docker.io",
+        "podman": "podman",
+        "runsc": "runsc",
         "docker-registry": "docker-registry",
         "skopeo": "skopeo",
         "mmdebstrap": "mmdebstrap",

@@ -40,12 +40,13 @@ def open_stored(request: pytest.FixtureRequest) -> Target:
     return Target(local.build(options), base.name)
 
 
-def open_docker(request: pytest.FixtureRequest) -> Target:
-    image = request.getfixturevalue("docker_image")
+def open_docker(request: pytest.FixtureRequest, daemon: str, image: str) -> Target:
+    """The test image, from a real dockerd or Podman."""
+    name = request.getfixturevalue(image)
     options = docker.Options(
-        base_url=request.getfixturevalue("dockerd"), output_cap_mib=OUTPUT_CAP_MIB
+        base_url=request.getfixturevalue(daemon), output_cap_mib=OUTPUT_CAP_MIB
     )
-    return Target(docker.build(options), image, {"disk quota": NO_QUOTA})
+    return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
 
 
 def open_e2b(request: pytest.FixtureRequest) -> Target:
@@ -58,7 +59,8 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "local/bwrap": lambda _: open_local("bwrap"),
     "local/unshare": lambda _: open_local("unshare"),
     "local/oci": open_stored,
-    "docker": open_docker,
+    "docker": lambda request: open_docker(request, "dockerd", "docker_image"),
+    "podman": lambda request: open_docker(request, "podman", "podman_image"),
     "e2b": open_e2b,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -133,6 +134,14 @@ async def test_a_runtime_that_the_daemon_lacks(dockerd: str, docker_image: str) 
     backend = docker.build(docker.Options(base_url=dockerd, runtime="no-such-runtime"))
     error = await refuse(backend, docker_image, SandboxError)
     assert "runtimes" in error.hint
+
+
+async def test_gvisor_cannot_end_commands(dockerd: str, docker_image: str) -> None:
+    if not shutil.which("runsc"):
+        pytest.skip("runsc (gVisor) is not installed")
+    backend = docker.build(docker.Options(base_url=dockerd, runtime="runsc"))
+    error = await refuse(backend, docker_image, SandboxError)
+    assert "/proc/PID/limits" in error.hint
 
 
 async def test_a_user_that_the_image_lacks(dockerd: str, docker_image: str) -> None:

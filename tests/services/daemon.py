@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -70,3 +71,20 @@ def require(*programs: str) -> None:
     if missing:
         message = f"{', '.join(missing)} is not installed"
         raise CannotRunError(message)
+
+
+def answers(path: Path) -> bool:
+    """Return whether a daemon with Docker's API answers on this socket. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(str(path))
+        sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+        return b" 200 " in sock.recv(64)
+
+
+def mounts(folder: Path) -> list[str]:
+    """Return the mount points below a folder, in the order of their making."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [
+        point for point in (line.split()[4] for line in lines) if point.startswith(f"{folder}/")
+    ]

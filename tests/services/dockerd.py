@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from .daemon import CannotRunError, Daemon, launch, require
+from .daemon import CannotRunError, Daemon, answers, launch, mounts, require
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -25,14 +25,24 @@ def start() -> Daemon:
         raise CannotRunError(message)
     folder = Path(tempfile.mkdtemp(prefix="services-dockerd-"))
     path = folder / "docker.sock"
-    (folder / "daemon.json").write_text("{}")
+    (folder / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
     try:
-        process = launch(_command(folder, path), folder, lambda: _answers(path))
+        process = launch(_command(folder, path), folder, lambda: answers(path))
     except CannotRunError:
         _clear(folder)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return Daemon(f"unix://{path}", process, folder, lambda: _clear(folder))
+
+
+def _runtimes() -> dict[str, dict[str, object]]:
+    """Return gVisor where it is installed; without KVM it traces its processes."""
+    path = shutil.which("runsc")
+    return (
+        {"runsc": {"path": path, "runtimeArgs": ["--platform=ptrace", "--network=none"]}}
+        if path
+        else {}
+    )
 
 
 def _command(folder: Path, path: Path) -> list[str]:
@@ -46,21 +56,13 @@ def _command(folder: Path, path: Path) -> list[str]:
     ]
 
 
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(5)
-        sock.connect(str(path))
-        sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-        return b" 200 " in sock.recv(64)
-
-
 def _clear(folder: Path) -> None:
     """Kill, unmount and remove what a dockerd that was killed leaves behind."""
     groups = [path for path in _CGROUPS.glob(f"**/{folder.name}") if path.is_dir()]
     for pid in (*_members(groups), *_helpers(folder)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for point in reversed(_mounts(folder)):
+    for point in reversed(mounts(folder)):
         subprocess.run(["umount", "-l", point], stderr=subprocess.DEVNULL)
     for group in groups:
         _remove_group(group)
@@ -83,13 +85,6 @@ def _helpers(folder: Path) -> set[int]:
             if b"containerd" in words[0] and any(os.fsencode(folder) in word for word in words):
                 found.add(int(path.parent.name))
     return found
-
-
-def _mounts(folder: Path) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return [
-        point for point in (line.split()[4] for line in lines) if point.startswith(f"{folder}/")
-    ]
 
 
 def _remove_group(group: Path) -> None:

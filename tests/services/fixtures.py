@@ -34,6 +34,13 @@ def dockerd(run_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def podman(run_folder: Path) -> Iterator[str]:
+    """Base URL of a real Podman."""
+    with _or_skip(), shared("podman", run_folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
 def registry(run_folder: Path) -> Iterator[str]:
     """Address of a real registry that speaks plain HTTP."""
     with _or_skip(), shared("registry", run_folder) as address:
@@ -52,9 +59,19 @@ def base_image(run_folder: Path) -> BaseImage:
 @pytest.fixture(scope="session")
 def docker_image(dockerd: str, base_image: BaseImage, run_folder: Path) -> str:
     """Name of the test image in `dockerd`."""
+    return _load(base_image, dockerd, run_folder / "load.lock")
+
+
+@pytest.fixture(scope="session")
+def podman_image(podman: str, base_image: BaseImage, run_folder: Path) -> str:
+    """Name of the test image in `podman`."""
+    return _load(base_image, podman, run_folder / "load-podman.lock")
+
+
+def _load(base_image: BaseImage, url: str, lock: Path) -> str:
     docker = pytest.importorskip("docker", reason="the package `docker` is not installed")
-    with locked(run_folder / "load.lock"):
-        client = docker.DockerClient(base_url=dockerd, timeout=120)
+    with locked(lock):
+        client = docker.DockerClient(base_url=url, timeout=120)
         try:
             if not client.images.list(name=base_image.name):
                 client.images.load(base_image.archive.read_bytes())

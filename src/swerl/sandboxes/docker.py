@@ -16,7 +16,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.files import disk_errors, write_text
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.core.secrets import cache_dir
 from swerl.sandboxes._docker import create
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._docker.container import Container, DiskWatch
@@ -157,12 +159,23 @@ def _adapt(plan: ContainerPlan, api: Api) -> ContainerPlan:
     """Return the plan with the settings that this daemon needs."""
     runtime = plan.runtime or api.info.get("DefaultRuntime") or "runc"
     known = any(name in runtime for name in _NAMESPACE_RUNTIMES)
-    plan = replace(plan, has_kernel_network=known)
-    if not api.is_podman:  # Podman would read a filter as a file name
-        return replace(
-            plan, security=create.security_options(api.info.get("SecurityOptions") or ())
-        )
-    return replace(plan, ulimits=_PODMAN_ULIMITS)
+    security = create.security_options(api.info.get("SecurityOptions") or ())
+    plan = replace(plan, has_kernel_network=known, security=security)
+    if not api.is_podman:
+        return plan
+    return replace(plan, security=_in_file(security, api), ulimits=_PODMAN_ULIMITS)
+
+
+def _in_file(security: Sequence[str], api: Api) -> Sequence[str]:
+    """Return the options with the filter in a file: Podman reads it on its own machine."""
+    if not api.address.path:
+        return ()
+    path = cache_dir() / "podman" / "seccomp.json"
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for option in security:
+        write_text(path, option.removeprefix("seccomp="))
+    return [f"seccomp={path}" for _ in security]
 
 
 def _expect_quota(info: dict[str, Any]) -> DiskQuota:

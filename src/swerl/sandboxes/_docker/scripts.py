@@ -135,6 +135,7 @@ exec cat <"$1"
 WRITE = r"""
 case $1 in */*) folder=${1%/*} ;; *) folder= ;; esac
 [ ! -d "$1" ] || exit 3
+[ -n "$folder" ] || chmod u+w / 2>/dev/null  # Podman's containers begin without it
 [ -z "$folder" ] || [ -d "$folder" ] || mkdir -p -- "$folder" || exit 1
 [ -e "$1" ] && [ ! -f "$1" ] && { echo "it is not a plain file" >&2; exit 1; }
 exec cat >"$1"
