@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role, ToolCall
-from swerl.core.contracts import Sandbox
+from swerl.core.contracts import Exit, Sandbox
 from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Exec
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may set a proxy, but the gateway is not behind one."""
@@ -28,6 +29,11 @@ async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
             f"cannot prepare {agent}'s home folder: {done.text.strip()[-200:]}",
             hint="the sandbox's user needs a writable HOME",
         )
+
+
+def exit_of(done: Exec, *, limit: bool, records: bytes = b"") -> Exit:
+    """Return how an agent's command ended; `limit`: a turn limit stopped it."""
+    return Exit(done.exit_code, done.timed_out, limit, done.text, records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses import _cli as _records
-from swerl.harnesses._cli import prepare, said_last
+from swerl.harnesses._cli import exit_of, gather, prepare, said_last
 
 DEFAULT_VERSION = "2.1.112"
 
@@ -149,13 +148,8 @@ class ClaudeCode:
             timeout_s=budget_s,
             stdin=_prompt(task.prompt),
         )
-        return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
-            limit=_hit_limit(done),
-            log=done.text,
-            records=await _records.gather(sandbox, ".claude/projects"),
-        )
+        records = await gather(sandbox, ".claude/projects")
+        return exit_of(done, limit=_hit_limit(done), records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that Read each file once, Edit it hunk by hunk, then summarise."""

@@ -22,8 +22,7 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses import _cli as _records
-from swerl.harnesses._cli import NO_PROXY, edit_command, prepare, said_last
+from swerl.harnesses._cli import NO_PROXY, edit_command, exit_of, gather, prepare, said_last
 
 DEFAULT_VERSION = "0.169.0"
 
@@ -143,13 +142,8 @@ class Codex:
             timeout_s=budget_s,
             stdin=task.prompt.encode(),
         )
-        return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
-            limit=_hit_limit(done.stdout),
-            log=done.text,
-            records=await _records.gather(sandbox, ".codex/sessions"),
-        )
+        records = await gather(sandbox, ".codex/sessions")
+        return exit_of(done, limit=_hit_limit(done.stdout), records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one shell command, then summarise."""

@@ -31,7 +31,7 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import edit_command
+from swerl.harnesses._cli import edit_command, exit_of
 
 DEFAULT_VERSION = "2.4.6"
 
@@ -113,12 +113,7 @@ class MiniSweAgent:
             timeout_s=budget_s,
             stdin=self._job(task, endpoint),
         )
-        return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
-            limit=_exit_status(done.stdout) in _LIMITS,
-            log=done.text,
-        )
+        return exit_of(done, limit=_exit_status(done.stdout) in _LIMITS)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one command, then submit."""

@@ -136,12 +136,7 @@ class OpenCode:
             timeout_s=budget_s,
             stdin=task.prompt.encode(),
         )
-        return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
-            limit=_hit_limit(done.stdout),
-            log=done.text,
-        )
+        return _cli.exit_of(done, limit=_hit_limit(done.stdout))
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""

@@ -20,7 +20,6 @@ from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli
-from swerl.harnesses import _cli as _records
 
 DEFAULT_VERSION = "0.73.1"
 _RETRIES = 2
@@ -108,7 +107,7 @@ class Pi:
             timeout_s=budget_s,
             stdin=task.prompt.encode(),
         )
-        session = await _records.gather(sandbox, f"{_FOLDER}/sessions")
+        session = await _cli.gather(sandbox, f"{_FOLDER}/sessions")
         return Exit(
             code=done.exit_code,
             timed_out=done.timed_out,

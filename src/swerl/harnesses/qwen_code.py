@@ -19,7 +19,6 @@ from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli
-from swerl.harnesses import _cli as _records
 
 DEFAULT_VERSION = "0.24.4"
 
@@ -127,13 +126,9 @@ class QwenCode:
             timeout_s=budget_s,
             stdin=_prompt(task.prompt),
         )
-        return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
-            limit=done.exit_code == _TURNS_REACHED or _hit_limit(done.stdout),
-            log=done.text,
-            records=await _records.gather(sandbox, f"{_FOLDER}/projects"),
-        )
+        records = await _cli.gather(sandbox, f"{_FOLDER}/projects")
+        limit = done.exit_code == _TURNS_REACHED or _hit_limit(done.stdout)
+        return _cli.exit_of(done, limit=limit, records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""
