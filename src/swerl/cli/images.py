@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swerl.cli import images_build, images_pull, images_store
-from swerl.cli import images_build as images_bake
+from swerl.cli import images_build, images_store
 from swerl.cli._images import (
     DockerConfigOption,
     RewritesOption,
@@ -143,11 +142,11 @@ app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task 
 
 
 app.command("build")(images_build.build)
-app.command("bake")(images_bake.bake)
+app.command("bake")(images_build.bake)
 app.command("plan")(plan)
-app.command("pull")(images_pull.pull)
-app.command("import")(images_pull.import_image)
-app.command("prepare")(images_pull.prepare)
+app.command("pull")(images_store.pull)
+app.command("import")(images_store.import_image)
+app.command("prepare")(images_store.prepare)
 app.command("ls")(images_store.ls)
 app.command("verify")(images_store.verify)
 app.command("gc")(images_store.gc)

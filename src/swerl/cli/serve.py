@@ -48,9 +48,8 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
-    from swerl.cli._serve_run import ServeView, show_totals
+    from swerl.cli._serve_run import Plan, ServeView, show_totals
     from swerl.cli._serve_run import serve as serve_until_told
-    from swerl.cli._serve_sessions import Plan
 
     chosen = read_engine(engine, _SCRIPTS, files=True)
     made = [f"gateway.bind={host}", f"gateway.port={port}"]

@@ -9,7 +9,6 @@ from swerl.cli import (
     tasks_redteam,
     tasks_scan_leaks,
     tasks_select,
-    tasks_show,
     tasks_vet,
 )
 from swerl.cli._run import add_old_name
@@ -17,8 +16,8 @@ from swerl.cli.eval import solve_rate
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and select the tasks of a file.")
 
-app.command("show")(tasks_show.show)
-app.command("stats")(tasks_show.stats)
+app.command("show")(tasks_select.show)
+app.command("stats")(tasks_select.stats)
 app.command("export")(convert.export)
 app.command("filter")(tasks_select.filter_tasks)
 app.command("sample")(tasks_select.sample)

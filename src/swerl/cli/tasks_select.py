@@ -1,15 +1,24 @@
-"""`swerl tasks filter`, `sample` and `split`: select Tasks by expression or at random."""
+"""`swerl tasks show | stats | filter | sample | split`: print the tasks of a file; select some."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
-from swerl.cli._output import console, counted, print_json
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.core.errors import InputError
+from swerl.core.task import find_task
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from swerl.core.task import Task
+    from swerl.tasks.select import Stats
 
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
@@ -124,3 +133,168 @@ def _say(num_chosen: int, num_all: int, out: Path, *, as_json: bool) -> None:
     console().print(f"{num_chosen:,} of {counted(num_all, 'task')}: {out}", soft_wrap=True)
     if num_chosen:
         console().print(f"next: swerl tasks stats {out}", soft_wrap=True)
+
+
+_COLUMNS = {
+    "id": "task",
+    "grader": "grader",
+    "num_fail_to_pass": "mend",
+    "num_pass_to_pass": "keep",
+    "patch_lines": "lines",
+    "difficulty": "difficulty",
+    "solve_rate": "solved",
+}
+"""Fact -> title; facts that no listed Task has are left out."""
+_NUMBERS = {"mend", "keep", "lines", "solved"}
+_NUM_VALUES = 12
+"""Maximum values listed per group; the rest are counted."""
+
+
+def show(
+    tasks: TasksArgument,
+    instance: Annotated[str, typer.Argument(metavar="[ID]", help="Show this task in full.")] = "",
+    *,
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Also show the solution and the tests.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum tasks to list.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the tasks of a file, or show one of them."""
+    from swerl.tasks import select
+
+    found = (task for _, task in select.lines(tasks))
+    if instance:
+        _show_one(find_task(found, instance), hidden=hidden, as_json=as_json)
+        return
+    if as_json:
+        print_json([_facts(task) for task in itertools.islice(found, limit)])
+        return
+    console().print(_list(list(itertools.islice(found, limit))))
+    if rest := sum(1 for _ in found):
+        console().print(f"and {counted(rest, 'more task')}; --limit lists more")
+
+
+def stats(
+    tasks: TasksArgument,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the tasks of a file by repository, size, grader and difficulty."""
+
+    from swerl.grading.log_parsers import unsupported
+    from swerl.tasks import select
+    from swerl.tasks.select import count
+
+    found = count(task for _, task in select.lines(tasks))
+    if as_json:
+        # JSON has no keys of two parts, so the pairs go out as what they lack.
+        shown = asdict(found) | {"missing": unsupported(found.kinds)}
+        del shown["kinds"]
+        print_json(shown)
+    else:
+        _print_stats(found, tasks)
+
+
+def _list(found: list[Task]) -> Table:
+    from rich.markup import escape
+
+    from swerl.tasks.select import FACTS
+
+    rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
+    said = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
+    titles = [_COLUMNS[name] for name in said]
+    table = simple_table(*titles, whole=set(titles) - {"task"}, numbers=_NUMBERS)
+    for row in rows:
+        table.add_row(*("" if row[name] is None else escape(str(row[name])) for name in said))
+    return table
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    from swerl.tasks.select import FACTS
+
+    return {name: fact(task) for name, fact in FACTS.items()}
+
+
+def _show_one(task: Task, *, hidden: bool, as_json: bool) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    facts = _facts(task)
+    others = {
+        name: value
+        for name, value in task.metadata.items()
+        if name not in facts and isinstance(value, str | int | float)
+    }
+    shown = {**facts, "workdir": task.workdir, "base_commit": task.base_commit, **others}
+    if as_json:
+        print_json({**shown, "prompt": task.prompt, **(_hidden(task) if hidden else {})})
+        return
+    for name, value in shown.items():
+        if value not in (None, ""):
+            table.add_row(f"[dim]{escape(name)}[/]", escape(str(value)))
+    console().print(table)
+    _section("prompt", task.prompt)
+    if hidden:
+        for title, text in _hidden(task).items():
+            if text:
+                _section(title, text)
+
+
+def _hidden(task: Task) -> dict[str, str]:
+    """Return title -> text of what an agent may not see."""
+    spec = task.grading
+    files = {**task.files, **spec.test_files, **spec.files}
+    return {
+        "setup": task.setup,
+        "test command": spec.test_command,
+        "must mend": "\n".join(spec.fail_to_pass),
+        "must keep": "\n".join(spec.pass_to_pass),
+        "expected": "\n".join(f"{status} {name}" for name, status in spec.expected.items()),
+        "files": "\n".join(f"{path} ({len(text):,} characters)" for path, text in files.items()),
+        "test patch": spec.test_patch,
+        "solution": task.gold_patch,
+    }
+
+
+def _section(title: str, text: str) -> None:
+    console().rule(title, align="left")
+    console().print(text.rstrip("\n"), markup=False, soft_wrap=True)
+
+
+def _print_stats(found: Stats, path: Path) -> None:
+    console().print(
+        f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
+        soft_wrap=True,
+    )
+    table = simple_table("", "smallest", "median", "mean", "largest")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, spread in found.numbers.items():
+        table.add_row(name, *(f"{value:,.0f}" for value in spread))
+    console().print(table)
+    for name, counts in found.groups.items():
+        if set(counts) != {""}:
+            console().print(_group(name, counts))
+    if found.solve_rates:
+        mean = sum(found.solve_rates) / len(found.solve_rates)
+        console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")
+    from swerl.grading.log_parsers import unsupported
+
+    for what, number in unsupported(found.kinds).items():
+        stderr().print(f"[yellow]{counted(number, 'task')}[/]: {what}", soft_wrap=True)
+
+
+def _group(name: str, counts: dict[str, int]) -> Table:
+    from rich.markup import escape
+
+    table = simple_table(name, "tasks")
+    table.columns[1].justify = "right"
+    values = list(counts.items())
+    for value, number in values[:_NUM_VALUES]:
+        table.add_row(escape(value or "(not said)"), f"{number:,}")
+    if rest := values[_NUM_VALUES:]:
+        total = sum(number for _, number in rest)
+        table.add_row(f"[dim]{counted(len(rest), 'other')}[/]", f"{total:,}")
+    return table
