@@ -317,17 +317,13 @@ def _hunk(lines: deque[str], num_old: int, num_new: int) -> tuple[str, str]:
     return "".join(old), "".join(new)
 
 
-@dataclass(frozen=True, slots=True)
-class DiffSection:
-    """One file's part of a diff."""
-
-    lines: tuple[str, ...]
-    names: tuple[str, ...]
-    """Every path in its headers."""
+def touched(patch: str) -> tuple[str, ...]:
+    """Return the paths that a git or plain diff changes, creates, deletes or renames, in order."""
+    return tuple(dict.fromkeys(name for part in _sections(patch) for name in _names(part)))
 
 
-def sections(patch: str) -> Iterator[DiffSection]:
-    """Yield each file's part; hunk sizes separate content from headers.
+def _sections(patch: str) -> Iterator[list[str]]:
+    """Yield the lines of each file's part; hunk sizes separate content from headers.
 
     Text after a file's hunks is left out, because `patch` would read diffs of other kinds in it.
     """
@@ -344,18 +340,13 @@ def sections(patch: str) -> Iterator[DiffSection]:
             has_hunks = True
         elif _begins_file(lines, index, section):
             if section:
-                yield DiffSection(tuple(section), tuple(_names(section)))
+                yield section
             section, has_hunks = [], False
         elif has_hunks and line.strip() and not line.startswith("\\"):
             continue
         section.append(line)
     if section:
-        yield DiffSection(tuple(section), tuple(_names(section)))
-
-
-def touched(patch: str) -> tuple[str, ...]:
-    """Return the paths that a git or plain diff changes, creates, deletes or renames, in order."""
-    return tuple(dict.fromkeys(name for section in sections(patch) for name in section.names))
+        yield section
 
 
 def _begins_file(lines: list[str], index: int, section: list[str]) -> bool:
