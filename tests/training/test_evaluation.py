@@ -29,6 +29,8 @@ from swerl.training.evaluation import evaluate, is_due
 
 SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
 TWO = {"heldout": [replace(SPLITS["heldout"][0], id=name) for name in ("a", "b")]}
+ODD = "a\0\udc80"
+"""A patch with bytes that are no text."""
 Answer = Callable[[str, Parts], str]
 """An Episode's verdict, from its id and the parts that it runs with."""
 
@@ -51,7 +53,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
             version = f"{len(made):06d}" if "mixed" in parts.agent else "000003"
             turn = Turn(0, None, (1,), (2,), (0.0,), Finish.STOP, version)
             trajectory = Trajectory("s", (turn,))
-            return Episode(name, task.id, Status.COMPLETED, grade, 0.0, trajectory, patch="diff")
+            return Episode(name, task.id, Status.COMPLETED, grade, 0.0, trajectory, patch=ODD)
 
         monkeypatch.setattr(group.episode, "run", run)
         return made
@@ -115,7 +117,7 @@ async def test_its_files_are_those_of_swerl_eval_and_two_steps_are_compared(
             await run_at(folder, step)
     top = tmp_path / "run" / "swebench" / "eval-heldout-00003"
     [prediction] = map(json.loads, (top / "predictions.1.jsonl").read_text().splitlines())
-    assert prediction["model_patch"] == "diff"
+    assert prediction["model_patch"] == "a\0\N{REPLACEMENT CHARACTER}"
     report = json.loads((top / "run-eval-heldout-00003.attempt-1.json").read_text())
     assert (report["resolved_ids"], report["unresolved_ids"]) == ([], ["a"])
     assert (tmp_path / "run" / "evals" / "eval-heldout-00003.parquet").exists()

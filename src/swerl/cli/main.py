@@ -15,6 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from swerl.core.errors import SwerlError
 
+_OF_A_NAME = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of a path that the user gave."""
+
 COMMANDS = {
     "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
     "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
@@ -125,7 +128,7 @@ def _known(error: BaseException) -> SwerlError | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error.name or "")
-    if isinstance(error, PermissionError) and error.filename:
+    if isinstance(error, OSError) and error.filename and error.errno in _OF_A_NAME:
         message = f"{error.filename}: {error.strerror}"
         return RunError(message, hint="choose a file or folder that you may use")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

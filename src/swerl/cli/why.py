@@ -15,6 +15,9 @@ from swerl.core.errors import InputError, SwerlError
 if TYPE_CHECKING:
     from swerl.runs.why import Diagnosis
 
+_NUM_SHOWN = 8
+"""Problems that are printed; a folder without permission has one for each Episode."""
+
 
 def why(
     run: Annotated[
@@ -37,7 +40,8 @@ def why(
 
     places = [runs] if run is None else [runs / run, Path(run)]
     # The newest run, if the folder has several.
-    found = [each.root for place in places for each in find_runs(place).values()]
+    runs_there = [each for place in places for each in find_runs(place).values()]
+    found = [each.root for each in runs_there if not each.is_closed]
     if run is None and not found:
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
@@ -93,8 +97,10 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")
     for note in diagnosis.checks:
         say(f"  check      {note}")
-    for problem in diagnosis.problems:
+    for problem in diagnosis.problems[:_NUM_SHOWN]:
         say(f"  not read   {problem}", "yellow")
+    if more := diagnosis.problems[_NUM_SHOWN:]:
+        say(f"  not read   and {counted(len(more), 'file')} more: --json")
     if diagnosis.findings:
         others = counted(len(diagnosis.findings), "finding")
         say(f"{others} in {diagnosis.run}; next: swerl view {name}")

@@ -18,6 +18,7 @@ from swerl.core.episode import Group
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import read_json
 from swerl.core.grade import Verdict
+from swerl.runs.index import require_open
 from swerl.runs.statistics import difference, exact_p_value, noise_floor, pass_at_k, rate
 
 _LOOKS = 5
@@ -127,6 +128,7 @@ def find(text: str, runs: Path) -> Evaluation:
     root = Path(run) if Path(run).exists() else runs / run
     if not root.is_dir():
         return read(root)
+    require_open(root)
     files = {_label(path.stem): path for path in sorted(root.glob("evals/*.json"))}
     found = [path for name, path in files.items() if which in ("", name, name.rpartition("-")[2])]
     if len(found) == 1:

@@ -172,7 +172,7 @@ class Evidence:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as text; empty without a tokenizer."""
-        return self.family.text(ids) if self.family and len(ids) else ""
+        return self.family.text(ids) if len(ids) and self.family else ""
 
 
 def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
@@ -232,8 +232,10 @@ def family_of(root: Path) -> Family:
     if not (root / index.RECIPE).is_file():
         raise InputError("the folder does not name the model, so its tokens have no text")
     # Other sections may be of another version, which must not hide the text.
-    stored = {"name": "text", "model": read_json(root / index.RECIPE).get("model", {})}
-    chosen = Recipe.model_validate(stored).model
+    recipe = read_json(root / index.RECIPE)
+    chosen = Recipe.model_validate({"name": "text", "model": recipe.get("model", {})}).model
+    if (recipe.get("engine") or {}).get("type") == "scripted":
+        return plugins.family("tiny", None, None)
     model = chosen.path or root / "initial_model"
     if not Path(model).is_dir():
         raise InputError(
@@ -308,18 +310,22 @@ def _only_step(run: FoundRun, problems: list[str]) -> SeenStep:
         for names in index.groups(run.stage(stage)).values()
         for name in names
     }
+    for stage in run.stages():
+        _part(partial(index.require_open, run.stage(stage)), problems)
+    if len(places) > _EPISODES:
+        problems.append(f"{len(places) - _EPISODES} Episodes beyond the first {_EPISODES}")
     seen, num_tokens = [], 0
     for name, path in [*places.items()][:_EPISODES]:
         turns: Sequence[SeenTurn] = ()
-        if num_tokens < _TOKENS and (file := path / "trajectory.json").exists():
-            turns = _part(partial(_own_turns, file), problems) or ()
+        if num_tokens < _TOKENS:
+            turns = _part(partial(_own_turns, path / "trajectory.json"), problems) or ()
         num_tokens += sum(len(each.prompt_ids) + len(each.output_ids) for each in turns)
         seen.append(_episode(path, name, turns, problems, is_session=not run.is_trained))
     return SeenStep(0, {}, tuple(each for each in seen if each), ())
 
 
 def _own_turns(path: Path) -> list[SeenTurn]:
-    rows = read_json(path)["turns"]
+    rows = read_json(path)["turns"] if path.exists() else ()
     return [SeenTurn(**{name: row[name] for name in SeenTurn.__slots__}) for row in rows]
 
 
@@ -340,11 +346,11 @@ def _episode(
 
     A served session has no summary, only Turns.
     """
-    if not (path / "episode.json").is_file():
-        ungraded = SeenEpisode(name, path.name, "", "", 0.0, "", {}, (), "", "", turns=tuple(turns))
-        return ungraded if is_session else None
 
-    def found() -> SeenEpisode:
+    def found() -> SeenEpisode | None:
+        if not (path / "episode.json").is_file():
+            bare = SeenEpisode(name, path.name, "", "", 0.0, "", {}, (), "", "", turns=tuple(turns))
+            return bare if is_session else None
         summary, grade = read_json(path / "episode.json"), read_json(path / "grade.json")
         agent = path / "agent.log"
         texts = (_tail(agent) if agent.exists() else "", str(grade.get("log", ""))[-_TEXT_CHARS:])

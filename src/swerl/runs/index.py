@@ -55,17 +55,23 @@ class FoundRun:
         return self.is_trained and not (self.root / "events.jsonl").exists()
 
     @property
+    def is_closed(self) -> bool:
+        """True if its files cannot be read for want of permission."""
+        return not _is_open(self.root)
+
+    @property
     def has_steps(self) -> bool:
         """True for a run of `swerl train`."""
         return self.is_trained and not self.is_evaluated
 
     def stages(self) -> list[str]:
         if not self.is_trained:
-            return [ALL]
+            return [] if self.is_closed else [ALL]
         return sorted(_folders(self.root / "episodes"))
 
     def stage(self, name: str) -> Path:
         """Return the folder of a stage. Raises InputError for a name that is none."""
+        require_open(self.root)
         folder = self.root / "episodes" / plain(name) if self.is_trained else self.root
         if not folder.is_dir() or (not self.is_trained and name != ALL):
             raise InputError(f"{self.name} has no step {name}", hint="its first page lists all")
@@ -95,6 +101,16 @@ class Attempt:
     """Why the summary is missing."""
 
 
+def _is_open(folder: Path) -> bool:
+    return os.access(folder, os.R_OK | os.X_OK)
+
+
+def require_open(folder: Path) -> None:
+    """Raise RunError if the folder cannot be read for want of permission."""
+    if not _is_open(folder):
+        raise RunError(f"you may not read {folder}", hint="ask its owner, or copy it")
+
+
 def plain(name: str) -> str:
     """Return the name of one folder entry. Raises InputError if it could leave the folder."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -115,6 +131,10 @@ def run_at(folder: Path) -> FoundRun | None:
 
 def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
     name = folder.relative_to(top).as_posix() if folder != top else folder.resolve().name
+    closed = FoundRun(name, folder, False)
+    if closed.is_closed and folder.is_dir():
+        yield closed  # It may be a run, and must not hide the others.
+        return
     if (folder / RECIPE).is_file():
         yield FoundRun(name, folder, True)
         return
@@ -129,12 +149,12 @@ def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
 
 def is_episode(folder: Path) -> bool:
     """Return whether a folder has the files of an Episode or a served session."""
-    return any((folder / mark).is_file() for mark in _MARKS)
+    return os.access(folder, os.X_OK) and any((folder / mark).is_file() for mark in _MARKS)
 
 
 def changed(run: FoundRun) -> float:
     """Return when a run last changed, in seconds since 1970."""
-    names = ("events.jsonl", "process.json", "")
+    names = ("",) if run.is_closed else ("events.jsonl", "process.json", "")
     return max(path.stat().st_mtime for name in names if (path := run.root / name).exists())
 
 

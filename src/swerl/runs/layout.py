@@ -46,6 +46,7 @@ class Best:
 
 _MAY_CHANGE = (
     *("cost.", "engine.restarts", "engine.start_timeout_s", "trainer.restarts"),
+    "rollout.concurrency",
     *("trainer.start_timeout_s", "trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
     *("trainer.recompute", "trainer.offload_optimizer"),
 )

@@ -147,7 +147,7 @@ class Site:
             "name": run.name,
             "href": f"r/{quote(slug_of(run.name))}/index.html",
             "state": "recorded",
-            "problem": "",
+            "problem": f"you may not read {run.root}" if run.is_closed else "",
             "age_s": max(0.0, time.time() - index.changed(run)),
             "has_evals": bool(_evals.names(run)),
         }
