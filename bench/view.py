@@ -12,21 +12,26 @@ import argparse
 import json
 import multiprocessing
 import random
-import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from swerl.cli.view import _server
 from swerl.cli.view._site import Site
+from swerl.core.sample import to_samples
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
+from swerl.rollout import record
+from swerl.runs import prompts, tables
+from swerl.runs.layout import RunFolder
+from swerl.runs.prompts import Fate, GroupEntry
 
 GROUP = 8
 PHASES = ("boot", "agent", "diff", "grade")
 
 
 def make(root: Path, *, steps: int, episodes: int, turns: int, tokens: int) -> None:
-    """Write a run with the names, files and events of a real one, but without Samples."""
+    """Write a run with the names, files and events of a real one."""
     run = root / "big"
     save_tokenizer(byte_tokenizer(), run / "initial_model")
     (run / "initial_model" / "config.json").write_text('{"model_type": "qwen3"}')
@@ -36,13 +41,14 @@ def make(root: Path, *, steps: int, episodes: int, turns: int, tokens: int) -> N
     trajectory = json.dumps(_trajectory(rng, turns, tokens))
     with (run / "events.jsonl").open("w") as events:
         for step in range(steps):
-            for number in range(episodes):
-                name = f"task-{number // GROUP}.{number % GROUP}"
+            names = [f"task-{number // GROUP}.{number % GROUP}" for number in range(episodes)]
+            for name in names:
                 _episode(run / "episodes" / f"{step:05d}" / name, f"{step:05d}/{name}", trajectory)
                 for phase in PHASES:
                     line = {"time": 0.0, "episode": name, "phase": phase}
                     events.write(json.dumps({"event": "PhaseStarted", **line}) + "\n")
                     events.write(json.dumps({"event": "PhaseEnded", **line, "seconds": 1}) + "\n")
+            _trained(RunFolder(run), step, names, tokens // 2)
             metrics = {f"metric_{n}": rng.random() for n in range(60)} | {"reward": rng.random()}
             ended = {"event": "StepEnded", "time": 0.0, "step": step, "metrics": metrics}
             events.write(json.dumps(ended) + "\n")
@@ -80,17 +86,47 @@ def _episode(folder: Path, name: str, trajectory: str) -> None:
     (folder / "episode.json").write_text(json.dumps(summary))
 
 
-def _page(root: Path, path: str, answers: multiprocessing.Queue[tuple[float, float]]) -> None:
-    start = time.perf_counter()
-    site = Site(root)
-    site.page(path)
-    first = time.perf_counter() - start
-    start = time.perf_counter()
-    site.page(path)
-    again = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"  {path:44} {first:7.2f} s first, {again:5.2f} s again, {peak:6.0f} MiB")
-    answers.put((first, peak))
+def _trained(run: RunFolder, step: int, names: list[str], sampled: int) -> None:
+    """Write the files of the step that trains these Episodes."""
+    tree = record.read_trajectory(run.episode(f"{step:05d}", names[0]))
+    [row] = to_samples(tree, episode="", task="")
+    rows = [replace(row, episode=f"{step:05d}/{name}", advantage=0.5) for name in names]
+    tables.write_samples(run.samples(step), rows, [1 / len(rows)] * len(rows), {})
+    trained = [logp - 0.01 for logp, on in zip(row.logprobs, row.mask, strict=True) if on]
+    tables.write_logprobs(run.logprobs(step), [(each.episode, trained) for each in rows])
+    fate, solved = Fate.TRAINED, ("solved",) * GROUP
+    sizes, learned = (sampled,) * GROUP, (True,) * GROUP
+    tasks = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    stage = f"{step:05d}"
+    entries = [GroupEntry(step, t, stage, fate, (), sizes, learned, "", solved) for t in tasks]
+    prompts.append(run.prompts, entries)
+
+
+def _page(root: Path, path: str) -> None:
+    site, seconds = Site(root), []
+    for _ in range(2):
+        start, busy = time.perf_counter(), time.process_time()
+        site.page(path)
+        seconds.append((time.perf_counter() - start, time.process_time() - busy))
+    (first, cpu), (again, cpu_again) = seconds
+    print(
+        f"  {path:34} {first:6.2f} s first ({cpu:.2f} s of CPU), "
+        f"{again:5.2f} s again ({cpu_again:.2f} s), {_peak_mib():4.0f} MiB",
+        flush=True,
+    )
+
+
+def _export(root: Path) -> None:
+    start = time.process_time()
+    written = _server.write(Site(root, is_static=True, tokens=False), root / "out")
+    seconds = time.process_time() - start
+    print(f"  export {written / 1e6:.1f} MB, {seconds:.0f} s of CPU, {_peak_mib():.0f} MiB")
+
+
+def _peak_mib() -> float:
+    """Return the peak memory of this program; `getrusage` also counts the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:
@@ -109,15 +145,14 @@ def main() -> None:
         context = multiprocessing.get_context("spawn")
         episode = "r/big/e/00000/task-3.1"
         paths = ["index.html", "r/big/index.html", "r/big/s/00000.html"]
-        for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html"):
-            answers: multiprocessing.Queue[tuple[float, float]] = context.Queue()
-            process = context.Process(target=_page, args=(root, path, answers))
+        jobs = [
+            (_page, (root, path))
+            for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html")
+        ]
+        for target, arguments in [*jobs, *([(_export, (root,))] if chosen.long else [])]:
+            process = context.Process(target=target, args=arguments)
             process.start()
             process.join()
-        if chosen.long:
-            start = time.perf_counter()
-            written = _server.write(Site(root, is_static=True, tokens=False), root / "out")
-            print(f"  export {written / 1e6:.1f} MB in {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

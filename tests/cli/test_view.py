@@ -598,15 +598,19 @@ def test_time_in_which_nothing_works_is_waiting() -> None:
                for bar in bars]
         for lane, bars in found.lanes.items()
     }  # fmt: skip
-    # Half a second is in no phase: it follows the boot.
+    # Half a second is in no phase: the agent begins before its first reply.
     assert shown["phases"] == [
         ("boot", 0.0, 2.0), ("agent", 2.5, 9.0), ("diff", 11.5, 0.5), ("grade_boot", 12.0, 3.0),
         ("grade", 15.0, 2.0),
     ]  # fmt: skip
     assert shown["tools"] == [("tool", 5.0, 1.0)]
     assert shown["waiting"] == [
-        ("boot", 0.0, 2.0), ("set-up", 2.0, 0.5), ("agent", 2.5, 1.5), ("agent", 7.0, 2.0),
+        ("boot", 0.0, 2.0), ("between phases", 2.0, 0.5), ("agent", 2.5, 1.5), ("agent", 7.0, 2.0),
         ("agent", 10.0, 1.5), ("grade_boot", 12.0, 3.0),
+    ]  # fmt: skip
+    late = _charts.lanes(timings | {"total": 19.0}, turns)
+    assert late and [round(bar.x / _charts.WIDTH * 19, 1) for bar in late.lanes["phases"]] == [
+        0.0, 4.0, 13.0, 14.0, 17.0,
     ]  # fmt: skip
     assert _charts.lanes({}, []) is None
     assert _charts.lanes({"total": 0.0, "boot": "x"}, []) is None

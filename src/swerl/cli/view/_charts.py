@@ -301,8 +301,9 @@ _Stretch: TypeAlias = tuple[str, float, float, int]
 
 def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | None:
     """Lay an Episode's phases and Turns out along time; None if nothing was timed."""
-    phases = _phases(timings)
     timed = [turn for turn in turns if _is_number(turn.facts.get("started_s"))]
+    first_s = min((turn.facts["started_s"] for turn in timed), default=math.inf)
+    phases = _phases(timings, first_s)
     # A Session opens when its Episode begins.
     model = [("model", t.facts["started_s"], t.facts["seconds"], t.number) for t in timed]
     calling = {t.number for t in timed if t.calls or t.finish == "tool_calls"}
@@ -331,15 +332,21 @@ def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | Non
     return Lanes(total, bars)
 
 
-def _phases(timings: Mapping[str, Any]) -> list[_Stretch]:
-    """Return the phases end to end; the time in no phase follows the boot, as most of it does."""
+def _phases(timings: Mapping[str, Any], first_s: float) -> list[_Stretch]:
+    """Return the phases in order; the first reply begins at `first_s`.
+
+    Time in no phase is spent on listing the work tree after the boot, and on closing the agent's
+    sandbox after the diff.
+    """
     seconds = {name: s for name in _PHASES if _is_number(s := timings.get(name))}
     total = timings.get("total")
-    rest = total - sum(seconds.values()) if _is_number(total) else 0.0
+    rest = max(total - sum(seconds.values()), 0.0) if _is_number(total) else 0.0
+    listing = min(rest, max(first_s - seconds.get("boot", 0.0), 0.0))
+    after = {"boot": listing, "diff": rest - listing}
     found, start = [], 0.0
     for name, each in seconds.items():
         found.append((name, start, each, 0))
-        start += each + (max(rest, 0.0) if name == "boot" else 0.0)
+        start += each + after.get(name, 0.0)
     return found
 
 
@@ -354,7 +361,7 @@ def _gaps(busy: Sequence[_Stretch], phases: Sequence[_Stretch], total: float) ->
         within = [each[0] for each in phases if each[1] <= middle < each[1] + each[2]]
         is_busy = any(each[1] <= middle < each[1] + each[2] for each in busy)
         if end - start > _SHORTEST_S and not is_busy:
-            found.append((within[0] if within else "set-up", start, end - start, 0))
+            found.append((within[0] if within else "between phases", start, end - start, 0))
     return found
 
 
