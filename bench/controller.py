@@ -16,6 +16,7 @@ Then, in the order of a step:
 `read`      the file on a rank: every rank reads all rows
 `pack`      rows over 4 data-parallel ranks, 96,000 tokens a micro-batch (every rank)
 `tensors`   the rank's own rows as tensors
+`logprobs`  the trainer's log-probabilities as a Parquet file (controller)
 
 `--routed` gives every position the experts of 40 layers, 8 of 256: 30.7 MB a trajectory. Only
 those of a rank's own rows are read then, in `tensors`. The best repeat counts, as the machine may
@@ -39,6 +40,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -62,7 +64,7 @@ NUM_TASKS, NUM_EPISODES, NUM_TURNS = 8, 8, 200
 DATA_RANKS = 4
 LAYERS, TOP_K = 40, 8
 EARLIER = ("spool", "record")
-PHASES = ("collect", "turns", "write", "read", "pack", "tensors")
+PHASES = ("collect", "turns", "write", "read", "pack", "tensors", "logprobs")
 
 
 def main() -> None:
@@ -200,6 +202,9 @@ def step(groups: list[Group], path: Path, tokens: int) -> dict[str, float]:
     with phase("tensors"):
         for rows in micro_batches:
             to_tensors(rows, all_tokens=False, device=torch.device("cpu"))
+    trained = [(row.episode, array("f", compress(row.logprobs, row.mask))) for row in batch.samples]
+    with phase("logprobs"):
+        tables.write_logprobs(path.with_name("logprobs.parquet"), trained)
     seconds["total"], cpu["total"] = sum(seconds.values()), sum(cpu.values())
     in_cpu = {f"{name}_cpu": value for name, value in cpu.items()}
     return seconds | in_cpu | {"file_mb": path.stat().st_size / 1e6, "held_gib": held}
