@@ -31,6 +31,7 @@ from swerl.engines._sglang_wire import (
     ADAPTER,
     PARTIAL,
     ServedShape,
+    WrittenPrompts,
     generate_body,
     read_completion,
 )
@@ -113,7 +114,9 @@ async def _find(pool: ServerPool, urls: Sequence[str]) -> None:
 async def _http_client(limit: int) -> AsyncIterator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=limit, keepalive_timeout=KEEPALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+    ) as client:
         yield client
 
 
@@ -188,6 +191,7 @@ class HttpEngine:
         self._salt = token_bytes(16)
         self._pending_aborts: set[asyncio.Task[None]] = set()
         self._usage = EngineUsage()
+        self._prompts = WrittenPrompts(shape.num_vocab)
 
     @property
     def url(self) -> str:
@@ -209,13 +213,13 @@ class HttpEngine:
 
         If its server is gone, the request starts again on another: the lost tokens were never used.
         """
-        self._check_prompt(ids)
+        prompt = self._prompts.write(ids, session)
         await self.pool.require_one_version()
         num_updates = len(self.pool.served)
         for attempt in range(self._settings.retries + 1):
             server = await self._place(session)
             try:
-                answer = await self._sample(ids, sampling, session, server)
+                answer = await self._sample(prompt, sampling, session, server)
                 if answer is None:
                     served = self.pool.served
                     version = served[-1].version if served else ""
@@ -323,14 +327,14 @@ class HttpEngine:
         return self.pool.place(session)
 
     async def _sample(
-        self, ids: Sequence[int], sampling: Sampling, session: str, server: SglangServer
+        self, prompt: bytes, sampling: Sampling, session: str, server: SglangServer
     ) -> Mapping[str, Any] | None:
         """Return a server's answer; None if the request was given up."""
         # Routers and logs get a keyed hash of the session, not its name.
         key = hashlib.blake2b(session.encode(), key=self._salt, digest_size=12).hexdigest()
         # Fixed width: SGLang aborts every request whose id starts with the given one.
         flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
-        body = generate_body(ids, sampling, flight.rid, routed=self._settings.routed_experts)
+        body = generate_body(prompt, sampling, flight.rid, routed=self._settings.routed_experts)
         if self.pool.serves_adapter:
             body["lora_path"] = ADAPTER
         headers = dict.fromkeys(ROUTING_HEADERS, key) if self.pool.router else {}
@@ -389,20 +393,6 @@ class HttpEngine:
         task = asyncio.create_task(send())
         self._pending_aborts.add(task)
         task.add_done_callback(self._pending_aborts.discard)
-
-    def _check_prompt(self, ids: Sequence[int]) -> None:
-        """Refuse an id outside the embedding: it would crash SGLang's server."""
-        import numpy as np
-
-        num_vocab = self._shape.num_vocab
-        known = np.asarray(ids)
-        top = num_vocab if num_vocab is not None else math.inf
-        wrong = known[(known < 0) | (known >= top)]
-        if wrong.size:
-            raise EngineError(
-                f"prompt id {wrong[0]} is outside the vocabulary of {num_vocab}",
-                hint="tokenizer and model belong to different families",
-            )
 
     def _check_versions(self, completion: Completion, num_updates: int) -> None:
         """Refuse tokens of weights that were not published, such as those of a restarted server."""

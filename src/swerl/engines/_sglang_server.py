@@ -266,7 +266,7 @@ class SglangServer:
     ) -> dict[str, Any]:
         pools = self._connections
         client = pools.generate if path == "/generate" else pools.control
-        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        data = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json", **headers}
         async with client.request(method, self.url + path, data=data, headers=headers) as response:
             raw = await response.read()
