@@ -394,11 +394,15 @@ class EventStream:
         await (await self._open()).write(PING)
 
     async def finish(self, events: Iterable[bytes]) -> web.StreamResponse:
-        """Send the events in one write, and end the stream."""
-        response = await self._open()
-        await response.write(b"".join(events))
-        await response.write_eof()
-        return response
+        """Send the events, and end the stream; all in one write unless a ping began it."""
+        written = b"".join(events)
+        if self._response is None:
+            self._response = web.Response(headers=_stream_headers(), body=written)
+            await self._response.prepare(self._request)
+        else:
+            await self._response.write(written)
+        await self._response.write_eof()
+        return self._response
 
     async def fail(self, error: WireReply) -> web.StreamResponse:
         """End the stream with an error event."""
@@ -406,11 +410,14 @@ class EventStream:
 
     async def _open(self) -> web.StreamResponse:
         if self._response is None:
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-            headers |= _request_id()
-            self._response = web.StreamResponse(headers=headers)
+            self._response = web.StreamResponse(headers=_stream_headers())
             await self._response.prepare(self._request)
         return self._response
+
+
+def _stream_headers() -> dict[str, str]:
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    return headers | _request_id()
 
 
 def _request_id() -> dict[str, str]:
