@@ -71,8 +71,12 @@ class Served:
         return self._line()
 
     def cpu_s(self) -> list[float]:
-        """Return the CPU seconds of each process, in hundredths."""
-        return [_cpu_s(pid) for pid in self.pids]
+        """Return the CPU seconds of each process; the process itself does nothing for it."""
+        return [sum(map(_cpu_s, Path(f"/proc/{pid}/task").iterdir())) for pid in self.pids]
+
+    def loop_s(self) -> float:
+        """Return the CPU seconds of the first process's first thread, which is the event loop's."""
+        return _cpu_s(Path(f"/proc/{self.pids[0]}"))
 
     def rss_mib(self) -> list[float]:
         """Return the memory of each process."""
@@ -183,9 +187,8 @@ async def drive(
     return turns, errors
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(thread: Path) -> float:
+    return int((thread / "schedstat").read_text().split()[0]) / 1e9
 
 
 def _rss_mib(pid: int) -> float:

@@ -106,10 +106,7 @@ async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int
     per_token = len(source) / (len(family.encode_reply(Message(Role.ASSISTANT, source))) - 1)
     _print({"ports": ports, "pids": pids, "chars_per_token": per_token})
     while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
-        if word == "status":
-            # The words are answered by the event loop's own thread.
-            _print({"cpu_s": time.process_time(), "loop_s": time.thread_time()})
-        elif word == "close":
+        if word == "close":
             began = time.perf_counter()
             trees = await asyncio.gather(*(session.close() for session in sessions))
             turns = sum(len(tree.turns) for tree in trees)

@@ -48,6 +48,8 @@ FIRST_TOKENS, NUM_FIRST = 40_000, 5
 AGENT_TOKENS, PERIOD_S = (30_000, 96_000), 10.0
 REPLY_S = 3.0
 """Seconds after which the engine behind a URL answers; not counted as the gateway's."""
+SETTLE_S = 0.005
+"""Seconds after a turn for the gateway's work behind its answer."""
 STOPS = ("<|im_end|>", "<|endoftext|>")
 
 Case = Callable[[str, argparse.Namespace], list[dict[str, Any]]]
@@ -124,11 +126,11 @@ async def _first_turns(gateway: Served) -> list[dict[str, Any]]:
     loop_ms, cpu_ms = list[float](), list[float]()
     async with aiohttp.ClientSession() as http:
         for number in range(NUM_SESSIONS, NUM_SESSIONS + NUM_FIRST):
-            before = gateway.ask("status")
+            before_s, loop_s = gateway.cpu_s()[0], gateway.loop_s()
             turn = await Agent(gateway, number, FIRST_TOKENS).turn(http)
-            after = gateway.ask("status")
-            loop_ms.append(1000 * (after["loop_s"] - before["loop_s"]))
-            cpu_ms.append(1000 * (after["cpu_s"] - before["cpu_s"]))
+            await asyncio.sleep(SETTLE_S)
+            loop_ms.append(1000 * (gateway.loop_s() - loop_s))
+            cpu_ms.append(1000 * (gateway.cpu_s()[0] - before_s))
     return [
         {
             "what": f"first turn of {turn.prompt_tokens:,} tokens",
@@ -160,11 +162,13 @@ def _conversations(gateway: Served) -> list[dict[str, Any]]:
 async def _converse(gateway: Served, number: int, count: int) -> tuple[list[Turn], list[float]]:
     """Run one agent's turns; return them and the milliseconds of CPU of each."""
     agent, turns, costs = Agent(gateway, number, POINTS[0]), list[Turn](), list[float]()
+    spent_s = gateway.cpu_s()[0]
     async with aiohttp.ClientSession() as http:
         for _ in range(count):
-            before = gateway.ask("status")["cpu_s"]
             turns.append(await agent.turn(http))
-            costs.append(1000 * (gateway.ask("status")["cpu_s"] - before))
+            await asyncio.sleep(SETTLE_S)
+            before_s, spent_s = spent_s, gateway.cpu_s()[0]
+            costs.append(1000 * (spent_s - before_s))
     return turns, costs
 
 
