@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from swerl.core.chat import ChatRequest, Message, Role, ToolCall
@@ -25,6 +27,7 @@ from swerl.core.turn import Sampling, Trajectory
 from swerl.engines.families import qwen3_5, tiny
 from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic
+from swerl.gateway.history import Match, MessageTree
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
 from tests.engines.families.test_templates import write_model
@@ -260,6 +263,33 @@ def _check_world(seed: int, policy: HistoryPolicy, family: Family) -> None:
     assert all(trajectory.turns[turn].parent is None for turn in moved)
     if policy is HistoryPolicy.EXACT:
         assert not moved
+
+
+@given(seed=st.integers(0, 2**32), same=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_a_walk_that_continues_another_finds_what_a_whole_one_finds(seed: int, same: bool) -> None:
+    match, num_continued = MessageTree.match, 0
+
+    def both(tree: MessageTree, request: ChatRequest) -> Match:
+        nonlocal num_continued
+        walked, tree._walked = tree._walked, []
+        whole = match(tree, request)
+        tree._walked = walked
+        num_continued += bool(tree._begin(whole.root, request.messages).messages)
+        assert match(tree, request) == whole
+        return whole
+
+    engine, random = RecordingEngine(), Random(seed)
+    with (
+        mock.patch.object(MessageTree, "match", both),
+        mock.patch.object(sys.modules[__name__], "replay", _same if same else replay),
+    ):
+        asyncio.run(live(random, engine, HistoryPolicy.EXACT))
+    event(f"{num_continued // 5 * 5} or more continued")
+
+
+def _same(message: dict[str, Any], random: Random) -> dict[str, Any]:
+    return message
 
 
 @given(st.integers(0, 2**32))

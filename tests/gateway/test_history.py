@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
-from swerl.gateway.history import MessageTree, ReplyNode, path_ids
+from swerl.gateway.history import MessageTree, ReplyNode
+from swerl.gateway.prompting import path_ids
 
 ASK = Message(Role.USER, "fix it")
 SYSTEM = Message(Role.SYSTEM, "be brief")

@@ -1,18 +1,26 @@
-"""Request bodies: read, unpack and parse untrusted JSON, within bounds of memory and CPU."""
+"""Request bodies: read, unpack and parse untrusted JSON, within bounds of memory and CPU.
+
+An agent sends its whole history with every request, so a body begins as an earlier one did.
+`Replays` parses only the rest of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
+from itertools import takewhile
+from secrets import token_hex
 from typing import Any
 
 import orjson
 from aiohttp import web
 
-from swerl.core.chat import Json
+from swerl.core.chat import ChatRequest, Json, Message, Role
+from swerl.core.contracts import Dialect
 from swerl.core.errors import GatewayError, Refusal
 from swerl.gateway.limits import LONG_BYTES, MOST_VALUES
 
@@ -27,6 +35,14 @@ _CONTAINERS = frozenset({dict, list})
 _SIGNS = (b",", b"[", b"{")
 """One of them comes with each JSON value, except for an object's and a list's first."""
 _MOST_SIGNS = 8 * MOST_VALUES
+_LISTS = ("messages", "input")
+"""Names of the field with the conversation's items."""
+_RESULTS = ("_output", "_response")
+"""Ends of the types of items without a role that are not part of a reply."""
+_REST = "\0"
+"""Name of the list of items in the rest of a body."""
+_MOST_HEADS = 4
+"""Heads of one Session: its agent's, and those of sub-agents at work."""
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` for each content encoding."""
 
@@ -147,6 +163,140 @@ def num_items(body: Mapping[str, Json]) -> int:
     """Return the number of messages, or of Responses items."""
     lists = (body.get("messages"), body.get("input"))
     return sum(len(items) for items in lists if isinstance(items, list))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The beginning of a body, up to the last reply: clients move cache markers after that."""
+
+    raw: memoryview
+    """Up to the first byte of the next item."""
+    key: str
+    fields: Mapping[str, Json]
+    """The fields before the items."""
+    tools: Json
+    leading: tuple[Message, ...]
+    """Messages made of other fields, such as the system prompt."""
+    messages: tuple[Message, ...]
+    num_values: int = 0
+
+
+class Replays:
+    """The heads of one Session's latest bodies, of which each is the beginning of the next."""
+
+    def __init__(self) -> None:
+        self._heads: list[_Head] = []
+        """The latest first."""
+        self._mark: Json = {"role": "user", "content": token_hex(16)}
+        """Put between the parts of a conversation while a dialect parses it."""
+
+    def read(self, dialect: Dialect, raw: bytearray) -> ChatRequest | None:
+        """Return what parsing the whole body returns; None if it has to be parsed whole."""
+        known = (head for head in self._heads if raw.startswith(head.raw))
+        head = max(known, key=lambda head: len(head.raw), default=None)
+        if head is None:
+            return None
+        try:
+            rest = orjson.loads(b'{"\\u0000":[' + memoryview(raw)[len(head.raw) :])
+        except orjson.JSONDecodeError:
+            return None
+        items = rest.pop(_REST, None)
+        # A second list of items would replace the first, and other tools may change its meaning.
+        body = {**head.fields, head.key: items, **rest}
+        if head.key in rest or body.get("tools") != head.tools:
+            return None
+        return self._parse(dialect, body, head, raw)
+
+    def keep(
+        self, dialect: Dialect, body: Mapping[str, Json], raw: bytearray
+    ) -> ChatRequest | None:
+        """Parse a whole body and keep its head; return None if it has none."""
+        key = next((key for key in _LISTS if isinstance(body.get(key), list)), "")
+        if not key:
+            return None
+        fields = {name: body[name] for name in takewhile(lambda name: name != key, body)}
+        head = _Head(memoryview(b""), key, fields, body.get("tools"), (), ())
+        return self._parse(dialect, body, head, raw)
+
+    def _parse(
+        self, dialect: Dialect, body: Mapping[str, Json], head: _Head, raw: bytearray
+    ) -> ChatRequest | None:
+        """Parse the items after a head; an empty one is that of any body."""
+        items: Any = body[head.key]
+        place = _last_reply(items)
+        if place is None or head.num_values + count_values(body) > MOST_VALUES:
+            return None
+        marked = [self._mark, *items[:place], self._mark, *items[place:]]
+        try:
+            request = dialect.parse({**body, head.key: marked})
+        except GatewayError:  # parsing the whole body names the place of the error
+            return None
+        leading, new, last = self._split(request.messages)
+        # Replies without another message between them are one message, so no mark may part them.
+        if not last or last[0].role is not Role.ASSISTANT or request.late_tools:
+            return None
+        if new and new[-1].role is Role.ASSISTANT:
+            return None
+        # Nor may the head's end, and its messages follow the same system prompt.
+        if head.raw and ((new or last)[0].role is not Role.ASSISTANT or leading != head.leading):
+            return None
+        grown = replace(
+            head,
+            leading=leading,
+            messages=head.messages + new,
+            num_values=head.num_values + count_values({"": items[:place]}),
+        )
+        if _is_answered(new) and (end := _start_of(items[place:], body, grown, raw)):
+            others = [each for each in self._heads if each is not head]
+            self._heads = [replace(grown, raw=memoryview(raw)[:end]), *others][:_MOST_HEADS]
+        return replace(request, messages=leading + grown.messages + last)
+
+    def _split(self, messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+        """Return the messages before, between and after the marks; none without both marks."""
+        parts: list[list[Message]] = [[]]
+        for message in messages:
+            if message.text == self._mark["content"]:  # type: ignore[index,call-overload]
+                parts.append([])
+            else:
+                parts[-1].append(message)
+        return tuple(map(tuple, parts)) if len(parts) == 3 else ((), (), ())
+
+
+def _start_of(last: list[Json], body: Mapping[str, Json], head: _Head, raw: bytearray) -> int:
+    """Return the place in a body of its last items; 0 if a client writes JSON in another way."""
+    try:
+        written = orjson.dumps(last)[1:-1]
+        start = raw.rfind(written, len(head.raw))
+        end = raw[start + len(written) :]
+        if start <= 0 or not end.startswith(b"]"):
+            return 0
+        fields = orjson.loads(b'{"":0' + end[1:])
+    except (orjson.JSONEncodeError, orjson.JSONDecodeError):
+        return 0
+    # Only the list of items has so many fields after it.
+    return start if len(fields) == len(body) - len(head.fields) else 0
+
+
+def _last_reply(items: Sequence[Any]) -> int | None:
+    """Return the number of the first item of the last reply."""
+    end = next((n for n in range(len(items), 0, -1) if _is_reply(items[n - 1])), None)
+    if end is None:
+        return None
+    return next((n for n in range(end - 1, 0, -1) if not _is_reply(items[n - 1])), 0)
+
+
+def _is_reply(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    if "role" in item:
+        return bool(item["role"] == "assistant")
+    return not str(item.get("type", "")).endswith(_RESULTS)
+
+
+def _is_answered(messages: Sequence[Message]) -> bool:
+    """Return True if each call has its result: no later message can change their meaning."""
+    results = {message.tool_call_id for message in messages}
+    return all(call.id in results for message in messages for call in message.tool_calls)
 
 
 def _too_many_bytes(max_bytes: int) -> GatewayError:

@@ -2,7 +2,8 @@
 
 A step of the tree is a reply, or all messages between two replies, keyed by its identity. A request
 is walked down the tree as far as its steps are known. The last reply on the way is its parent, and
-only the messages after it are new.
+only the messages after it are new. Requests repeat each other, so a walk begins where the last one
+of the same messages came to its last reply.
 
 Two messages are identical if they differ only in what clients change on replay: white space and
 control characters, the cuts between messages and blocks, thinking, the order of arguments, results
@@ -38,6 +39,10 @@ _WIDE_SPACES = "\u00a0\ufeff\u2028\u2029"
 """Further characters that JavaScript trims as white space."""
 _MOST_TEXT_KEYS = 50_000
 """Texts whose keys are kept, in 10 MiB; a conversation has hundreds."""
+_MOST_WALKS = 4
+"""Walks to continue: of a Session's agent, and of sub-agents at work."""
+_MOST_CHARS = 2**20
+"""Characters of the messages of such a walk."""
 _SHORT = 32
 """Bytes up to which a text is its own key; a longer one is hashed."""
 
@@ -91,19 +96,6 @@ class ReplyNode:
             weight_changes=self.weight_changes,
             routed=self.routed,
         )
-
-
-def path_ids(node: ReplyNode | None) -> array[int]:
-    """Return every token from the root to the end of this reply."""
-    nodes = []
-    while node is not None:
-        nodes.append(node)
-        node = node.parent
-    ids = array("i")
-    for one in reversed(nodes):
-        ids += one.prompt_ids
-        ids += one.output_ids
-    return ids
 
 
 @dataclass(slots=True)
@@ -163,6 +155,35 @@ class Match:
     """Set if the request ends with assistant messages."""
 
 
+@dataclass(slots=True)
+class _Walk:
+    """A walk down the tree, after some messages of a request. Not frozen: made by the hundred."""
+
+    here: _Point | None
+    """None after an unknown step."""
+    num_walked: int = 0
+    parent: ReplyNode | None = None
+    """The last known reply on the way."""
+    place: _Point | None = None
+    """The place of `parent`."""
+    num_messages: int = 0
+    """Messages up to `parent`."""
+    keys: tuple[Key, ...] = ()
+    """The steps after `parent`."""
+    num_known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """The walk to a request's last known reply."""
+
+    root: Key
+    messages: tuple[Message, ...]
+    walk: _Walk
+    known: tuple[tuple[int, ReplyNode], ...] = ()
+    num_chars: int = 0
+
+
 class MessageTree:
     """The tree of one Session."""
 
@@ -176,41 +197,47 @@ class MessageTree:
         """Each root's key by itself, so that a long key is stored once."""
         self._minted: dict[str, tuple[Key, int]] = {}
         """Minted call id -> key of its reply, and number of the call in it."""
+        self._tools: tuple[Sequence[Tool], Key] = ((), _tools_key(()))
+        """The tools offered last, and their key."""
+        self._walked: list[_Walked] = []
+        """The latest walks, the last one first."""
 
     def match(self, request: ChatRequest) -> Match:
         """Find the longest known branch that the request continues.
 
         May run in a thread while the event loop adds or discards replies.
         """
-        root = _tools_key(request.tools)
-        root = self._names.get(root, root)
-        parent, place, num_steps, num_messages = None, None, 0, 0
-        known: list[tuple[int, ReplyNode]] = []
-        before_reply: tuple[_Point | None, int] = (None, 0)
-        steps: list[_Step] = []
-        here = self._roots.get(root)
-        for step, there in self._walk(here, self._steps(request.messages)):
-            # A prefill starts after the reply before it, so the place there is kept.
+        root, messages = self._root(request.tools), request.messages
+        began = self._begin(root, messages)
+        walk, known = began.walk, list(began.known)
+        before_last, last, turn = walk, None, None
+        for step, there in self._walk(walk.here, self._steps(messages, walk.num_walked)):
+            last = step
             if step.is_reply:
-                before_reply = (place, num_steps)
-            steps.append(step)
+                before_last = walk
             # The step is unknown, or its reply was discarded, or it lies between two replies.
             # If the same text was sampled twice, the newest reply is the parent.
             newest = next(reversed(there.replies), None) if there else None
             if newest is None:
+                keys = (*walk.keys, step.key)
+                now = (walk.parent, walk.place, walk.num_messages, keys, walk.num_known)
+                walk = _Walk(there, step.end, *now)
                 continue
-            parent, place, num_steps, num_messages = newest, there, len(steps), step.end
+            turn = before_last
             if len(step.messages) == 1:
-                known.append((step.end - 1, parent))
+                known.append((step.end - 1, newest))
+            walk = _Walk(there, step.end, newest, there, step.end, (), len(known))
+        if turn and self._keeps_blank:
+            passed = tuple(known[: turn.num_known])
+            self._keep(began, _Walked(root, messages[: turn.num_walked], turn, passed))
         # The parent is the last known reply; every step after it is new.
-        keys = tuple(step.key for step in steps)
-        new = request.messages[num_messages:]
-        match = Match(parent, new, root, place, keys[num_steps:], tuple(known))
-        if not steps or not steps[-1].is_reply:
+        new = messages[walk.num_messages :]
+        match = Match(walk.parent, new, root, walk.place, walk.keys, tuple(known))
+        if not last or not last.is_reply:
             return match
-        start, num_before = before_reply
-        message = _joined(steps[-1].messages)
-        return replace(match, prefill=_Prefill(start, keys[num_before:-1], message))
+        # A prefill starts after the reply before it.
+        prefill = _Prefill(before_last.place, before_last.keys, _joined(last.messages))
+        return replace(match, prefill=prefill)
 
     def add(self, match: Match, message: Message, node: ReplyNode) -> None:
         """Record a reply after the messages of `match`."""
@@ -237,6 +264,33 @@ class MessageTree:
         key = _owner_key(message) if message.tool_calls else self._reply_key(message)
         # The empty place stays in the tree; `match` ignores a place without replies.
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
+
+    def _root(self, tools: Sequence[Tool]) -> Key:
+        offered, root = self._tools
+        if tools != offered:
+            self._tools = (tools, root := _tools_key(tools))
+        return self._names.get(root, root)
+
+    def _begin(self, root: Key, messages: Sequence[Message]) -> _Walked:
+        """Return the longest kept walk over a request's first messages."""
+        for each in sorted(self._walked, key=lambda each: -len(each.messages)):
+            size, place = len(each.messages), each.walk.place
+            if each.root != root or len(messages) <= size or messages[:size] != each.messages:
+                continue
+            # A step ends where the roles change.
+            if messages[size].role is Role.ASSISTANT and (not place or place.replies):
+                parent = place.replies[-1] if place else None
+                return replace(each, walk=replace(each.walk, parent=parent))
+        return _Walked(root, (), _Walk(self._roots.get(root)))
+
+    def _keep(self, began: _Walked, walked: _Walked) -> None:
+        """Keep a walk in place of the one that it continues, unless its messages are large."""
+        new = walked.messages[len(began.messages) :]
+        num_chars = began.num_chars + sum(map(_num_chars, new))
+        if walked.walk.here and walked.messages and num_chars <= _MOST_CHARS:
+            gone = (began.messages, walked.messages)
+            others = [each for each in self._walked if each.messages not in gone]
+            self._walked = [replace(walked, num_chars=num_chars), *others][:_MOST_WALKS]
 
     def _end(self, root: Key, place: _Point | None, keys: Sequence[Key]) -> _Point:
         """Return the place after these steps; make it if it is new."""
@@ -289,12 +343,12 @@ class MessageTree:
             _Step(self._key(tail, step.before), step.end, tail, step.before),
         )
 
-    def _steps(self, messages: Sequence[Message]) -> Iterator[_Step]:
-        """Yield the steps of a request without blank messages, which clients drop."""
+    def _steps(self, messages: Sequence[Message], start: int = 0) -> Iterator[_Step]:
+        """Yield the steps from a message on without blank messages, which clients drop."""
         run: list[Message] = []
         calls: tuple[ToolCall, ...] = ()
-        end = 0
-        for position, message in enumerate(messages, 1):
+        end = start
+        for position, message in enumerate(messages[start:], start + 1):
             if message.role in (Role.USER, Role.SYSTEM) and not message.text.strip():
                 continue
             is_reply = message.role is Role.ASSISTANT
@@ -360,6 +414,11 @@ def _has_blank_reply(place: _Point) -> bool:
     """Return True if a blank reply was given here and surely delivered."""
     blank = place.next.get(_BLANK)
     return blank is not None and bool(blank.replies) and blank.replies[-1].index is not None
+
+
+def _num_chars(message: Message) -> int:
+    arguments = sum(len(str(call.arguments)) for call in message.tool_calls)
+    return len(message.text) + len(message.thinking) + arguments
 
 
 def _owner_key(message: Message) -> Key:

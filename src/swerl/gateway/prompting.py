@@ -16,7 +16,7 @@ from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.history import Match, ReplyNode, path_ids
+from swerl.gateway.history import Match, ReplyNode
 from swerl.gateway.limits import SessionLimits
 
 MALFORMED_CALL = "malformed_tool_call"
@@ -163,6 +163,19 @@ class _TokenPrompter:
 
     async def abort(self) -> None:
         await self._engine.abort(self._session)
+
+
+def path_ids(node: ReplyNode | None) -> array[int]:
+    """Return every token from the root to the end of this reply."""
+    nodes = []
+    while node is not None:
+        nodes.append(node)
+        node = node.parent
+    ids = array("i")
+    for one in reversed(nodes):
+        ids += one.prompt_ids
+        ids += one.output_ids
+    return ids
 
 
 class _TemplatePrompter(_TokenPrompter):

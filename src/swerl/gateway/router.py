@@ -136,7 +136,7 @@ class Router:
             body = await read_body(request, most)
         if encoding or len(body) > LONG_BYTES:
             self._give_back_soon()
-        chat_request = await self._read(session.id, route.dialect, body, encoding, most)
+        chat_request = await self._read(session, route.dialect, body, encoding, most)
         # A body may have 32 MiB, and the engine may sample for minutes.
         del body
         if route.operation == "count_tokens":
@@ -160,18 +160,22 @@ class Router:
             return response
 
     async def _read(
-        self, session: str, dialect: Dialect, packed: bytearray, encoding: str, most: int
+        self, session: Session, dialect: Dialect, packed: bytearray, encoding: str, most: int
     ) -> ChatRequest:
         """Read a body of at most `most` bytes; what could block the event loop runs in a thread."""
-        admission = self._admission
+        admission, replays = self._admission, session.replays
         # From here to the first wait the loop serves no other request.
-        await admission.in_loop.wait_in_loop(session)
-        unpack = partial(read_object, packed, encoding, most)
+        await admission.in_loop.wait_in_loop(session.id)
         is_long = bool(encoding) or len(packed) > LONG_BYTES
-        body = await admission.in_thread.run(session, unpack) if is_long else unpack()
-        parse = partial(dialect.parse, body)
-        is_long = count_values(body) > LONG_VALUES or num_items(body) > LONG_MESSAGES
-        request = await admission.in_thread.run(session, parse) if is_long else parse()
+        request = None if is_long else replays.read(dialect, packed)
+        if request is None:
+            unpack = partial(read_object, packed, encoding, most)
+            body = await admission.in_thread.run(session.id, unpack) if is_long else unpack()
+            parse = partial(dialect.parse, body)
+            if count_values(body) > LONG_VALUES or num_items(body) > LONG_MESSAGES:
+                request = await admission.in_thread.run(session.id, parse)
+            else:
+                request = (None if is_long else replays.keep(dialect, body, packed)) or parse()
         for name, num, bound in (
             ("messages", len(request.messages), MOST_MESSAGES),
             ("tools", len(request.tools) + len(request.late_tools), MOST_TOOLS),

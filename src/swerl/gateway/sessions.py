@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import BudgetError, EngineError
 from swerl.core.turn import Trajectory
+from swerl.gateway.bodies import Replays
 from swerl.gateway.conversation import Conversation, closed
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Session:
         self.key = endpoint.key
         self.url = endpoint.url
         """Base URL of the main port."""
+        self.replays = Replays()
         self._model = endpoint.model
         self._server = server
         self._on_close = on_close
