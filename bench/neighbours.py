@@ -1,11 +1,13 @@
-"""64 sandboxes and sessions, of which eight misbehave: what the other 56 lose.
+"""64 sandboxes and sessions, of which eight misbehave: the speed that the other 56 lose.
 
-    python bench/neighbours.py                 a table; --json FILE keeps the figures
-    python bench/neighbours.py --seconds 60 --num 64 --bad 8
+    python bench/neighbours.py                   --json FILE keeps the figures
+    python bench/neighbours.py --each --num 32   one misbehaving at a time, of each kind
+    python bench/neighbours.py --seconds 20 --turns 5 --cpus 0.1
 
 Each good neighbour runs a short command in its `local` sandbox and then asks the gateway for
-a reply, again and again. First without the bad ones, then with them, then without them again: the
-loss is measured against the mean of both quiet parts, because other work on the machine changes.
+a reply, again and again. Those that misbehave do so inside of their sandboxes, and reach the
+gateway by their Session's own port, as an agent does. Quiet and loud phases take turns, and each
+loud one is compared with the quiet ones around it, because other work on the machine changes.
 """
 
 from __future__ import annotations
@@ -15,16 +17,14 @@ import asyncio
 import dataclasses
 import gzip
 import json
-import sys
+import os
+import statistics
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-import orjson
 
 from swerl.core.chat import Finish, Message, Role
 from swerl.core.sandbox import Limits
@@ -62,6 +62,8 @@ class Neighbour:
     def __init__(self, sandbox: Any, session: Any) -> None:
         self.sandbox = sandbox
         self.session = session
+        self.port = ""
+        """Port of its Session inside of its sandbox."""
         self.num_rounds = 0
         self.failures: list[str] = []
 
@@ -83,121 +85,123 @@ class Neighbour:
                 self.num_rounds += 1
 
 
-def in_sandbox(script: str) -> Callable[[Neighbour, float], Awaitable[None]]:
-    """Return a misbehaviour that is a shell script."""
-
-    async def misbehave(one: Neighbour, until_s: float) -> None:
-        while time.monotonic() < until_s:
-            await one.sandbox.run(
-                ["sh", "-c", script], timeout_s=max(1, until_s - time.monotonic())
-            )
-
-    return misbehave
-
-
-def in_requests(
-    body: Callable[[], tuple[bytes, dict[str, str]]],
-) -> Callable[[Neighbour, float], Awaitable[None]]:
-    """Return a misbehaviour that sends a request again and again, four at once."""
-
-    async def misbehave(one: Neighbour, until_s: float) -> None:
-        data, headers = body()
-        headers = {**headers, "Authorization": f"Bearer {one.session.key}"}
-        url = one.session.url + "/v1/messages/count_tokens"
-
-        async def send() -> None:
-            async with aiohttp.ClientSession(headers=headers) as http:
-                while time.monotonic() < until_s:
-                    async with http.post(url, data=data) as answer:
-                        await answer.read()
-
-        await asyncio.gather(*(send() for _ in range(4)))
-
-    return misbehave
-
-
-async def connections(one: Neighbour, until_s: float) -> None:
-    """Open connections, send half a request on each, and half-close some."""
-    host, _, port = one.session.url.removeprefix("http://").partition(":")
-    open_ones: list[asyncio.StreamWriter] = []
-    while time.monotonic() < until_s:
-        with suppress(OSError):
-            _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(b"POST /v1/messages HTTP/1.1\r\nContent-Length: 999\r\nX-Slow: ")
-            if len(open_ones) % 2:
-                writer.write_eof()
-            open_ones.append(writer)
-            if len(open_ones) > 400:
-                open_ones.pop(0).close()
-    for writer in open_ones:
-        writer.close()
-
-
-def many_messages() -> tuple[bytes, dict[str, str]]:
-    talk = [{"role": ("user", "assistant")[n % 2], "content": "hi"} for n in range(9_999)]
-    return orjson.dumps({"model": "m", "messages": talk}), {}
-
-
-def deep_json() -> tuple[bytes, dict[str, str]]:
-    return b'{"model":"m","messages":' + b"[" * 500_000, {}
-
-
-def zip_bomb() -> tuple[bytes, dict[str, str]]:
-    return gzip.compress(b" " * (2**25), mtime=0), {"Content-Encoding": "gzip"}
-
-
-BAD: dict[str, Callable[[Neighbour, float], Awaitable[None]]] = {
-    "fork bomb": in_sandbox("f() { f | f & }; f; sleep 5"),
-    "memory": in_sandbox("tail -c 1G /dev/zero"),
-    "disk": in_sandbox("cat /dev/zero > /tmp/full; rm -f /tmp/full"),
-    "inodes": in_sandbox("i=0; while :; do i=$((i+1)); : > /tmp/f$i || break; done; rm -f /tmp/f*"),
-    "output": in_sandbox("yes"),
-    "9,999 messages": in_requests(many_messages),
-    "bombs of JSON and gzip": in_requests(zip_bomb),
-    "half-open connections": connections,
+SCRIPTS = {
+    "fork bomb": "f() { f | f & }; f; sleep 5",
+    "memory": "tail -c 1G /dev/zero",
+    "disk": "cat /dev/zero > /tmp/full; rm -f /tmp/full",
+    "inodes": "i=0; while :; do i=$((i+1)); : > /tmp/f$i || break; done; rm -f /tmp/f*",
+    "output": "yes",
 }
+TALK = [{"role": ("user", "assistant")[n % 2], "content": "hi"} for n in range(9_999)]
+GZIP = "Content-Encoding: gzip\r\n"
+FLOODS: dict[str, list[tuple[bytes, str]]] = {
+    "messages": [(json.dumps({"model": "m", "messages": TALK}).encode(), "")],
+    "bombs": [
+        (gzip.compress(b" " * 2**25), GZIP),
+        (b'{"model":"m","messages":' + b"[" * 500_000, ""),
+        (b'{"model":"' + b"\\n" * 400_000, ""),
+    ],
+    "connections": [],
+}
+"""Bodies and headers that `FLOOD` sends; without any it opens connections."""
+BAD = (*SCRIPTS, *FLOODS)
+FLOOD = """
+import socket, sys, threading, time
+port, *extra = int(sys.argv[1]), *sys.argv[2:]
+bodies = [(open(f"/tmp/{n}", "rb").read(), each) for n, each in enumerate(extra)]
+
+def send():
+    while True:
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            try:
+                for body, extra in bodies * 50:
+                    head = f"POST /v1/messages/count_tokens HTTP/1.1\\r\\nHost: a\\r\\n{extra}"
+                    sock.sendall(f"{head}Content-Length: {len(body)}\\r\\n\\r\\n".encode() + body)
+                    sock.recv(1 << 16)
+            except OSError:
+                time.sleep(0.01)
+
+def connect():
+    held = []
+    while True:
+        try:
+            sock = socket.create_connection(("127.0.0.1", port), 5)
+            sock.send(b"POST /v1/messages HTTP/1.1\\r\\nContent-Length: 999\\r\\nX-Slow: ")
+            if len(held) % 2:
+                sock.shutdown(socket.SHUT_WR)
+            held.append(sock)
+        except OSError:
+            pass
+        if len(held) > 400:
+            held.pop(0).close()
+
+for _ in range(4 if bodies else 1):
+    threading.Thread(target=send if bodies else connect).start()
+"""
 
 
-REQUESTS = ("9,999 messages", "bombs of JSON and gzip", "half-open connections")
-"""They run in processes of their own, so that the gateway pays only for what it does itself."""
+async def misbehave(kind: str, one: Neighbour, until_s: float) -> None:
+    """Do harm inside of a sandbox until then."""
+    script = SCRIPTS.get(kind, "")
+    extra = [headers for _, headers in FLOODS.get(kind, ())]
+    argv = ["sh", "-c", script] if script else ["python3", "-S", "-c", FLOOD, one.port, *extra]
+    while (left_s := until_s - time.monotonic()) > 0:
+        await one.sandbox.run(argv, timeout_s=left_s)
 
 
-async def apart(name: str, one: Neighbour, until_s: float) -> None:
-    """Misbehave from another process."""
-    facts = json.dumps({"url": one.session.url, "key": one.session.key})
-    seconds = str(until_s - time.monotonic())
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--apart", name, facts, seconds, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        await child.wait()
-    finally:
-        with suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
+async def bring(kind: str, one: Neighbour) -> None:
+    """Put the bodies of a flood into its sandbox, so that it begins at once."""
+    for number, (body, _) in enumerate(FLOODS.get(kind, ())):
+        await one.sandbox.write(f"/tmp/{number}", body)
 
 
-async def phase(good: list[Neighbour], bad: list[tuple[str, Neighbour]], seconds: float) -> float:
-    """Return rounds a second of the good neighbours."""
+async def phase(
+    good: list[Neighbour], bad: list[tuple[str, Neighbour]], seconds: float
+) -> tuple[float, float]:
+    """Return rounds a second of the good neighbours, and the controller's CPU in ms for each."""
     for one in good:
         one.num_rounds = 0
-    began_s = time.monotonic()
+    began_s, cpu_s = time.monotonic(), time.process_time()
     until_s = began_s + seconds
-    harm = [
-        asyncio.create_task(
-            apart(name, one, until_s) if name in REQUESTS else BAD[name](one, until_s)
-        )
-        for name, one in bad
-    ]
+    harm = [asyncio.create_task(misbehave(kind, one, until_s)) for kind, one in bad]
     await asyncio.gather(*(one.work(until_s) for one in good))
-    seconds = time.monotonic() - began_s
-    for task in harm:
-        task.cancel()
+    seconds, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     await asyncio.gather(*harm, return_exceptions=True)
-    return sum(one.num_rounds for one in good) / seconds
+    rounds = sum(one.num_rounds for one in good)
+    return rounds / seconds, 1000 * cpu_s / max(rounds, 1)
 
 
-async def measure(given: argparse.Namespace) -> dict[str, Any]:
+async def compare(
+    good: list[Neighbour], bad: list[tuple[str, Neighbour]], given: argparse.Namespace
+) -> dict[str, Any]:
+    """Let quiet and loud phases take turns; return medians."""
+    await asyncio.gather(*(bring(kind, one) for kind, one in bad))
+    quiet, loud = [await phase(good, [], given.seconds)], []
+    for _ in range(given.turns):
+        loud.append(await phase(good, bad, given.seconds))
+        quiet.append(await phase(good, [], given.seconds))
+    pairs = zip(loud, quiet[:-1], quiet[1:], strict=True)
+    lost = [100 * (1 - 2 * during[0] / (was[0] + then[0])) for during, was, then in pairs]
+    median = statistics.median
+    # At the quiet cost of a round, the rest of the controller's CPU went to those that misbehave.
+    each_ms = median(cpu for _, cpu in quiet)
+    flood_ms = median(rate * (cpu - each_ms) for rate, cpu in loud)
+    failures = [text for one in good for text in one.failures]
+    return {
+        "rounds/s quiet": round(median(rate for rate, _ in quiet), 1),
+        "rounds/s loud": round(median(rate for rate, _ in loud), 1),
+        "lost, %": round(median(lost), 1),
+        "lost in each turn, %": [round(one) for one in lost],
+        "controller's CPU a round, quiet, ms": round(median(cpu for _, cpu in quiet), 2),
+        "controller's CPU a round, loud, ms": round(median(cpu for _, cpu in loud), 2),
+        "controller's CPU for the loud, % of a core": round(flood_ms / 10, 1),
+        "failed rounds": len(failures),
+        "first failures": failures[:3],
+        "load average": round(os.getloadavg()[0], 1),
+    }
+
+
+async def measure(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     engine, backend = Engine(), local.build(local.Options())
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(Gateway(engine=engine, family=engine.family))
@@ -207,43 +211,42 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
             opened = backend.open("host", limits, workdir="/testbed")
             session = gateway.open(str(number), sampling=Sampling(9), limits=FREE)
             ones.append(Neighbour(await stack.enter_async_context(opened), session))
-        names = [*BAD] * (given.bad // len(BAD) + 1)
+        for one in ones[: given.bad]:
+            one.port = (await one.sandbox.expose(one.session)).rpartition(":")[2]
+        print("limits in force:", *sorted(ones[0].sandbox.limits))
+        good, found = ones[given.bad :], {}
+        if given.each:
+            kinds = given.kinds or BAD
+            for kind in kinds:
+                found[kind] = await compare(good, [(kind, ones[0])], given)
+                show(kind, found[kind])
+            return found
+        names = [*(given.kinds or BAD)] * given.bad
         bad = list(zip(names, ones[: given.bad], strict=False))
-        good = ones[given.bad :]
-        before = await phase(good, [], given.seconds)
-        during = await phase(good, bad, given.seconds)
-        after = await phase(good, [], given.seconds)
-        failures = [text for one in good for text in one.failures]
-    quiet = (before + after) / 2
-    return {
-        "good neighbours": len(good),
-        "bad neighbours": len(bad),
-        "limits in force": sorted(ones[0].sandbox.limits),
-        "rounds/s before": round(before, 1),
-        "rounds/s during": round(during, 1),
-        "rounds/s after": round(after, 1),
-        "lost, %": round(100 * (1 - during / quiet), 1),
-        "failed rounds of good neighbours": len(failures),
-        "first failures": failures[:3],
-    }
+        title = f"{len(bad)} of {len(ones)} misbehave"
+        found[title] = await compare(good, bad, given)
+        show(title, found[title])
+    return found
+
+
+def show(title: str, figures: dict[str, Any]) -> None:
+    print(f"\n{title}")
+    for name, value in figures.items():
+        print(f"  {name:42} {value}", flush=True)
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--apart"]:
-        name, facts, seconds = sys.argv[2:]
-        one: Any = SimpleNamespace(session=SimpleNamespace(**json.loads(facts)))
-        asyncio.run(BAD[name](one, time.monotonic() + float(seconds)))
-        return
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of one phase")
+    parser.add_argument("--turns", type=int, default=3, help="loud phases")
     parser.add_argument("--num", type=int, default=64)
     parser.add_argument("--bad", type=int, default=8)
+    parser.add_argument("--each", action="store_true", help="one kind at a time")
+    parser.add_argument("--kinds", nargs="*", choices=BAD, help="these alone")
     parser.add_argument("--cpus", type=float, default=1.0, help="CPUs of each sandbox")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     found = asyncio.run(measure(given))
-    for name, value in found.items():
-        print(f"{name:36} {value}")
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

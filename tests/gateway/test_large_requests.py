@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from swerl.core.chat import ChatRequest
 from swerl.core.errors import EngineError
 from swerl.core.turn import Sampling
-from swerl.gateway import history, limits, router
+from swerl.gateway import bodies, history, limits, router
 from swerl.gateway.dialects.anthropic import Anthropic
 from swerl.gateway.history import MessageTree
 from swerl.gateway.limits import FairTurns, SessionLimits
@@ -180,6 +179,22 @@ async def test_long_work_leaves_the_event_loop(
     assert here not in threads.values()
 
 
+@pytest.mark.parametrize("broken", [b"[" * 5000, b'"' + b"\\n" * 5000, b'"\\ud83d"'])
+async def test_a_body_that_is_repaired_or_refused_leaves_the_event_loop(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, broken: bytes
+) -> None:
+    threads: list[int] = []
+
+    def noting(*packed: Any) -> Any:
+        threads.append(threading.get_ident())
+        return bodies.read_object(*packed)
+
+    monkeypatch.setattr(router, "read_object", noting)
+    await ask(open_session(), COUNT, b'{"model":"m","messages":' + broken + b"}")
+
+    assert threads not in ([], [threading.get_ident()])
+
+
 async def test_the_session_that_used_least_comes_first() -> None:
     """Use is what counts, not the number of requests."""
     turns, served = FairTurns(1), list[str]()
@@ -222,7 +237,7 @@ async def test_a_client_that_leaves_frees_its_turn_when_its_work_has_ended() -> 
 
 async def test_a_session_that_worked_long_rests_while_others_go_on() -> None:
     turns = FairTurns(1)
-    await turns.run("loud", lambda: time.sleep(0.1))
+    await turns.run("loud", lambda: sum(range(2_000_000)))
     loud = asyncio.create_task(turns.run("loud", lambda: None))
     await turns.run("quiet", lambda: None)
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import aiohttp
 import pytest
@@ -16,7 +15,7 @@ from swerl.core.errors import GatewayError, Refusal
 from swerl.core.events import GatewayLoad
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway import router, server
-from swerl.gateway.bodies import read_object
+from swerl.gateway.bodies import read_plain
 from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
@@ -177,12 +176,12 @@ async def test_one_request_is_parsed_in_each_iteration_of_the_loop(
         loop_turn += 1
         counting[0] = loop.call_soon(count_turn)
 
-    def noting(*packed: Any) -> dict[str, Json]:
+    def noting(packed: bytearray) -> dict[str, Json] | None:
         parsed_in.append(loop_turn)
-        return read_object(*packed)
+        return read_plain(packed)
 
     counting = [loop.call_soon(count_turn)]
-    monkeypatch.setattr(router, "read_object", noting)
+    monkeypatch.setattr(router, "read_plain", noting)
     async with Gateway(engine=engine, family=engine.family) as gateway:
         opened = [
             gateway.open(str(n), sampling=Sampling(9), limits=SessionLimits()) for n in range(20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import zlib
 from typing import Any
 
@@ -15,7 +16,7 @@ import zstandard
 from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import bodies, limits
+from swerl.gateway import bodies, limits, server
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.router import Server
 from swerl.gateway.server import Gateway
@@ -259,6 +260,16 @@ async def test_a_compressed_body_is_decompressed_up_to_the_cap(
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
+async def test_a_body_that_grows_as_no_agents_does_is_refused_before_it_is_whole(
+    open_session: OpenSession,
+) -> None:
+    session, bomb = open_session(), gzip.compress(b" " * 2**24, mtime=0)
+
+    answer = await told(session, http(session, extra="Content-Encoding: gzip\r\n", body=bomb))
+
+    assert answer.startswith(b"HTTP/1.1 413 "), answer
+
+
 async def test_a_body_that_never_ends_times_out(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,12 +295,36 @@ async def test_idle_connections_make_room_for_new_ones_and_busy_ones_stay(
         for _, writer in slow:
             writer.write(b"POST /v1/mess")
         ended = await asyncio.gather(*(_ends(reader) for reader, _ in slow[:4]))
-        assert len(gateway._server.connections) == 3
+        assert len(gateway._serving.server.connections) == 3
         engine.gate.set()
 
         assert ended == [True] * 4
         assert (await busy).startswith(b"HTTP/1.1 200 ")
         for _, writer in slow:
+            writer.close()
+
+
+async def test_a_flood_of_connections_waits_outside_and_others_are_answered(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_AT_ONCE", 3)
+    monkeypatch.setattr(server, "_PER_S", 0.001)
+    listening = socket.create_server(("127.0.0.1", 0))
+    async with Gateway(engine=engine, family=engine.family) as gateway:
+        loud, quiet = (
+            gateway.open(name, sampling=Sampling(9), limits=SessionLimits()) for name in "lq"
+        )
+        await loud.attach(listening)
+        port = listening.getsockname()[1]
+        flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in flood:
+            writer.write(b"POST /v1/mess")
+        answers = [await told(quiet, http(quiet)) for _ in range(5)]
+        [serving] = loud._listeners
+
+        assert len(serving.server.connections) == 3
+        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+        for _, writer in flood:
             writer.close()
 
 
@@ -308,8 +343,8 @@ async def test_a_server_full_of_busy_connections_takes_no_more() -> None:
         await gate.wait()
         return aiohttp.web.Response()
 
-    server = Server(wait, {}, most=1)
-    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    full = Server(wait, {}, most=1)
+    listening = await asyncio.get_running_loop().create_server(full, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.0\r\n\r\n")

@@ -13,6 +13,7 @@ from swerl.core.errors import SandboxUnavailableError
 from swerl.core.liveness import pid_namespace
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
+from swerl.sandboxes._local import process
 
 from . import other_user
 from .helpers import eventually, sh
@@ -31,6 +32,25 @@ def test_a_named_isolator_that_is_missing_is_one_clear_error(
     local.build(local.Options())
 
 
+async def test_output_that_is_not_kept_is_not_read_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, num_bytes = os.read, 0
+
+    def counting(fd: int, most: int) -> bytes:
+        nonlocal num_bytes
+        data = read(fd, most)
+        num_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(process.os, "read", counting)
+    backend = local.build(local.Options(output_cap_mib=0.5))
+    async with backend.open("host", LIMITS, workdir="/testbed") as opened:
+        done = await opened.run(["sh", "-c", "head -c 30M /dev/zero; echo late >&2; exit 3"])
+
+    assert (done.exit_code, done.truncated, done.stderr) == (3, True, b"late\n")
+    assert len(done.stdout) == 1 << 19
+    assert num_bytes < 2 << 20
+
+
 def test_a_machine_without_user_namespaces_gives_a_hint() -> None:
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
     child = """
@@ -39,6 +59,7 @@ from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes._local import limits
 from swerl.sandboxes import local
+from swerl.sandboxes._local import process
 async def main():
     try:
         async with local.build(local.Options(isolator="unshare")).open(

@@ -43,6 +43,10 @@ _REST = "\0"
 """Name of the list of items in the rest of a body."""
 _MOST_HEADS = 4
 """Heads of one Session: its agent's, and those of sub-agents at work."""
+_MOST_RATIO = 100
+"""Largest growth of a body as it is unpacked; JSON of an agent grows five to twenty times."""
+_FREE_BYTES = 2**20
+"""Bytes that a body may unpack to in any case."""
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` for each content encoding."""
 
@@ -63,6 +67,15 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytearray:
     except web.RequestPayloadError as error:
         raise GatewayError(f"the request body cannot be read: {error}") from error
     return body
+
+
+def read_plain(body: bytearray) -> dict[str, Json] | None:
+    """Return the JSON object in a body; None if only `read_object` can read or refuse it."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read_object(body: bytearray, encoding: str, max_bytes: int) -> dict[str, Json]:
@@ -102,6 +115,7 @@ def _parsed(body: bytes | bytearray) -> Json:
 
 def _decompressed(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:
     """Undo a `Content-Encoding`; stop at the cap, so that a small body cannot fill the memory."""
+    max_bytes = min(max_bytes, _FREE_BYTES + _MOST_RATIO * len(body))
     match encoding.strip().lower():
         case "" | "identity":
             return body

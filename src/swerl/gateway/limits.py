@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from swerl.core.chat import Message
 from swerl.core.errors import GatewayError, Refusal
@@ -34,8 +35,8 @@ LONG_BYTES = 2**20
 """Bytes of a body from which it does so too."""
 _MOST_THREADS = 2
 """More threads would delay the event loop, which waits up to 5 ms for each."""
-_REST = 3.0
-"""Seconds for which a Session starts no long work after each second of it: its budget is a quarter
+_REST = 31.0
+"""Seconds for which a Session starts no long work after each CPU second of it: its budget is 1/32
 of a core. Most requests only add to a known history, and need none."""
 _WINDOW_S = 60.0
 _MOST_WAITING = 64
@@ -258,6 +259,7 @@ class FairTurns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._rests: dict[str, float] = {}
         """Time until which a Session has used up its budget."""
+        self._at_work = WeakValueDictionary[str, asyncio.Lock]()
 
     async def wait(self, session: str) -> None:
         """Return when it is this Session's turn; the caller must `leave`."""
@@ -306,19 +308,35 @@ class FairTurns:
     async def run(self, session: str, work: Callable[[], T]) -> T:
         """Return `work()`, called in a thread, within the Session's budget of CPU time.
 
-        The turn lasts until the work has ended, even if the caller is cancelled: a client that
-        leaves must not start more threads.
+        A Session has one at a time. The turn lasts until the work has ended, even if the caller is
+        cancelled: a client that leaves must not start more threads.
         """
-        await asyncio.sleep(max(0.0, self._rests.get(session, 0.0) - time.monotonic()))
-        await self.wait(session)
-        began_s = time.monotonic()
-        working = asyncio.get_running_loop().run_in_executor(None, work)
+        lock = self._at_work.setdefault(session, asyncio.Lock())
+        await lock.acquire()
+        try:
+            await asyncio.sleep(max(0.0, self._rests.get(session, 0.0) - time.monotonic()))
+            await self.wait(session)
+        except BaseException:
+            lock.release()
+            raise
+        used_s = 0.0
+
+        def measured() -> T:
+            nonlocal used_s
+            began_s = time.thread_time()
+            try:
+                return work()
+            finally:
+                used_s = time.thread_time() - began_s
+
+        working = asyncio.get_running_loop().run_in_executor(None, measured)
 
         def end(done: asyncio.Future[T]) -> None:
+            self.leave(session, used_s)
+            lock.release()
             now_s = time.monotonic()
-            self.leave(session, now_s - began_s)
             self._rests = {name: end_s for name, end_s in self._rests.items() if end_s > now_s}
-            self._rests[session] = now_s + _REST * (now_s - began_s)
+            self._rests[session] = now_s + _REST * used_s
             if not done.cancelled():
                 done.exception()  # the caller may be gone
 

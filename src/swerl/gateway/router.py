@@ -28,6 +28,7 @@ from swerl.gateway.bodies import (
     num_items,
     read_body,
     read_object,
+    read_plain,
     too_large,
 )
 from swerl.gateway.conversation import read_requester
@@ -169,8 +170,10 @@ class Router:
         is_long = bool(encoding) or len(packed) > LONG_BYTES
         request = None if is_long else replays.read(dialect, packed)
         if request is None:
-            unpack = partial(read_object, packed, encoding, most)
-            body = await admission.in_thread.run(session.id, unpack) if is_long else unpack()
+            body = None if is_long else read_plain(packed)
+            if body is None:  # the repair or the refusal of a body takes more than one pass over it
+                unpack = partial(read_object, packed, encoding, most)
+                body = await admission.in_thread.run(session.id, unpack)
             parse = partial(dialect.parse, body)
             if count_values(body) > LONG_VALUES or num_items(body) > LONG_MESSAGES:
                 request = await admission.in_thread.run(session.id, parse)

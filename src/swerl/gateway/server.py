@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Self, TypeAlias
-
-from aiohttp import web
 
 from swerl.core.contracts import ChatEngine, Endpoint, Engine, Family
 from swerl.core.errors import GatewayError
@@ -25,7 +24,7 @@ from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
 from swerl.gateway.router import OnRefused, Router, Server
-from swerl.gateway.sessions import Session, end_connections
+from swerl.gateway.sessions import Serving, Session
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,12 +34,18 @@ LAG_SAMPLE_S = 0.1
 """Seconds between two samples of event-loop lag: shorter stalls do no harm."""
 LOAD_REPORT_S = 10.0
 """Seconds between two GatewayLoad events."""
-_BACKLOG = 1024
 _DEFAULT_LIMITS = GatewayLimits()
+_SWITCH_S = 0.0005
+"""Seconds that a thread at long work may delay the event loop at each of its turns; with Python's
+5 ms one Session could halve the speed of all."""
 _MOST_CONNECTIONS = 256
 """Connections to a Session's own socket: an agent and its sub-agents hold a few."""
 _MOST_CONNECTIONS_OF_ALL = 8192
 """Connections to the main port: a few for each of a thousand Sessions."""
+_AT_ONCE, _PER_S = 64, 10.0
+"""New connections to a Session's own socket: at once, and then a second, as many as requests."""
+_AT_ONCE_OF_ALL, _PER_S_OF_ALL = 4096, 400.0
+"""New connections to the main port. Each costs the event loop up to 0.3 ms."""
 
 OnLoad: TypeAlias = Callable[[GatewayLoad], None]
 
@@ -79,16 +84,14 @@ class Gateway:
         self._admission = GatewayAdmission(limits)
         self._router = Router(model_name, self._admission, on_refused)
         self._sessions: dict[str, Session] = {}
-        self._server = self._make_server(None)
-        self._listener: asyncio.Server | None = None
+        self._serving: Serving | None = None
         self._load_task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        sys.setswitchinterval(_SWITCH_S)
         listening = _listen(self._host, self._port)
         self.url = _url_of(self._host, listening)
-        self._listener = await asyncio.get_running_loop().create_server(
-            self._server, sock=listening, backlog=_BACKLOG
-        )
+        self._serving = self._serve(None, listening)
         self._load_task = asyncio.create_task(self._report_load())
         return self
 
@@ -104,9 +107,8 @@ class Gateway:
             self._load_task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._load_task
-        if self._listener:
-            self._listener.close()
-        await end_connections(self._server)
+        if self._serving:
+            await self._serving.end()
 
     def open(
         self,
@@ -138,7 +140,7 @@ class Gateway:
             session_id,
             conversation,
             endpoint=Endpoint(self.url, key or f"sk-swerl-{token_urlsafe(24)}", self._model_name),
-            server=self._make_server,
+            serve=self._serve,
             on_close=self._forget,
         )
         # An earlier Session with this key receives no further requests.
@@ -152,11 +154,14 @@ class Gateway:
             del self._router.sessions[session.key]
         del self._sessions[session.id]
 
-    def _make_server(self, session: Session | None) -> web.Server:
-        """Return a server of all Sessions, or of one alone."""
+    def _serve(self, session: Session | None, sock: socket.socket) -> Serving:
+        """Serve all Sessions on a listening socket, or one alone."""
         handler = partial(self._router.handle, session)
         most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
-        return Server(handler, self._router.on_break, most=most)
+        server = Server(handler, self._router.on_break, most=most)
+        if session:
+            return Serving(sock, server, at_once=_AT_ONCE, per_s=_PER_S)
+        return Serving(sock, server, at_once=_AT_ONCE_OF_ALL, per_s=_PER_S_OF_ALL)
 
     async def _report_load(self) -> None:
         """Sample event-loop lag, and report it with the load every ten seconds."""
@@ -191,7 +196,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises GatewayError if the address is not available."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # which repeats the address
         message = f"cannot listen on {host}:{port}: {reason}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from swerl.core.contracts import Endpoint
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 _SHUTDOWN_S = 0.5
 """Seconds for the last answers to leave; they are errors, because their Session is closed."""
+_RETRY_S = 1.0
+"""Seconds until the next attempt to accept if this process has no descriptor left."""
+_BACKLOG = 1024
 
 
 class Session:
@@ -29,7 +34,7 @@ class Session:
         conversation: Conversation,
         *,
         endpoint: Endpoint,
-        server: Callable[[Session], web.Server],
+        serve: Callable[[Session, socket.socket], Serving],
         on_close: Callable[[Session], None],
     ) -> None:
         self.id = session_id
@@ -39,9 +44,9 @@ class Session:
         """Base URL of the main port."""
         self.replays = Replays()
         self._model = endpoint.model
-        self._server = server
+        self._serve = serve
         self._on_close = on_close
-        self._listeners: list[tuple[asyncio.Server, web.Server]] = []
+        self._listeners: list[Serving] = []
         self._closing: asyncio.Task[Trajectory] | None = None
 
     @property
@@ -63,12 +68,7 @@ class Session:
         if self._closing:
             sock.close()
             raise closed()
-        sock.setblocking(False)
-        server = self._server(self)
-        listener = await asyncio.get_running_loop().create_server(server, sock=sock)
-        self._listeners.append((listener, server))
-        if self._closing:
-            await self._stop_listening()
+        self._listeners.append(self._serve(self, sock))
 
     async def close(self) -> Trajectory:
         """Abort pending replies, stop the listeners, and return the tree. Idempotent."""
@@ -84,12 +84,48 @@ class Session:
 
     async def _stop_listening(self) -> None:
         listeners, self._listeners = self._listeners, []
-        for listener, server in listeners:
-            listener.close()
-            await end_connections(server)
+        for listener in listeners:
+            await listener.end()
 
 
-async def end_connections(server: web.Server) -> None:
-    """Close a server's connections, idle ones at once."""
-    server.pre_shutdown()
-    await server.shutdown(_SHUTDOWN_S)
+class Serving:
+    """A listening socket and its server.
+
+    It accepts one connection in an iteration of the event loop, and no more than its rate. Others
+    wait in the kernel, where a flood of them costs the event loop nothing.
+    """
+
+    def __init__(
+        self, sock: socket.socket, server: web.Server, *, at_once: int, per_s: float
+    ) -> None:
+        """Accept up to `at_once` connections at any moment, and `per_s` a second afterwards."""
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        self.server = server
+        self._at_once, self._per_s = at_once, per_s
+        self._accepting = asyncio.create_task(self._accept(sock))
+
+    async def _accept(self, sock: socket.socket) -> None:
+        loop, each_s = asyncio.get_running_loop(), 1 / self._per_s
+        # The time at which the connections accepted so far are within the rate.
+        paid_s = -math.inf
+        with sock:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(sock)
+                    await loop.connect_accepted_socket(self.server, connection)
+                except ConnectionError:
+                    pass  # its client is gone; it costs the same
+                except OSError:
+                    await asyncio.sleep(_RETRY_S)
+                now_s = loop.time()
+                paid_s = max(paid_s, now_s - self._at_once * each_s) + each_s
+                await asyncio.sleep(max(0.0, paid_s + each_s - now_s))
+
+    async def end(self) -> None:
+        """Stop listening and close the connections, idle ones at once."""
+        self._accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._accepting
+        self.server.pre_shutdown()
+        await self.server.shutdown(_SHUTDOWN_S)

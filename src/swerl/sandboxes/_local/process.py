@@ -15,6 +15,7 @@ import socket
 import struct
 import termios
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError
@@ -22,9 +23,12 @@ from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.wire import Command, Packet
 
-_PAUSE_S = 0.005
-"""Pause between reads of dropped output, so that endless output costs the controller little."""
+_PAUSE_S = 0.05
+"""Pause between two drops of output, so that endless output costs the controller next to nothing:
+20 MiB/s pass, without a copy."""
 _CHUNK_BYTES = 1 << 16
+_DROPPED_BYTES = 1 << 20
+"""Size of a pipe whose output is dropped, if the kernel grants it."""
 _LINGER_S = 0.1
 """Time in which the children of a finished command may still write to its output."""
 
@@ -123,6 +127,8 @@ class LocalSandboxProcess:
         """Read its output to the end into `kept`; safe to cancel and to call again."""
         while chunk := await self._output.next():
             if not kept.add(chunk):
+                self._output.drop(chunk)
+            if not chunk.data:
                 await asyncio.sleep(_PAUSE_S)
 
     async def kill(self) -> None:
@@ -181,6 +187,7 @@ class _Output:
         pipes = [os.pipe() for _ in range(2)]
         self._open = [read for read, _ in pipes]
         self._stderr = self._open[1]
+        self._dropped: set[int] = set()
         self.inside = tuple(write for _, write in pipes)
         """The descriptors that the command writes to."""
         self._changed: asyncio.Future[None] | None = None
@@ -206,7 +213,10 @@ class _Output:
             self._wake()
 
     async def next(self) -> Chunk | None:
-        """Return the next piece, or None at the end; safe to cancel and to call again."""
+        """Return the next piece, or None at the end; safe to cancel and to call again.
+
+        A piece of a dropped stream is empty.
+        """
         while self._open:
             if chunk := self._read():
                 return chunk
@@ -216,6 +226,14 @@ class _Output:
                 self._close_streams()
         return None
 
+    def drop(self, last: Chunk) -> None:
+        """Read nothing more of the stream that this piece is from; what comes is thrown away."""
+        for fd in self._open:
+            if (fd == self._stderr) == last.is_stderr:
+                self._dropped.add(fd)
+                with suppress(OSError):  # this user's pipes are large enough already
+                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _DROPPED_BYTES)
+
     def close(self) -> None:
         self.close_inside()
         self._close_streams()
@@ -224,11 +242,15 @@ class _Output:
     def _read(self) -> Chunk | None:
         for fd in tuple(self._open):
             try:
-                data = os.read(fd, _CHUNK_BYTES)
+                if fd in self._dropped:
+                    data, num_bytes = b"", _throw_away(fd)
+                else:
+                    data = os.read(fd, _CHUNK_BYTES)
+                    num_bytes = len(data)
             except BlockingIOError:
                 continue
-            if data:
-                self._unread -= len(data)
+            if num_bytes:
+                self._unread -= num_bytes
                 self._open.reverse()  # so that neither stream starves the other
                 return Chunk(data, is_stderr=fd == self._stderr)
             self._open.remove(fd)
@@ -261,6 +283,15 @@ class _Output:
             self._loop.remove_reader(fd)
             os.close(fd)
         self._open.clear()
+
+
+def _throw_away(fd: int) -> int:
+    """Move waiting bytes to nowhere, without a copy; return their number, 0 at the end."""
+    nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        return os.splice(fd, nowhere, _DROPPED_BYTES)
+    finally:
+        os.close(nowhere)
 
 
 def _waiting_bytes(fd: int) -> int:
