@@ -18,7 +18,8 @@ from swerl.cli import _output, rollout
 from swerl.cli import rollout as _rollout_run
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
-from swerl.core.episode import Episode
+from swerl.cli.view._site import Site
+from swerl.core.episode import Episode, Fork
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.events import PhaseEnded, TurnEnded, ignore
 from swerl.core.sample import to_samples
@@ -250,6 +251,72 @@ async def test_claude_code_solves_a_generated_task_with_its_own_tools(
     recipe = rollout._recipe("claude-code", engine, None, ())
     episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
     assert episode.verdict == "solved", episode.grade.reason + episode.log
+
+
+def test_an_episode_is_continued_and_names_its_parent(run: Run, task: Task, tmp_path: Path) -> None:
+    run()
+    first = Path("runs", "rollouts", f"{task.id}.0")
+    shown = run("--from", str(first), "--turn", "2")
+    assert shown.code == 0, shown
+    assert shown.text.count("replayed") == 2
+    assert f"continues {task.id}.0 after turn 2; requests differ by: nothing" in shown.text
+    again = record.read(first.with_name(f"{task.id}.1"))
+    assert again.fork == Fork(f"{task.id}.0", str(first.resolve()), 2)
+    assert [turn.replayed for turn in again.trajectory.turns] == [True, True, False]
+    before = record.read(first).trajectory
+    assert again.trajectory.turns[2].output_ids == before.turns[2].output_ids
+    rows = to_samples(again.trajectory, episode="e", task="t")
+    trained = sum(row.num_trained_tokens for row in rows)
+    assert trained == again.trajectory.num_sampled_tokens == len(before.turns[2].output_ids)
+
+    page = Site(tmp_path / "runs").page(f"r/rollouts/e/all/{task.id}.1/index.html").body.decode()
+    assert f'<a href="vs-{task.id}.0.html">' in page
+    assert "after turn 2" in page
+
+
+def test_the_engine_answers_differently_after_a_turn(run: Run) -> None:
+    run("-o", "gold")
+    found = json.loads(
+        run(
+            "--from", "gold", "--turn", "1", "--engine", "scripted:noop", "-o", "noop", "--json"
+        ).text
+    )
+    assert (found["verdict"], found["turns"]) == ("unsolved", 2)
+    assert found["fork"]["turn"] == 1
+
+
+def test_a_request_that_is_not_the_recorded_one_ends_the_replay(run: Run) -> None:
+    run("-o", "first")
+    lines = Path("first", "turns.jsonl").read_text().splitlines()
+    edited = [line.replace("def ", "fed ") for line in lines]
+    Path("first", "turns.jsonl").write_text("\n".join(edited) + "\n")
+    shown = run("--from", "first", "--turn", "2", "-o", "second")
+    assert shown.code == 1, shown
+    assert "turn 2 of 2 differs: result of call 1" in " ".join(shown.text.split())
+
+
+def test_an_episode_of_tokens_alone_is_continued(run: Run) -> None:
+    run("-o", "first")
+    Path("first", "turns.jsonl").unlink()
+    assert run("--from", "first", "--turn", "2", "-o", "second").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--from", "first", "--turn", "9"), "has no turn 9"),
+        (("--from", "first"), "--from and --turn belong together"),
+        (("--turn", "1"), "--from and --turn belong together"),
+        (("--from", "nowhere", "--turn", "1"), "nowhere is no recorded Episode"),
+    ],
+)
+def test_an_episode_that_cannot_be_continued_is_one_clear_error(
+    run: Run, arguments: tuple[str, ...], text: str
+) -> None:
+    run("-o", "first")
+    shown = run(*arguments)
+    assert isinstance(shown.error, InputError)
+    assert text in str(shown.error) and shown.error.hint
 
 
 @pytest.mark.agents

@@ -26,6 +26,8 @@ _NARROW = {
 """Headings in two lines: the table fits into 80 columns."""
 _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "bold red"}
 _LOG_CHARS = 400
+_WANTED_SHARE = 0.99
+"""Share of all turns that must replay."""
 
 
 app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs, and try them offline.")
@@ -91,6 +93,43 @@ def compat(
         raise typer.Exit(1)
 
 
+def replay(
+    *,
+    agents: Annotated[str, typer.Option(help="As for `compat`.")] = "",
+    cases: Annotated[str, typer.Option(help="As for `compat`.")] = "",
+    family: Annotated[str, typer.Option(help="The family of the scripted model.")] = "tiny",
+    models: Annotated[Path | None, typer.Option(help="As for `compat`.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at the same time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the report here: .md or .json.")
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Play each case, and again from its record; exit code 1 under 99 % of the turns."""
+    from swerl.checks.compat import report
+    from swerl.cli._output import console, print_json
+
+    if out:
+        report.check(out)
+        require_new(out, force=force)
+    found = _run(_trials(agents, cases, family, full=False), models, jobs, replay=True)
+    table = _empty_table(*report.REPLAY_HEADINGS)
+    for row in report.replay_cells(found.rows):
+        table.add_row(*row)
+    if as_json:
+        print_json(report.as_row(found))
+    console().print(table)
+    for line in report.replay_problems(found.rows):
+        console().print(line, markup=False, soft_wrap=True)
+    if out:
+        report.write(found, out, replays=True)
+        console().print(f"report: {out}", soft_wrap=True, markup=False)
+    console().print(f"{report.replay_summary(found.rows)} {found.seconds:.0f} s")
+    if report.replayed_share(found.rows) < _WANTED_SHARE or found.failed:
+        raise typer.Exit(1)
+
+
 def _trials(agents: str, cases: str, families: str, *, full: bool) -> tuple[Trial, ...]:
     from swerl.checks.compat.cases import CASES, choose_agents, find_case
     from swerl.checks.compat.trial import plan
@@ -107,7 +146,9 @@ def _split(names: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResults:
+def _run(
+    trials: tuple[Trial, ...], models: Path | None, jobs: int, *, replay: bool = False
+) -> TrialResults:
     from swerl.checks.compat.trial import run_all
     from swerl.rollout.wiring import open_backend
     from swerl.sandboxes import local
@@ -118,7 +159,7 @@ def _run(trials: tuple[Trial, ...], models: Path | None, jobs: int) -> TrialResu
         def on_done(row: TrialResult) -> None:
             advance(description=f"{row.agent}, {row.case}")
 
-        work = run_all(trials, backend, models=models, jobs=jobs, on_done=on_done)
+        work = run_all(trials, backend, models=models, jobs=jobs, replay=replay, on_done=on_done)
         return run(work, after="every sandbox is closed")
 
 
@@ -217,4 +258,5 @@ def _release(agent: str, module: Any, version: str | None) -> str:
 
 
 app.command("compat")(compat)
+app.command("replay")(replay)
 add_old_name(app, "lab", "agents compat", compat)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,20 +14,18 @@ import typer
 
 from swerl.cli._options import (
     EngineChoice,
-    ForceOption,
     JsonOption,
     ModelOption,
     RecipeSettingsOption,
     kinds,
     read_engine,
     recipe_of,
-    require_new,
 )
 from swerl.cli._output import console, counted, print_json, safe
 from swerl.core.changes import edits, touched
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
-from swerl.core.episode import Episode
+from swerl.core.episode import Episode, Fork
 from swerl.core.errors import InputError, TaskError, unknown
 from swerl.core.events import (
     Emit,
@@ -38,10 +37,11 @@ from swerl.core.events import (
     Progress,
     TurnEnded,
 )
-from swerl.core.files import disk_errors
+from swerl.core.files import disk_errors, write_json
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
-from swerl.core.task import Task
+from swerl.core.task import Task, find_task, to_row
 from swerl.gateway.conversation import TurnRecord
+from swerl.gateway.replay import Replay
 from swerl.recipe.schema import Recipe
 from swerl.rollout import episode, record, wiring
 
@@ -77,48 +77,89 @@ def rollout(
     ] = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(help="Task file written by `swerl convert`; generated tasks by default."),
-    ] = None,
-    rows: Annotated[
-        Path | None, typer.Option(help="Rows with a real instance; the hub by default.")
+        typer.Option(help="Task file of `swerl convert`, or rows with a real instance."),
     ] = None,
     agent: Annotated[
-        str, typer.Option(help="An agent: builtin, claude-code, codex, …")
-    ] = "builtin",
+        str | None, typer.Option(help="An agent: builtin (default), claude-code, codex, …")
+    ] = None,
     engine: Annotated[str, typer.Option(help=f"{kinds(_SCRIPTS)}.")] = "scripted:gold",
     model: ModelOption = None,
     settings: RecipeSettingsOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,
-    force: ForceOption = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="Continue the recorded Episode in this folder; see --turn."),
+    ] = None,
+    turn: Annotated[
+        int | None, typer.Option(help="Replay this many turns of --from, then use the engine.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Attempt one task once, print every turn, and print the verdict."""
+    """Attempt one task once, or continue an Episode; print every turn, and print the verdict."""
     chosen = read_engine(engine, _SCRIPTS)
-    recipe = _recipe(agent, chosen, model, settings or ())
-    if rows and (tasks or not instance):
-        raise InputError("--rows has the row of a real instance", hint="name it with --instance")
-    task = _real(instance, rows) if instance and not tasks else None
-    task = task or _find(instance, tasks)
+    if (source is None) != (turn is None):
+        raise InputError("--from and --turn belong together", hint="--from EPISODE --turn 3")
+    start = record.read_start(source, turn) if source and turn is not None else None
+    recipe = _recipe(agent, chosen, model, settings or (), start)
+    task = _of_start(start, instance) if start and not tasks else _given(instance, tasks)
     if tasks is not None:
         _warn_uncertified(task)
     folder = output or _new_folder(task)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        require_new(folder, force=force)
+        raise InputError(f"{folder} exists already", hint="name another folder with -o")
     if as_json:
-        episode = _attempt(recipe, task, folder, chosen, view=None)
+        episode = _attempt(recipe, task, folder, chosen, start, view=None)
         _print_json(episode, folder)
     else:
-        episode = _show(recipe, task, folder, chosen)
+        episode = _show(recipe, task, folder, chosen, start)
     if episode.verdict in {"infra", "invalid"}:
         raise typer.Exit(1)
 
 
-def _recipe(agent: str, engine: EngineChoice, model: str | None, settings: Sequence[str]) -> Recipe:
-    """Return the recipe of one Episode. Raises RecipeError and UnknownNameError."""
-    made = [*_SETTINGS, f"harness.type={agent}"]
-    return recipe_of(engine, model, made=made, settings=settings)
+def _recipe(
+    agent: str | None,
+    engine: EngineChoice,
+    model: str | None,
+    settings: Sequence[str],
+    start: record.Start | None = None,
+) -> Recipe:
+    """Return the recipe of one Episode, over that of the one to continue. Raises RecipeError."""
+    given = [f"harness.type={agent or 'builtin'}"] if agent or not start else []
+    if start:
+        given = [*start.settings, *given]
+        if engine.trainable:
+            model = model or start.model
+        elif start.model:
+            given.append(f"model.path={start.model}")
+    return recipe_of(engine, model, made=_SETTINGS, settings=[*given, *settings])
+
+
+def _of_start(start: record.Start, instance: str | None) -> Task:
+    """Return the Task of a recorded Episode: as it was kept, of its run, or by its id."""
+    if start.task:
+        return start.task
+    wanted = instance or start.task_id
+    if not start.run:
+        return _given(wanted, None)
+    train, heldout = wiring.tasks_of(Recipe.model_validate(start.recipe), start.run / "tasks")
+    return find_task([*train, *chain(*heldout.values())], wanted)
+
+
+def _given(instance: str | None, file: Path | None) -> Task:
+    """Return the Task of the command line: a real instance, one of a file, or a generated one."""
+    from swerl.images import instances
+
+    if instance and file is None and (task := _real(instance, None)):
+        return task
+    try:
+        return _find(instance, file)
+    except TaskError:
+        # The file may have the rows of a real instance.
+        if file and instance in instances.shipped() and (task := _real(instance, file)):
+            return task
+        raise
 
 
 def _real(instance: str, rows: Path | None) -> Task | None:
@@ -144,7 +185,6 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 def _find(instance: str | None, file: Path | None) -> Task:
     """Return the Task. Raises TaskError on a bad file, UnknownNameError with the nearest ids."""
     from swerl.cli._options import tasks_in
-    from swerl.core.task import find_task
 
     # The first task does not depend on the number that is generated.
     count = 1 if instance is None else None
@@ -181,16 +221,24 @@ def _new_folder(task: Task) -> Path:
     return base / f"{name}.{number}"
 
 
-def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Episode:
+def _show(
+    recipe: Recipe, task: Task, folder: Path, engine: EngineChoice, start: record.Start | None
+) -> Episode:
     show_start(task.id, agent=recipe.agents[0].type, engine=engine.text, trainable=engine.trainable)
     with RolloutView(trainable=engine.trainable) as view:
-        episode = _attempt(recipe, task, folder, engine, view=view)
+        episode = _attempt(recipe, task, folder, engine, start, view=view)
     show_end(episode, _kept(folder), _next_command(episode, task, engine, folder))
     return episode
 
 
 def _attempt(
-    recipe: Recipe, task: Task, folder: Path, engine: EngineChoice, *, view: Any
+    recipe: Recipe,
+    task: Task,
+    folder: Path,
+    engine: EngineChoice,
+    start: record.Start | None,
+    *,
+    view: Any,
 ) -> Episode:
     from swerl.cli._run import run, waiting
     from swerl.core.events import ignore
@@ -199,7 +247,7 @@ def _attempt(
     with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()
     return run(
-        attempt(recipe, task, folder, script=engine.script, emit=view or ignore),
+        attempt(recipe, task, folder, script=engine.script, emit=view or ignore, start=start),
         after="this episode is lost; run the command again",
     )
 
@@ -224,6 +272,7 @@ def _print_json(episode: Episode, folder: Path) -> None:
             "turns": len(trajectory.turns),
             "trainable": all(turn.trainable for turn in trajectory.turns),
             "sampled_tokens": trajectory.num_sampled_tokens,
+            "fork": asdict(episode.fork) if episode.fork else None,
             "timings": dict(episode.timings),
             "artefacts": {name: str(path) for name, path in _kept(folder).items()},
         }
@@ -300,6 +349,7 @@ class RolloutView:
         for result in turn.results:
             self._line(f"      [dim]→ {safe(result)}[/]")
         mark = "" if self._trainable else "  [yellow]not trainable[/]"
+        mark = "  [dim]replayed[/]" if turn.replayed else mark
         self._line(
             f"  [cyan]turn {turn.turn + 1:<3}[/] {turn.prompt_tokens:>7,} tokens in "
             f"{turn.output_tokens:>6,} out {turn.seconds:>6.2f} s{mark}"
@@ -345,7 +395,7 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
     """Print the verdict, the files and the next command."""
     out = console()
     trajectory = episode.trajectory
-    trained = sum(len(turn.output_ids) for turn in trajectory.turns if turn.trainable)
+    trained = trajectory.num_sampled_tokens if all(t.trainable for t in trajectory.turns) else 0
     num_branches = len(list(trajectory.leaves()))
     out.print(
         f"\n{counted(len(trajectory.turns), 'turn')}, {trained:,} trainable tokens in "
@@ -353,6 +403,10 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
         f"agent {episode.status}; patch to {counted(len(touched(episode.patch)), 'file')}",
         soft_wrap=True,
     )
+    if fork := episode.fork:
+        rules = ", ".join(f"{rule} {count}" for rule, count in fork.differences.items())
+        text = f"continues {fork.episode} after turn {fork.turn}; requests differ by: "
+        out.print(text + (rules or "nothing"), markup=False, soft_wrap=True)
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
     out.print(
@@ -379,7 +433,13 @@ GOLD, NOOP = "gold", "noop"
 
 
 async def attempt(
-    recipe: Recipe, task: Task, folder: Path, *, script: str | None, emit: Emit
+    recipe: Recipe,
+    task: Task,
+    folder: Path,
+    *,
+    script: str | None,
+    emit: Emit,
+    start: record.Start | None = None,
 ) -> Episode:
     """Attempt the Task once and write the Episode to `folder`; `script` is `gold`, `noop` or none.
 
@@ -387,9 +447,16 @@ async def attempt(
     """
     harness = wiring.harness_of(recipe)
     said = None if script is None else replies(script, harness, task)
+    family = wiring.family_of(recipe, recipe.model.path)
+    replay = Replay(start.recorded, num_turns=start.turn, family=family) if start else None
+    if start:
+        # A script goes on after those of its replies that are replayed.
+        versions = [each.turn.weight_version for each in start.recorded[: start.turn]]
+        said = said and said[versions.count("scripted") :]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    family = wiring.family_of(recipe, recipe.model.path)
+    write_json(folder / record.TASK, to_row(task))
+    write_json(folder / record.RECIPE, recipe.model_dump(mode="json"))
     setup = EngineSetup(
         family=family,
         log_dir=folder,
@@ -402,8 +469,16 @@ async def attempt(
         wiring.engine_of(recipe, setup) as engine,
         wiring.gateway_of(recipe, engine, setup, emit) as gateway,
     ):
-        parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=turns.append)
-        result = await episode.run(task, f"{task.id}.0", parts)
+
+        def on_turn(turn: TurnRecord) -> None:
+            turns.append(turn)
+            record.append_turn(folder, turn)
+
+        parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=on_turn)
+        result = await episode.run(task, f"{task.id}.0", parts, replay=replay)
+    if start and replay:
+        where, differences = str(start.folder.resolve()), dict(replay.differences)
+        result = replace(result, fork=Fork(start.id, where, start.turn, differences))
     record.write_transcript(folder, turns, family)
     record.write(folder, result)
     return result

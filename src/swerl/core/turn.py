@@ -135,9 +135,13 @@ class Turn:
     malformed_calls: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
+    replayed: bool = False
+    """True if an earlier Episode sampled it, and this one continues from there: it is context."""
 
     def spans(self) -> Iterator[tuple[str, int]]:
         """Yield (weight version, number of tokens) over the sampled ids, without empty spans."""
+        if self.replayed:
+            return
         # A reply across n weight changes has n + 1 spans.
         names = [self.weight_version, *(change.version for change in self.weight_changes)]
         bounds = [0, *(change.at for change in self.weight_changes), len(self.output_ids)]
@@ -163,7 +167,13 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of all Turns, by the engine's own count where it returns no ids."""
-        return sum(len(turn.output_ids) + turn.num_reported for turn in self.turns)
+        sampled = (turn for turn in self.turns if not turn.replayed)
+        return sum(len(turn.output_ids) + turn.num_reported for turn in sampled)
+
+    @property
+    def num_replayed(self) -> int:
+        """Turns that an earlier Episode sampled."""
+        return sum(turn.replayed for turn in self.turns)
 
     @property
     def versions(self) -> set[str]:
@@ -172,13 +182,13 @@ class Trajectory:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of every Turn's whole prompt; a token counts again in each prompt that has it."""
+        """Tokens of every prompt that an engine read; a token counts in each prompt that has it."""
         ends: dict[int | None, int] = {None: 0}
         total = 0
         for turn in self.turns:
             prompt = ends[turn.parent] + len(turn.prompt_ids)
             ends[turn.index] = prompt + len(turn.output_ids)
-            total += prompt + turn.num_prompt_reported
+            total += 0 if turn.replayed else prompt + turn.num_prompt_reported
         return total
 
     def leaves(self) -> Iterator[Turn]:

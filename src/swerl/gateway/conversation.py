@@ -15,13 +15,13 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_hex
 
-from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.turn import Sampling, Trajectory, Turn, reply_seed
 from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
@@ -71,6 +71,8 @@ class TurnRecord:
     new_messages: tuple[Message, ...]
     """Messages that the client added after the Turn's parent."""
     reply: ChatReply
+    tools: tuple[Tool, ...] = ()
+    """Tools that the request of a root offered."""
 
 
 class Conversation:
@@ -279,6 +281,7 @@ class Conversation:
             is_rewritten=prompt.is_rewritten,
             weight_changes=completion.weight_changes,
             routed=completion.routed,
+            recorded=sampled.recorded,
         )
         usage, model = sampled.usage, prompt.request.model
         reply = ChatReply(token_hex(12), message, finish, usage, model, node.malformed_calls)
@@ -306,7 +309,8 @@ class Conversation:
         node.index = len(self._delivered)
         self._delivered.append(node)
         if self._on_turn:
-            self._on_turn(TurnRecord(node.turn(), tuple(answer.prompt.match.new), reply))
+            tools = () if node.parent else answer.prompt.request.tools
+            self._on_turn(TurnRecord(node.turn(), tuple(answer.prompt.match.new), reply, tools))
 
     def _drop(self, answer: Answer, recorded: tuple[ChatReply, ReplyNode] | None) -> None:
         """Remove an undelivered reply from the tree and count its tokens."""
@@ -468,9 +472,10 @@ class _Duplicates:
 
     def keep(self, answer: Answer) -> None:
         """Keep a delivered answer for a while, and forget those past their time."""
-        now = time.monotonic()
-        self.delivered[answer] = now
-        for old in list(self._old(now)):
+        self.delivered[answer] = now = time.monotonic()
+        for old, since in list(self.delivered.items()):
+            if len(self.delivered) <= _MOST_KEPT and since >= now - KEPT_S:
+                return
             del self.delivered[old]
             self.remove(old)
 
@@ -480,13 +485,6 @@ class _Duplicates:
             answers.remove(answer)
         if not answers:
             self.answers.pop(answer.key, None)
-
-    def _old(self, now: float) -> Iterator[Answer]:
-        num_over = len(self.delivered) - _MOST_KEPT
-        for number, (answer, since) in enumerate(self.delivered.items()):
-            if number >= num_over and since >= now - KEPT_S:
-                return
-            yield answer
 
 
 def closed() -> GatewayError:

@@ -47,6 +47,15 @@ _SHORT = 32
 """Bytes up to which a text is its own key; a longer one is hashed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The recorded Turn that a reply repeats."""
+
+    index: int
+    is_context: bool
+    """True if an earlier Episode sampled it, so that it is not trained here."""
+
+
 @dataclass(slots=True, eq=False)
 class ReplyNode:
     """One recorded reply, kept small: an array takes 4 bytes a token, a tuple takes 36."""
@@ -75,6 +84,8 @@ class ReplyNode:
     """True once the client has continued it."""
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
+    recorded: Recorded | None = None
+    """Set if it comes from a record."""
 
     def turn(self) -> Turn:
         """Return the Turn of a reply that was delivered."""
@@ -95,6 +106,7 @@ class ReplyNode:
             malformed_calls=self.malformed_calls,
             weight_changes=self.weight_changes,
             routed=self.routed,
+            replayed=self.recorded is not None and self.recorded.is_context,
         )
 
 

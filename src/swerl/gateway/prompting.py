@@ -16,7 +16,7 @@ from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Completion, Sampling
-from swerl.gateway.history import Match, ReplyNode
+from swerl.gateway.history import Match, Recorded, ReplyNode
 from swerl.gateway.limits import SessionLimits
 
 MALFORMED_CALL = "malformed_tool_call"
@@ -66,6 +66,8 @@ class Sampled:
     completion: Completion
     usage: Usage
     trainable: bool
+    recorded: Recorded | None = None
+    """Set if the output comes from a record."""
 
 
 class Prompter(Protocol):

@@ -43,9 +43,9 @@ def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Ta
     row = next((row for row in readable if row.get("instance_id") == spec.instance_id), None)
     if row is None:
         message = f"{rows or spec.dataset} has no row {spec.instance_id}"
-        raise InputError(message, hint=f"pass --rows with rows of {spec.dataset}")
+        raise InputError(message, hint=f"pass --tasks with rows of {spec.dataset}")
     task = make_task(spec, row)
     build(spec, say)
     for text in misfits_of(spec, task):
-        raise ImageError(f"{spec.instance_id}: {text}", hint="pass --rows with the original row")
+        raise ImageError(f"{spec.instance_id}: {text}", hint="pass --tasks with the original row")
     return task

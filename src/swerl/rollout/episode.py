@@ -20,13 +20,20 @@ from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, diff, touch
 from swerl.core.chat import Role, ToolCall
 from swerl.core.contracts import Attempt, Exit, Sandbox
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import BrokenImageError, BudgetError, SandboxError, SwerlError
+from swerl.core.errors import (
+    BrokenImageError,
+    BudgetError,
+    GatewayError,
+    SandboxError,
+    SwerlError,
+)
 from swerl.core.events import EpisodeEnded, Notice, TurnEnded
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task
 from swerl.core.turn import Sampling, Trajectory, seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.replay import Replay
 from swerl.gateway.sessions import Session
 from swerl.rollout.parts import Clock, Parts
 from swerl.rollout.reward import penalty
@@ -47,11 +54,19 @@ class _Draft:
     log: str = ""
     records: bytes = b""
     grade: Grade | None = None
+    replay: Replay | None = None
+    """The record that the Session repeats first."""
 
 
-async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
-    """Attempt a Task once: the agent in one Sandbox, grading in a fresh one."""
-    draft, clock = _Draft(), Clock(episode_id, parts.emit)
+async def run(
+    task: Task, episode_id: str, parts: Parts, *, replay: Replay | None = None
+) -> Episode:
+    """Attempt a Task once: the agent in one Sandbox, grading in a fresh one.
+
+    With `replay` its first requests are answered from a record; an agent that sends others is
+    `infra`.
+    """
+    draft, clock = _Draft(replay=replay), Clock(episode_id, parts.emit)
     try:
         episode = await _attempt(task, episode_id, parts, draft, clock)
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
@@ -77,7 +92,7 @@ async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
 async def _attempt(
     task: Task, episode_id: str, parts: Parts, draft: _Draft, clock: Clock
 ) -> Episode:
-    session = _open_session(episode_id, parts)
+    session = _open_session(episode_id, parts, draft.replay)
     try:
         # The budget includes grading. Closing the session is outside: it must always happen.
         async with _budget("episode_s", parts.budgets.episode_s):
@@ -130,6 +145,8 @@ async def _run_agent(
             )
         draft.status = _status(done, session.limit)
         draft.log, draft.records = done.log, done.records
+        if draft.replay and draft.replay.problem:
+            raise GatewayError(draft.replay.problem)
         with clock.phase("diff"):
             taken = await worktree.take(sandbox, task.workdir, start, kept=kept)
         if taken:
@@ -261,7 +278,7 @@ def _reward(task: Task, grade: Grade, draft: _Draft, trajectory: Trajectory, par
     return parts.reward(attempt) - penalty(trajectory, draft.status, parts.rollout)
 
 
-def _open_session(episode_id: str, parts: Parts) -> Session:
+def _open_session(episode_id: str, parts: Parts, replay: Replay | None) -> Session:
     rollout = parts.rollout
     return parts.gateway.open(
         episode_id,
@@ -277,6 +294,7 @@ def _open_session(episode_id: str, parts: Parts) -> Session:
             model_call_s=parts.budgets.model_call_s,
         ),
         on_turn=_turn_emitter(episode_id, parts),
+        replay=replay,
     )
 
 
@@ -293,6 +311,7 @@ def _turn_emitter(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]
                 prompt_tokens=record.reply.usage.prompt_tokens,
                 output_tokens=len(turn.output_ids) + turn.num_reported,
                 seconds=turn.duration_s,
+                replayed=turn.replayed,
                 said=first_line(message.text),
                 calls=tuple(map(brief, message.tool_calls)),
                 results=tuple(

@@ -1,32 +1,46 @@
 """An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last.
 
-Recorded experts have a file of their own, which `trajectory.json` names.
+Recorded experts have a file of their own, which `trajectory.json` names. `turns.jsonl` grows by a
+line a Turn while the agent works.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from swerl.core import experts
-from swerl.core.chat import Finish, Message
+from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall
 from swerl.core.contracts import Family
-from swerl.core.episode import Episode, Status
-from swerl.core.errors import RunError
+from swerl.core.episode import Episode, Fork, Status
+from swerl.core.errors import InputError, RunError
 from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.task import Task, from_row
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
+from swerl.gateway.replay import RecordedTurn, recorded_turns
 from swerl.rollout.versions import Versions
+from swerl.runs import index
 from swerl.runs.layout import Cursor, RunFolder, make_aside
+
+TURNS = "turns.jsonl"
+TASK, RECIPE = "task.json", "recipe.json"
+"""Files of an Episode outside of a run, from which it can be continued."""
+_CARRIED = ("harness", "sandbox", "limits", "budgets", "rollout", "gateway")
+"""Sections of a recipe that decide what an agent does and sends."""
+_OF_SEVERAL = ("name", "weight", "held_out")
+"""Keys of an agent among several, which one alone does not have."""
+_RUN_DEPTH = 4
+"""Folders from an Episode up to its run."""
 
 
 def write(folder: Path, episode: Episode) -> Episode:
@@ -58,6 +72,8 @@ def write(folder: Path, episode: Episode) -> Episode:
         "timings": dict(episode.timings),
         "error": episode.error,
     }
+    if episode.fork:
+        summary["fork"] = asdict(episode.fork)
     write_bytes(folder / "episode.json", _dump(summary))
     return replace(episode, trajectory=trajectory)
 
@@ -77,6 +93,127 @@ def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
     by_turn = {turn.index: piece for turn, piece in zip(recorded, stored, strict=True)}
     turns = (replace(turn, routed=by_turn.get(turn.index)) for turn in trajectory.turns)
     return replace(trajectory, turns=tuple(turns))
+
+
+def append_turn(folder: Path, record: TurnRecord) -> None:
+    """Append a Turn with its messages to `turns.jsonl`. Raises RunError."""
+    line = {
+        "turn": replace(record.turn, routed=None),
+        "messages": record.new_messages,
+        "tools": record.tools,
+        "reply": record.reply.message,
+    }
+    path = folder / TURNS
+    with disk_errors(path), path.open("ab") as file:
+        file.write(_dump(line) + b"\n")
+
+
+def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
+    """Read a recorded Episode's Turns for a replay, with their messages if it has them.
+
+    Also of an Episode that a crash interrupted. Raises RunError on a damaged folder.
+    """
+    path = folder / TURNS
+    with _damaged(folder):
+        if not path.exists():
+            trajectory = _trajectory(read_json(folder / "trajectory.json"), folder)
+            return tuple(map(RecordedTurn, trajectory.turns))
+        # A kill may have cut the last line.
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return recorded_turns(_turn_record(orjson.loads(line), folder) for line in lines)
+
+
+def _turn_record(line: dict[str, Any], folder: Path) -> TurnRecord:
+    turn = _turn(line["turn"], folder)
+    messages = tuple(_read_message(message) for message in line["messages"])
+    reply = ChatReply("", _read_message(line["reply"]), turn.finish)
+    return TurnRecord(turn, messages, reply, tuple(Tool(**tool) for tool in line["tools"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A recorded Episode to continue after one of its Turns."""
+
+    folder: Path
+    turn: int
+    recorded: tuple[RecordedTurn, ...]
+    id: str
+    task_id: str
+    task: Task | None
+    """Kept beside an Episode that is in no run."""
+    recipe: Mapping[str, Any]
+    """That of its run, or its own; empty if there is none."""
+    settings: tuple[str, ...]
+    """The keys of the recipe that decide what the agent sends."""
+    run: Path | None
+
+    @property
+    def model(self) -> str | None:
+        """The model whose tokens it has; None for a script."""
+        own = self.run / "initial_model" if self.run else None
+        return self.recipe.get("model", {}).get("path") or (
+            str(own) if own and own.is_dir() else None
+        )
+
+
+def read_start(folder: Path, turn: int) -> Start:
+    """Read an Episode to continue it. Raises InputError if it has no such Turn, or no tokens."""
+    try:
+        recorded = read_turns(folder)
+        about = read_json(folder / "episode.json") if is_finished(folder) else {}
+        task = from_row(read_json(folder / TASK)) if (folder / TASK).exists() else None
+        runs = [
+            each for each in folder.resolve().parents[:_RUN_DEPTH] if (each / index.RECIPE).exists()
+        ]
+        own = folder / RECIPE
+        path = own if own.exists() else runs[0] / index.RECIPE if runs else None
+        recipe = read_json(path) if path else {}
+    except RunError as error:
+        hint = "give an Episode's folder, such as runs/twin/episodes/00003/TASK.0"
+        raise InputError(f"{folder} is no recorded Episode: {error}", hint=hint) from error
+    if not 1 <= turn <= len(recorded):
+        message = f"{folder} has no turn {turn} to continue after"
+        raise InputError(message, hint=f"it has {len(recorded)}, counted from 1")
+    if any(not each.turn.trainable and each.reply is None for each in recorded):
+        hint = f"only Episodes with token ids or {TURNS} can be continued"
+        raise InputError(f"{folder} has neither tokens nor messages", hint=hint)
+    return Start(
+        folder=folder,
+        turn=turn,
+        recorded=recorded,
+        id=about.get("id", folder.name),
+        task_id=about.get("task_id", ""),
+        task=task,
+        recipe=recipe,
+        settings=tuple(_settings(_carried(recipe, about.get("agent", "")))),
+        run=runs[0] if runs else None,
+    )
+
+
+def _carried(recipe: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """Return the sections to carry over, of several agents the Episode's own."""
+    kept = {name: recipe[name] for name in _CARRIED if name in recipe}
+    if isinstance(several := kept.get("harness"), list):
+        known = (each for each in several if agent in (each.get("name"), each["type"]))
+        mine = next(known, several[0])
+        kept["harness"] = {key: each for key, each in mine.items() if key not in _OF_SEVERAL}
+    elif agent and "harness" not in kept:
+        kept["harness"] = {"type": agent}
+    return kept
+
+
+def _settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield nested keys as `--set` takes them; TOML has no null."""
+    for name, each in value.items():
+        if isinstance(each, Mapping):
+            yield from _settings(each, f"{prefix}{name}.")
+        elif each is not None:
+            yield f"{prefix}{name}={orjson.dumps(each).decode()}"
+
+
+def _read_message(value: dict[str, Any]) -> Message:
+    role, calls = Role(value.pop("role")), value.pop("tool_calls")
+    return Message(role, tool_calls=tuple(ToolCall(**call) for call in calls), **value)
 
 
 def is_finished(folder: Path) -> bool:
@@ -129,6 +266,7 @@ def _read(folder: Path) -> Episode:
         lost_tokens=summary.get("lost_tokens", 0),
         num_left=summary.get("num_left", 0),
         agent=summary.get("agent", ""),
+        fork=Fork(**summary["fork"]) if "fork" in summary else None,
     )
 
 
@@ -218,6 +356,8 @@ def _dump(value: Any) -> bytes:
 
 def _valid(value: Any) -> Any:
     """Return a value whose texts JSON can hold: names of files are any bytes, not only UTF-8."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _valid(asdict(value))
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

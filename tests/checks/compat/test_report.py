@@ -35,11 +35,11 @@ def test_a_row_shows_every_figure_and_rounds_no_loss_away() -> None:
 
 def test_a_page_keeps_its_text_around_the_report(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Compat\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n")
+    page.write_text(f"# Compat\n\n{report.MARKS[0]}\nold\n{report.MARKS[1]}\n\nAfter.\n")
     report.write(FOUND, page)
     text = page.read_text()
-    assert text.startswith(f"# Compat\n\n{report.BEGIN}\n")
-    assert text.endswith(f"{report.END}\n\nAfter.\n")
+    assert text.startswith(f"# Compat\n\n{report.MARKS[0]}\n")
+    assert text.endswith(f"{report.MARKS[1]}\n\nAfter.\n")
     assert "old" not in text
     report.write(FOUND, page)
     assert page.read_text() == text
@@ -60,8 +60,8 @@ def test_an_impossible_path_for_a_report_is_refused(tmp_path: Path, name: str) -
 
 
 def test_the_docs_hold_a_report_of_every_agent_in_every_case() -> None:
-    _, _, rest = PAGE.read_text().partition(report.BEGIN)
-    body, ended, _ = rest.partition(report.END)
+    _, _, rest = PAGE.read_text().partition(report.MARKS[0])
+    body, ended, _ = rest.partition(report.MARKS[1])
     assert ended
     lines = [line for line in body.splitlines() if line.startswith("|")]
     rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]

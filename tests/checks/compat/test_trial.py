@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.checks.compat import trial
+from swerl.checks.compat import report, trial
 from swerl.checks.compat.cases import CASES, Agent, Case, Fill, RunShell, Say, choose_agents
 from swerl.checks.compat.trial import Figures, Trial, TrialOutcome, TrialResult, TrialResults, run
 from swerl.engines.families import tiny
@@ -143,3 +143,22 @@ async def test_a_sub_agent_that_never_came_about_is_a_failure(backend: LocalBack
     row = await play(BUILTIN, case, backend)
     assert row.outcome is TrialOutcome.FAILED
     assert "subtask-1" in row.reason
+
+
+@pytest.mark.parametrize("case", ["parallel", "malformed", "over-long"])
+async def test_every_turn_of_the_built_in_agent_replays(case: str, backend: LocalBackend) -> None:
+    found = Trial(BUILTIN, CASES[case], "tiny")
+    row = await run(found, tiny.build(None), backend, replay=True)
+    assert row.replay
+    assert (row.replay.replayed, row.replay.problem) == (row.replay.turns, "")
+    assert row.replay.turns == figures_of(row).turns
+
+
+async def test_a_turn_that_does_not_replay_is_reported(backend: LocalBackend) -> None:
+    case = Case("random", "", {"main": (RunShell(("echo $RANDOM$RANDOM",)), Say())})
+    row = await run(Trial(BUILTIN, case, "tiny"), tiny.build(None), backend, replay=True)
+    assert row.replay
+    assert (row.replay.replayed, row.replay.turns) == (1, 2)
+    assert "turn 2 of 2 differs: result of call 1" in row.replay.problem
+    assert report.replayed_share([row]) == 0.5
+    assert "1 of 2 turns replay: 50.00 %." in report.replay_markdown(TrialResults((row,), 1.0))

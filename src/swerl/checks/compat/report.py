@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,17 +11,18 @@ from swerl.checks.compat.trial import NONE, Figures, TrialResult, TrialResults
 from swerl.core import files
 from swerl.core.errors import InputError
 
-BEGIN, END = "<!-- lab report: begin -->", "<!-- lab report: end -->"
+MARKS = ("<!-- lab report: begin -->", "<!-- lab report: end -->")
+REPLAY_MARKS = ("<!-- replay report: begin -->", "<!-- replay report: end -->")
 HEADINGS = (
     *("agent", "case", "end", "turns", "branches", "samples"),
     *("trained", "packed", "extra", "outside"),
 )
 FAMILY_HEADINGS = ("family", "agent", "cases", "turns", "trained", "most packed", "ends")
-_BETWEEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+REPLAY_HEADINGS = ("agent", "cases", "turns", "replayed", "differ by", "played, s", "replayed, s")
 
 
-def write(found: TrialResults, path: Path) -> None:
-    """Write the report, whole or not at all: JSON for `.json`, Markdown for `.md`.
+def write(found: TrialResults, path: Path, *, replays: bool = False) -> None:
+    """Write the report, or that of the replays: JSON for `.json`, Markdown for `.md`.
 
     In a page with the report's two markers, only the text between them changes. Raises InputError
     on another file ending, RunError if the file cannot be written.
@@ -29,10 +31,13 @@ def write(found: TrialResults, path: Path) -> None:
     if path.suffix == ".json":
         files.write_json(path, as_row(found))
         return
-    body = f"{BEGIN}\n{markdown(found)}{END}"
+    begin, end = REPLAY_MARKS if replays else MARKS
+    body = f"{begin}\n{replay_markdown(found) if replays else markdown(found)}{end}"
     page = path.read_text(encoding="utf-8") if path.exists() else ""
-    has_markers = _BETWEEN.search(page)
-    files.write_text(path, _BETWEEN.sub(lambda _: body, page) if has_markers else body + "\n")
+    between = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    files.write_text(
+        path, between.sub(lambda _: body, page) if between.search(page) else body + "\n"
+    )
 
 
 def as_row(found: TrialResults) -> dict[str, object]:
@@ -63,6 +68,49 @@ def markdown(found: TrialResults) -> str:
     lines = [f"- {line}" for line in reasons(found.rows)]
     parts += ["", *lines] if lines else []
     return "\n".join(parts) + "\n"
+
+
+def replay_markdown(found: TrialResults) -> str:
+    """Return the replays in Markdown: a row for each agent, the share of all, the failures."""
+    lines = [*_table(REPLAY_HEADINGS, replay_cells(found.rows)), "", replay_summary(found.rows)]
+    problems = [f"- {line}" for line in replay_problems(found.rows)]
+    return "\n".join([*lines, *(["", *problems] if problems else [])]) + "\n"
+
+
+def replay_cells(rows: Sequence[TrialResult]) -> Iterator[list[str]]:
+    """Yield the table cells of each agent's replays, summed over the cases."""
+    for agent in dict.fromkeys(row.agent for row in rows):
+        mine = [row.replay for row in rows if row.agent == agent and row.replay]
+        rules: Counter[str] = Counter()
+        for each in mine:
+            rules.update(each.differences)
+        yield [
+            *(agent, str(len(mine)), str(sum(each.turns for each in mine))),
+            str(sum(each.replayed for each in mine)),
+            ", ".join(f"{rule} {count}" for rule, count in rules.most_common()) or NONE,
+            f"{sum(each.seconds_before for each in mine):.0f}",
+            f"{sum(each.seconds for each in mine):.0f}",
+        ]
+
+
+def replay_summary(rows: Sequence[TrialResult]) -> str:
+    """Return the share of all Turns that replay, as a sentence."""
+    found = [row.replay for row in rows if row.replay]
+    turns, replayed = sum(each.turns for each in found), sum(each.replayed for each in found)
+    return f"{replayed} of {turns} turns replay: {_percent(replayed_share(rows))} %."
+
+
+def replayed_share(rows: Sequence[TrialResult]) -> float:
+    """Return the share of all Turns that replay, 0 to 1."""
+    found = [row.replay for row in rows if row.replay]
+    return sum(each.replayed for each in found) / max(sum(each.turns for each in found), 1)
+
+
+def replay_problems(rows: Sequence[TrialResult]) -> Iterator[str]:
+    """Yield the first difference of each trial that does not replay."""
+    for row in rows:
+        if row.replay and row.replay.problem:
+            yield f"{row.agent}, {row.case}: {row.replay.problem}"
 
 
 def cells(row: TrialResult) -> list[str]:

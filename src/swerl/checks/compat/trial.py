@@ -32,7 +32,9 @@ from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Sampling, Trajectory
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.replay import Replay, recorded_turns
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 
@@ -82,6 +84,23 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayFigures:
+    """The counts of a trial that was played again from its record."""
+
+    turns: int
+    """Recorded Turns."""
+    replayed: int
+    """Turns whose request was the recorded one."""
+    differences: Mapping[str, int]
+    """Rule -> messages that differ as it allows."""
+    problem: str
+    """The first other difference; empty if there is none."""
+    seconds: float
+    seconds_before: float
+    """Those of the first play."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialResult:
     agent: str
     case: str
@@ -92,6 +111,7 @@ class TrialResult:
     figures: Figures | None = None
     log: str = ""
     """The end of the agent's transcript, if it failed."""
+    replay: ReplayFigures | None = None
 
     def to_json(self) -> dict[str, Json]:
         return asdict(self)
@@ -141,11 +161,13 @@ async def run_all(
     *,
     models: Path | None = None,
     jobs: int = 1,
+    replay: bool = False,
     on_done: Callable[[TrialResult], None] = lambda _: None,
 ) -> TrialResults:
     """Run trials, `jobs` at once; results keep their order.
 
     `models` is a folder with a model folder (tokenizer and chat template) named for each family.
+    With `replay` each trial is played again from its record.
     """
     started = time.monotonic()
     families: dict[str, Family] = {}
@@ -157,7 +179,7 @@ async def run_all(
         except SwerlError as error:
             reason = f"the family cannot be loaded: {error}"
             return _result(trial, TrialOutcome.CANNOT, reason)
-        return await run(trial, families[trial.family], backend)
+        return await run(trial, families[trial.family], backend, replay=replay)
 
     rows = await run_jobs(trials, run_one, limit=jobs, on_done=on_done)
     return TrialResults(tuple(rows), time.monotonic() - started)
@@ -176,8 +198,13 @@ def _result(trial: Trial, outcome: TrialOutcome, reason: str = "") -> TrialResul
     return TrialResult(trial.agent.name, trial.case.name, trial.family, outcome, reason)
 
 
-async def run(trial: Trial, family: Family, backend: SandboxBackend) -> TrialResult:
-    """Let the agent play the case. Every error becomes a result with its reason."""
+async def run(
+    trial: Trial, family: Family, backend: SandboxBackend, *, replay: bool = False
+) -> TrialResult:
+    """Let the agent play the case. Every error becomes a result with its reason.
+
+    With `replay` a second agent gets the replies of the first, in a sandbox of its own.
+    """
     needs = trial.case.needs
     if not trial.agent.can(needs):
         return _result(trial, TrialOutcome.CANNOT, f"it has no {needs} that settings can cause")
@@ -190,12 +217,17 @@ async def run(trial: Trial, family: Family, backend: SandboxBackend) -> TrialRes
         outcome = TrialOutcome.CANNOT if needs else TrialOutcome.FAILED
         return _result(trial, outcome, str(error))
     started = time.monotonic()
+    recording = RecordingFamily(family)
+    again = None
     try:
         with _repository() as folder:
-            played = await _play(harness, trial.case, family, backend, folder)
+            played = await _play(harness, trial.case, recording, backend, folder)
+            seconds = time.monotonic() - started
+            if replay:
+                again = await _play_again(harness, trial.case, recording, backend, folder, played)
     except SwerlError as error:
         return _result(trial, TrialOutcome.FAILED, f"{type(error).__name__}: {error}")
-    return replace(_judge(trial, played), seconds=time.monotonic() - started)
+    return replace(_judge(trial, played), seconds=seconds, replay=again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +237,43 @@ class _Played:
     limit: bool
     """True if the context limit refused a request or cut a reply."""
     figures: Figures
+    turns: Sequence[TurnRecord]
+    seconds: float
+
+
+async def _play_again(
+    harness: Harness,
+    case: Case,
+    recording: RecordingFamily,
+    backend: SandboxBackend,
+    folder: Path,
+    first: _Played,
+) -> ReplayFigures:
+    """Play a case from the record of its first play, every Turn of it."""
+    recorded = recorded_turns(first.turns)
+    replay = Replay(recorded, num_turns=len(recorded), family=recording)
+    started = time.monotonic()
+    await _play(harness, case, recording, backend, folder, replay)
+    return ReplayFigures(
+        turns=len(recorded),
+        replayed=replay.num_played,
+        differences=dict(replay.differences),
+        problem=replay.problem,
+        seconds=time.monotonic() - started,
+        seconds_before=first.seconds,
+    )
 
 
 async def _play(
-    harness: Harness, case: Case, family: Family, backend: SandboxBackend, folder: Path
+    harness: Harness,
+    case: Case,
+    recording: RecordingFamily,
+    backend: SandboxBackend,
+    folder: Path,
+    replay: Replay | None = None,
 ) -> _Played:
-    recording = RecordingFamily(family)
+    started = time.monotonic()
+    turns: list[TurnRecord] = []
     refused: list[Exception] = []
     *_, last = harness.script((), _WORKDIR)
     model = ScriptedModel(case, recording, closing=last.tool_calls)
@@ -221,7 +284,7 @@ async def _play(
         Gateway(
             engine=model, family=recording, on_refused=lambda _, error: refused.append(error)
         ) as gateway,
-        _session(gateway, case) as session,
+        _session(gateway, case, turns.append, replay) as session,
         proxy_to(session) as proxy,
         opened as sandbox,
     ):
@@ -237,15 +300,19 @@ async def _play(
             isinstance(error, GatewayError) and error.refusal is Refusal.CONTEXT
             for error in refused
         )
-        return _Played(done, model, limit, figures)
+        return _Played(done, model, limit, figures, turns, time.monotonic() - started)
 
 
 @asynccontextmanager
-async def _session(gateway: Gateway, case: Case) -> AsyncIterator[Session]:
+async def _session(
+    gateway: Gateway, case: Case, on_turn: Callable[[TurnRecord], None], replay: Replay | None
+) -> AsyncIterator[Session]:
     session = gateway.open(
         "compat",
         sampling=Sampling(max_new_tokens=_MOST_REPLY_TOKENS),
         limits=SessionLimits(max_context_tokens=case.max_context_tokens),
+        on_turn=on_turn,
+        replay=replay,
     )
     try:
         yield session

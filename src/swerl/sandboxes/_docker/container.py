@@ -138,9 +138,7 @@ class Container:
         message = f"sandbox {self.name} ended as it started"
         hint = f"swerl's containers need `sh` and `id`: check that image {self.plan.image} has them"
         if not self.plan.has_kernel_network:
-            hint = (
-                f"{self.plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
-            )
+            hint = f"{self.plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
         raise SandboxError(message, hint=hint)
 
     async def _make_workdir(self, ready: SignallerReady) -> None:

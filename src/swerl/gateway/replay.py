@@ -1,0 +1,426 @@
+"""Replay: answer a Session's first requests from a record, and check that they are the same.
+
+A request repeats a recorded Turn if it continues the same reply with the same new messages. What
+differs for an honest reason is covered by one of `RULES` and counted; any other difference ends the
+replay. Turns keep their recorded tokens, so the engine continues the conversation exactly. A reply
+that names what is random, such as a sub-agent's id, is sent with the id of this Session.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+import orjson
+
+from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role, Tool, Usage
+from swerl.core.contracts import Family
+from swerl.core.errors import GatewayError
+from swerl.core.turn import Completion, Sampling, Turn
+from swerl.gateway.conversation import TurnRecord
+from swerl.gateway.history import Match, Recorded
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, path_ids
+
+_DATE = r"\d\d?[-/.]\d\d?"
+_TIME = r"\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?"
+_DAY = r"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*"
+_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+RULES: Mapping[str, str] = {
+    "call id": r"\b(?:call|toolu|fc|msg|req|ses|prt|chatcmpl|resp)_(?=\w*\d)\w{6,}",
+    "temporary path": r"(?:/private)?/(?:tmp|var/tmp|dev/shm)/[\w.@+/-]+",
+    "uuid": r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
+    "clock": (
+        rf"\b20\d\d[-/.]{_DATE}(?:[T ]{_TIME})?(?:Z|[+-]\d\d:?\d\d)?\b|\b{_DATE}/20\d\d\b"
+        rf"|\b(?:{_DAY},? +)?(?:\d\d? +)?{_MONTH} +\d{{1,4}}\b(?:,? +20\d\d\b)?"
+        rf"|\b{_TIME}\b|\b1[6-9]\d{{8}}(?:\d{{3}})?\b"
+    ),
+    "nickname": r"(?<=\"nickname\":\")[\w -]+",
+    "duration": (
+        r"duration_ms\W{1,3}\d+"
+        r"|\b\d+(?:\.\d+)? ?(?:[mµn]?s|secs?|seconds?|milliseconds?|minutes?)\b"
+    ),
+    "port": r"\b(?:127\.0\.0\.1|localhost):\d+",
+    "process": r"\b(?i:pid|process(?: id)?|session id|chunk id)[:= ]+(?=[\w-]*\d)[\w-]+",
+    "address": r"\b0x[0-9a-f]{6,}\b",
+    "hash": r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{7,64}\b",
+}
+"""Name -> pattern of texts that differ from one start of an agent to the next."""
+WHITE_SPACE = "white space"
+"""Name of the rule for texts that differ in white space alone, which clients trim."""
+_RULE = re.compile("|".join(f"(?P<r{n}>{pattern})" for n, pattern in enumerate(RULES.values())))
+_NAMES = tuple(RULES)
+_RANDOM = frozenset({"call id", "temporary path", "uuid", "port", "process", "nickname", "hash"})
+"""Rules whose texts a later reply may repeat."""
+_LEADING = re.compile(r"^.*[:= ]+")
+"""The words before an id, which a reply does not repeat."""
+_LEAST_RENAMED = 8
+"""Characters of a text that is replaced inside others; a shorter one must be the whole value."""
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a request whose text is compared."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """A Turn, and what the record has besides its tokens."""
+
+    turn: Turn
+    reply: Message | None = None
+    parts: tuple[Part, ...] | None = None
+    """Its request; None if the record has the tokens alone."""
+
+
+def recorded_turns(records: Iterable[TurnRecord]) -> tuple[RecordedTurn, ...]:
+    """Return the Turns of a Session, in their order, with what a replay compares."""
+    found: list[RecordedTurn] = []
+    for record in records:
+        parent, reply = record.turn.parent, record.reply.message
+        before = None if parent is None else found[parent].reply
+        calls = [call.id for call in before.tool_calls] if before else []
+        parts = request_parts(record.new_messages, calls, record.tools)
+        found.append(RecordedTurn(record.turn, reply, parts))
+    return tuple(found)
+
+
+class Replay:
+    """The recorded Turns that a Session repeats. Implements Prompter, in front of a live one."""
+
+    rereads = False
+
+    def __init__(
+        self,
+        recorded: Sequence[RecordedTurn],
+        *,
+        num_turns: int,
+        family: Family,
+        is_own: bool = False,
+    ) -> None:
+        """Repeat the first `num_turns`; later ones only identify requests for the engine.
+
+        `is_own`: they are of the same Episode, which a crash interrupted, and are trained.
+        """
+        self.differences: Counter[str] = Counter()
+        """Rule -> messages that differ as it allows."""
+        self.failure: GatewayError | None = None
+        """The first difference that no rule allows."""
+        self._recorded = recorded
+        self._num_turns = num_turns
+        self._family = family
+        self._is_own = is_own
+        self._live: Prompter | None = None
+        self._played: set[int] = set()
+        self._renamed: dict[str, str] = {}
+        """Random texts of the record -> those of this Session."""
+
+    @property
+    def num_played(self) -> int:
+        return len(self._played)
+
+    @property
+    def problem(self) -> str:
+        """Why the Session is no continuation of the record; empty if it is."""
+        if self.failure:
+            return str(self.failure)
+        if len(self._played) < self._num_turns:
+            made = f"the agent made {len(self._played)} of the {self._num_turns} requests"
+            return f"{made} to replay, then ended"
+        return ""
+
+    def before(self, live: Prompter) -> Prompter:
+        """Return a Prompter that repeats the record, then samples with `live`."""
+        self._live = live
+        self.rereads = live.rereads
+        return self
+
+    def prompt(self, request: ChatRequest, match: Match) -> Prompt:
+        """Return the recorded tokens, or a new prompt after the replay. Raises GatewayError."""
+        if self.failure:
+            raise self.failure
+        prompt = self._engine().prompt(request, match)
+        found = self._find(prompt) if len(self._played) < self._num_turns else None
+        if found is None:
+            return prompt
+        number, compared = found
+        tail = prompt.tail
+        if self._is_spelled(self._recorded[number]):
+            tail = array("i", self._recorded[number].turn.prompt_ids)
+        ids, rewritten = path_ids(prompt.parent) + tail, prompt.is_rewritten
+        return _Repeated(
+            request, match, tail, ids, prompt.parent, rewritten, number=number, compared=compared
+        )
+
+    def count(self, request: ChatRequest, match: Match) -> int:
+        return self._engine().count(request, match)
+
+    def check(self, prompt: Prompt, limits: SessionLimits) -> None:
+        self._engine().check(prompt, limits)
+
+    async def sample(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Sampled:
+        """Return the recorded reply, without the engine, or sample one after the replay."""
+        if not isinstance(prompt, _Repeated):
+            return await self._engine().sample(prompt, limits, sampling)
+        number = prompt.number
+        # Of two equal requests at once, each repeats a Turn of its own.
+        for twin in self._twins(number) if number in self._played else ():
+            number = twin
+            if self._is_spelled(self._recorded[twin]):
+                prompt.tail[:] = array("i", self._recorded[twin].turn.prompt_ids)
+            break
+        # A request that is repeated once more is answered again, but trained once.
+        is_context = not self._is_own or number in self._played
+        self._played.add(number)
+        self.differences.update(prompt.compared.counts)
+        self._renamed |= prompt.compared.renamed
+        turn = self._recorded[number].turn
+        parsed, completion = self._reply(self._recorded[number])
+        usage = Usage(
+            prompt_tokens=len(prompt.ids) + turn.num_prompt_reported,
+            completion_tokens=len(completion.ids) + turn.num_reported,
+            thinking_tokens=parsed.thinking_tokens,
+        )
+        recorded = Recorded(number, is_context)
+        return Sampled(parsed, completion, usage, bool(completion.ids), recorded)
+
+    async def abort(self) -> None:
+        await self._engine().abort()
+
+    def _engine(self) -> Prompter:
+        assert self._live
+        return self._live
+
+    def _find(self, prompt: Prompt) -> tuple[int, Compared] | None:
+        """Return the recorded Turn of a request and the differences; None: it is for the engine.
+
+        Raises GatewayError, and keeps it as the failure, if the record has no such request.
+        """
+        parent = prompt.parent.recorded if prompt.parent else None
+        if prompt.parent and not parent:
+            return None  # the engine sampled the reply that it continues
+        known = [
+            number
+            for number, each in enumerate(self._recorded)
+            if each.turn.parent == (parent.index if parent else None)
+        ]
+        # Those that nothing has repeated come first.
+        known.sort(key=lambda number: (number >= self._num_turns, number in self._played))
+        tools = prompt.request.tools if parent is None else ()
+        now = request_parts(prompt.match.new, _preceding_calls(prompt), tools)
+        mismatch = ""
+        for number in known:
+            turn, parts = self._recorded[number].turn, self._recorded[number].parts
+            if parts is None:
+                said = (Part("prompt", self._family.text(prompt.tail)),)
+                compared = compare((Part("prompt", self._family.text(turn.prompt_ids)),), said)
+            else:
+                compared = compare(parts, now)
+            if isinstance(compared, Compared):
+                return (number, compared) if number < self._num_turns else None
+            if not mismatch and number < self._num_turns and number not in self._played:
+                mismatch = f"turn {number + 1} of {self._num_turns} differs: {compared}"
+        # Another branch has reached its part for the engine, which may begin with new results.
+        if not mismatch and any(number >= self._num_turns for number in known):
+            return None
+        place = f"after turn {parent.index + 1}" if parent else "a new conversation"
+        text = mismatch or f"the record has no such request: {place}, {_shown_parts(now)}"
+        self.failure = GatewayError(f"the replay ended: {text}")
+        raise self.failure
+
+    def _twins(self, number: int) -> Iterator[int]:
+        """Yield the Turns that nothing has repeated and that equal this one."""
+        mine = self._recorded[number]
+        for other in range(self._num_turns):
+            each = self._recorded[other]
+            if other not in self._played and each.turn.parent == mine.turn.parent:
+                same = each.turn.prompt_ids == mine.turn.prompt_ids
+                if same or (
+                    each.parts and isinstance(compare(each.parts, mine.parts or ()), Compared)
+                ):
+                    yield other
+
+    def _is_spelled(self, recorded: RecordedTurn) -> bool:
+        """Return True if the recorded ids are in the tokens of the Session's model."""
+        if not recorded.turn.trainable:
+            return False
+        if recorded.reply is None:
+            return True
+        parsed = self._parse(recorded.turn)
+        calls = [call.name for call in recorded.reply.tool_calls if call.name != MALFORMED_CALL]
+        told = (recorded.reply.text, calls)
+        return parsed is not None and (parsed.text, [name for name, _ in parsed.calls]) == told
+
+    def _parse(self, turn: Turn) -> ParsedReply | None:
+        try:
+            return self._family.parse(turn.output_ids)
+        except (IndexError, KeyError, OverflowError):  # ids beyond the vocabulary of another model
+            return None
+
+    def _reply(self, recorded: RecordedTurn) -> tuple[ParsedReply, Completion]:
+        """Return a recorded reply in the tokens of the Session's model."""
+        turn, message = recorded.turn, recorded.reply
+        ids, logprobs = turn.output_ids, turn.logprobs
+        if message and not self._is_spelled(recorded):
+            calls = tuple((call.name, call.arguments) for call in message.tool_calls)
+            parsed = ParsedReply(message.text, message.thinking, calls, turn.malformed_calls)
+            ids = tuple(self._family.encode_reply(message)) if turn.trainable else ()
+            logprobs = (0.0,) * len(ids)
+        else:
+            parsed = self._family.parse(ids)
+        version, changes = turn.weight_version, turn.weight_changes
+        changes = changes if ids == turn.output_ids else ()
+        if self._renamed:
+            calls = tuple((name, self._now(dict(arguments))) for name, arguments in parsed.calls)
+            parsed = replace(parsed, text=self._now(parsed.text), calls=calls)
+        return parsed, Completion(ids, logprobs, turn.finish, version, weight_changes=changes)
+
+    def _now(self, value: Any) -> Any:
+        """Return a value with the random texts of this Session."""
+        match value:
+            case dict():
+                return {key: self._now(each) for key, each in value.items()}
+            case list():
+                return [self._now(each) for each in value]
+            case int() if str(value) in self._renamed and not isinstance(value, bool):
+                return int(now) if (now := self._renamed[str(value)]).isdecimal() else value
+            case str() if value in self._renamed:
+                return self._renamed[value]
+            case str():
+                for before, now in self._renamed.items():
+                    value = value.replace(before, now) if len(before) >= _LEAST_RENAMED else value
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two requests that are the same but for the rules."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """Rule -> parts that differ as it allows."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Text that a rule covers -> the other request's text at that place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated(Prompt):
+    """A prompt that repeats a recorded one."""
+
+    number: int = 0
+    compared: Compared = Compared()
+
+
+def request_parts(
+    messages: Sequence[Message], calls: Sequence[str], tools: Sequence[Tool]
+) -> tuple[Part, ...]:
+    """Return the new messages of a request as parts; results by the number of their call.
+
+    `calls`: the ids of the reply's calls before them. `tools`: the offered ones, in any order.
+    Neighbouring texts of one role are one part, since clients cut them differently.
+    """
+    parts = [
+        Part(f"tool {tool.name}", _written([tool.description, dict(tool.parameters)]))
+        for tool in sorted(tools, key=lambda tool: tool.name)
+    ]
+    results = [message for message in messages if message.role is Role.TOOL]
+    ids = [message.tool_call_id for message in results]
+    order = {each: n for n, each in enumerate(calls if set(ids) <= set(calls) else ids)}
+    for message in sorted(results, key=lambda message: order[message.tool_call_id]):
+        number = order[message.tool_call_id] + 1
+        parts.append(Part(f"result of call {number}", message.text))
+    for message in messages:
+        text, label = message.text, f"{message.role} message"
+        if message.role is Role.TOOL or (not text.strip() and not message.tool_calls):
+            continue
+        text += "".join(_written([call.name, dict(call.arguments)]) for call in message.tool_calls)
+        if parts and parts[-1].label == label:
+            parts[-1] = Part(label, f"{parts[-1].text}\n{text}")
+        else:
+            parts.append(Part(label, text))
+    return tuple(parts)
+
+
+def _preceding_calls(prompt: Prompt) -> list[str]:
+    """Return the ids of the calls that the new messages answer, as the client wrote them."""
+    before = prompt.request.messages[: len(prompt.request.messages) - len(prompt.match.new)]
+    last = next((m for m in reversed(before) if m.role is Role.ASSISTANT), None)
+    return [call.id for call in last.tool_calls] if last else []
+
+
+def compare(recorded: Sequence[Part], now: Sequence[Part]) -> Compared | str:
+    """Return the differences that rules allow, or the first other one in words."""
+    compared = Compared()
+    for before, after in zip(recorded, now, strict=False):
+        if before.label != after.label:
+            return f"{_shown(before)} was sent, now {_shown(after)}"
+        found = _compare_texts(before.text, after.text, compared.renamed)
+        if isinstance(found, tuple):
+            was, now_is = _around(before.text, found[0]), _around(after.text, found[1])
+            return f"{before.label}: {was} was sent, now {now_is}"
+        compared.counts.update(found)
+    if len(recorded) != len(now):
+        longer, when = (recorded, "no longer") if len(recorded) > len(now) else (now, "new")
+        return f"{_shown(longer[min(len(recorded), len(now))])} is {when}"
+    return compared
+
+
+def _compare_texts(before: str, after: str, renamed: dict[str, str]) -> set[str] | tuple[int, int]:
+    """Return the rules by which two texts differ, or the places of another difference.
+
+    Texts that a rule covers are added to `renamed`.
+    """
+    found: set[str] = set()
+    if before == after:
+        return found
+    place = place_now = 0
+    for (rule, text), (rule_now, text_now) in zip_longest(
+        _split(before), _split(after), fillvalue=("", "")
+    ):
+        squeezed, squeezed_now = "".join(text.split()), "".join(text_now.split())
+        if rule != rule_now or (not rule and squeezed != squeezed_now):
+            pairs = enumerate(zip(text, text_now, strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(text), len(text_now)))
+            return place + same, place_now + same
+        if text != text_now:
+            found.add(rule or WHITE_SPACE)
+            if rule in _RANDOM:
+                renamed[_LEADING.sub("", text)] = _LEADING.sub("", text_now)
+        place, place_now = place + len(text), place_now + len(text_now)
+    return found
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (rule, text) for each piece of a text; the rule of other pieces is empty."""
+    end = 0
+    for match in _RULE.finditer(text):
+        yield "", text[end : match.start()]
+        yield _NAMES[int((match.lastgroup or "r0")[1:])], match[0]
+        end = match.end()
+    yield "", text[end:]
+
+
+def _around(text: str, place: int) -> str:
+    start = max(0, place - _SHOWN_CHARS // 4)
+    cut = text[start : start + _SHOWN_CHARS]
+    return repr(("…" if start else "") + cut + ("…" if start + len(cut) < len(text) else ""))
+
+
+def _shown(part: Part) -> str:
+    return f"{part.label} {_around(part.text, 0)}"
+
+
+def _shown_parts(parts: Sequence[Part]) -> str:
+    return _shown(parts[-1]) if parts else "without new messages"
+
+
+def _written(value: Json) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
