@@ -295,10 +295,26 @@ def test_a_request_that_is_not_the_recorded_one_ends_the_replay(run: Run) -> Non
     assert "turn 2 of 2 differs: result of call 1" in " ".join(shown.text.split())
 
 
-def test_an_episode_of_tokens_alone_is_continued(run: Run) -> None:
+@pytest.mark.parametrize(
+    "lost", [("turns.jsonl",), ("episode.json", "trajectory.json", "grade.json", "transcript.json")]
+)
+def test_an_episode_of_tokens_alone_or_one_that_was_killed_is_continued(
+    run: Run, lost: tuple[str, ...]
+) -> None:
     run("-o", "first")
-    Path("first", "turns.jsonl").unlink()
+    for name in lost:
+        Path("first", name).unlink()
     assert run("--from", "first", "--turn", "2", "-o", "second").code == 0
+
+
+def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
+    run("-o", "first")
+    for path in Path("first").iterdir():
+        if path.name != "trajectory.json":
+            path.unlink()
+    words = ("--from", "first", "--turn", "1", "--agent", "builtin", "-o", "second")
+    assert "names no task" in str(run(*words).error)
+    assert run(*words, "--instance", task.id).code == 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def talk(
     live = prompter(engine, engine.family, "s")
     return Conversation(
         "s",
-        replay.before(live) if replay else live,
+        replay.before(live, engine.family) if replay else live,
         sampling=Sampling(1000),
         limits=SessionLimits(),
         on_turn=None if turns is None else turns.append,
@@ -69,7 +69,7 @@ async def record(engine: RecordingEngine) -> list[TurnRecord]:
 
 
 def again(record: Sequence[TurnRecord], engine: RecordingEngine, num_turns: int) -> Replay:
-    return Replay(recorded_turns(record), num_turns=num_turns, family=engine.family)
+    return Replay(recorded_turns(record), num_turns=num_turns)
 
 
 async def test_the_first_turns_come_from_the_record_and_the_rest_from_the_engine(
@@ -110,7 +110,7 @@ async def test_turns_of_the_same_episode_are_trained(
     engine: RecordingEngine, record: list[TurnRecord]
 ) -> None:
     known = recorded_turns(record)
-    replay = Replay(known, num_turns=2, family=engine.family, is_own=True)
+    replay = Replay(known, num_turns=2, is_own=True)
     conversation = talk(engine, replay=replay)
     await play(conversation)
     trajectory = await conversation.close()
@@ -171,10 +171,10 @@ async def test_a_record_of_tokens_alone_is_compared_as_text(
     engine: RecordingEngine, record: list[TurnRecord]
 ) -> None:
     bare = [replace(each, reply=None, parts=None) for each in recorded_turns(record)]
-    replay = Replay(bare, num_turns=2, family=engine.family)
+    replay = Replay(bare, num_turns=2)
     await play(talk(engine, replay=replay))
     assert not replay.problem
-    replay = Replay(bare, num_turns=2, family=engine.family)
+    replay = Replay(bare, num_turns=2)
     with pytest.raises(GatewayError, match="turn 2 of 2 differs: prompt"):
         await play(talk(engine, replay=replay), listed="b.py")
 
@@ -226,7 +226,7 @@ async def test_a_reply_of_another_tokenizer_is_encoded_anew(
         replace(each, turn=replace(each.turn, output_ids=(10**6,), logprobs=(0.5,)))
         for each in known
     ]
-    replay = Replay(foreign, num_turns=2, family=engine.family)
+    replay = Replay(foreign, num_turns=2)
     conversation = talk(engine, replay=replay)
     await play(conversation)
     trajectory = await conversation.close()

@@ -103,7 +103,10 @@ def rollout(
         raise InputError("--from and --turn belong together", hint="--from EPISODE --turn 3")
     start = record.read_start(source, turn) if source and turn is not None else None
     recipe = _recipe(agent, chosen, model, settings or (), start)
-    task = _of_start(start, instance) if start and not tasks else _given(instance, tasks)
+    instance = instance or (start.task_id or None if start else None)
+    if start and not (instance or start.task):
+        raise InputError(f"{source} names no task", hint="name it with --instance and --tasks")
+    task = _of_start(start, instance or "") if start and not tasks else _given(instance, tasks)
     if tasks is not None:
         _warn_uncertified(task)
     folder = output or _new_folder(task)
@@ -136,11 +139,10 @@ def _recipe(
     return recipe_of(engine, model, made=_SETTINGS, settings=[*given, *settings])
 
 
-def _of_start(start: record.Start, instance: str | None) -> Task:
+def _of_start(start: record.Start, wanted: str) -> Task:
     """Return the Task of a recorded Episode: as it was kept, of its run, or by its id."""
     if start.task:
         return start.task
-    wanted = instance or start.task_id
     if not start.run:
         return _given(wanted, None)
     train, heldout = wiring.tasks_of(Recipe.model_validate(start.recipe), start.run / "tasks")
@@ -248,7 +250,7 @@ def _attempt(
         wiring.harness_of(recipe).mounts()
     return run(
         attempt(recipe, task, folder, script=engine.script, emit=view or ignore, start=start),
-        after="this episode is lost; run the command again",
+        after=f"`swerl rollout --from {folder} --turn N` continues it after its turn N",
     )
 
 
@@ -448,7 +450,7 @@ async def attempt(
     harness = wiring.harness_of(recipe)
     said = None if script is None else replies(script, harness, task)
     family = wiring.family_of(recipe, recipe.model.path)
-    replay = Replay(start.recorded, num_turns=start.turn, family=family) if start else None
+    replay = Replay(start.recorded, num_turns=start.turn) if start else None
     if start:
         # A script goes on after those of its replies that are replayed.
         versions = [each.turn.weight_version for each in start.recorded[: start.turn]]

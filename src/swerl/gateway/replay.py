@@ -104,7 +104,6 @@ class Replay:
         recorded: Sequence[RecordedTurn],
         *,
         num_turns: int,
-        family: Family,
         is_own: bool = False,
     ) -> None:
         """Repeat the first `num_turns`; later ones only identify requests for the engine.
@@ -117,9 +116,9 @@ class Replay:
         """The first difference that no rule allows."""
         self._recorded = recorded
         self._num_turns = num_turns
-        self._family = family
         self._is_own = is_own
         self._live: Prompter | None = None
+        self._tokens: Family | None = None
         self._played: set[int] = set()
         self._renamed: dict[str, str] = {}
         """Random texts of the record -> those of this Session."""
@@ -138,9 +137,9 @@ class Replay:
             return f"{made} to replay, then ended"
         return ""
 
-    def before(self, live: Prompter) -> Prompter:
+    def before(self, live: Prompter, family: Family) -> Prompter:
         """Return a Prompter that repeats the record, then samples with `live`."""
-        self._live = live
+        self._live, self._tokens = live, family
         self.rereads = live.rereads
         return self
 
@@ -199,6 +198,11 @@ class Replay:
     def _engine(self) -> Prompter:
         assert self._live
         return self._live
+
+    @property
+    def _family(self) -> Family:
+        assert self._tokens
+        return self._tokens
 
     def _find(self, prompt: Prompt) -> tuple[int, Compared] | None:
         """Return the recorded Turn of a request and the differences; None: it is for the engine.

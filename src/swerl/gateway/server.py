@@ -133,7 +133,7 @@ class Gateway:
         live = prompter(self._engine, self._family, session_id, self._history, self._spool)
         conversation = Conversation(
             session_id,
-            replay.before(live) if replay else live,
+            replay.before(live, self._family) if replay else live,
             sampling=sampling,
             limits=limits,
             on_turn=on_turn,

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swerl.core.episode import Episode, Group
+from swerl.core.events import Notice
 from swerl.core.grade import Verdict
 from swerl.core.task import Task
+from swerl.gateway.replay import Replay
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
 from swerl.runs.layout import RunFolder
@@ -65,8 +67,12 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
         lost_tokens = _sampled_tokens(kept)
     async with parts.provisioner.slot:
         try:
-            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens)
-            return record.write(path, result)
+            log = record.TurnLog(path) if parts.rollout.resume_turns else None
+            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
+            written = record.write(path, result)
+            if log:
+                log.clear()
+            return written
         finally:
             # Written experts are in the Episode's folder; those of lost attempts are not needed.
             if spool := parts.spool:
@@ -74,18 +80,34 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
                     spool.drop(each)
 
 
-async def run_with_refills(task: Task, name: str, parts: Parts, *, lost_tokens: int = 0) -> Episode:
+async def run_with_refills(
+    task: Task,
+    name: str,
+    parts: Parts,
+    *,
+    lost_tokens: int = 0,
+    log: record.TurnLog | None = None,
+) -> Episode:
     """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
 
-    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts.
+    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts. The
+    first attempt begins with the Turns that a crash left in `log`.
     """
     first, *refills = _attempt_names(name, parts)
-    result = await episode.run(task, first, parts)
+    replay = None
+    if log:
+        parts = replace(parts, on_turn=log)
+        if num_turns := len(log.recorded):
+            replay = Replay(log.recorded, num_turns=num_turns, is_own=True)
+            parts.emit(Notice(f"episode {name} goes on after turn {num_turns}"))
+    result = await episode.run(task, first, parts, replay=replay)
     for again in refills:
         # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID:
             break
         lost_tokens += _sampled_tokens(result)
+        if log:
+            log.clear()
         result = await episode.run(task, again, parts)
     return replace(result, lost_tokens=lost_tokens)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from swerl.runs import index
 from swerl.runs.layout import Cursor, RunFolder, make_aside
 
 TURNS = "turns.jsonl"
+_NEXT_TURNS = "turns.next.jsonl"
 TASK, RECIPE = "task.json", "recipe.json"
 """Files of an Episode outside of a run, from which it can be continued."""
 _CARRIED = ("harness", "sandbox", "limits", "budgets", "rollout", "gateway")
@@ -95,7 +96,42 @@ def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=tuple(turns))
 
 
-def append_turn(folder: Path, record: TurnRecord) -> None:
+class TurnLog:
+    """Keeps the Turns of a running Episode, so that it can go on after a crash.
+
+    A Session that repeats recorded Turns delivers them again, in another order perhaps. They go to
+    a second file, which replaces the first one once it holds more.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the Turns that a crash left; a damaged file counts as none. Raises RunError."""
+        self._folder = folder
+        self._num_turns = 0
+        self.recorded: tuple[RecordedTurn, ...] = ()
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        if (folder / TURNS).exists():
+            with suppress(RunError):
+                self.recorded = read_turns(folder)
+        for name in (_NEXT_TURNS, *(() if self.recorded else (TURNS,))):
+            (folder / name).unlink(missing_ok=True)
+
+    def __call__(self, record: TurnRecord) -> None:
+        """Append a Turn."""
+        append_turn(self._folder, record, name=_NEXT_TURNS if self.recorded else TURNS)
+        self._num_turns += 1
+        if self.recorded and self._num_turns > len(self.recorded):
+            (self._folder / _NEXT_TURNS).replace(self._folder / TURNS)
+            self.recorded = ()
+
+    def clear(self) -> None:
+        """Remove the files: the Episode is written, or another attempt begins."""
+        self.recorded = ()
+        for name in (TURNS, _NEXT_TURNS):
+            (self._folder / name).unlink(missing_ok=True)
+
+
+def append_turn(folder: Path, record: TurnRecord, *, name: str = "turns.jsonl") -> None:
     """Append a Turn with its messages to `turns.jsonl`. Raises RunError."""
     line = {
         "turn": replace(record.turn, routed=None),
@@ -103,7 +139,7 @@ def append_turn(folder: Path, record: TurnRecord) -> None:
         "tools": record.tools,
         "reply": record.reply.message,
     }
-    path = folder / TURNS
+    path = folder / name
     with disk_errors(path), path.open("ab") as file:
         file.write(_dump(line) + b"\n")
 
@@ -283,11 +319,17 @@ def move_orphans_aside(
     # No Group before the first untrained position can be sampled again.
     positions = (cursor.next_place, *(position for position, _ in cursor.under_way))
     first_stage = min(positions) // groups_per_step
+    for path in _since(run.root, first_stage):
+        # The Turns of an Episode that a crash interrupted.
+        if not is_finished(path) and (path / TURNS).exists():
+            names = {name for each in read_turns(path) for name, _ in each.turn.spans()}
+            if any(versions.number(name) is None for name in names):
+                TurnLog(path).clear()
     orphans = [
         path
-        for path in _finished_since(run.root, first_stage)
+        for path in _since(run.root, first_stage)
         # Weights of an uncommitted step are not among the known versions.
-        if any(versions.number(name) is None for name in read_versions(path))
+        if is_finished(path) and any(versions.number(name) is None for name in read_versions(path))
     ]
     if not orphans:
         return
@@ -300,10 +342,11 @@ def move_orphans_aside(
     emit(Notice(f"moved {len(orphans)} episodes of lost weights aside, to {aside.name}"))
 
 
-def _finished_since(root: Path, first_stage: int) -> Iterator[Path]:
+def _since(root: Path, first_stage: int) -> Iterator[Path]:
+    """Yield the Episodes of stages from this one on."""
     for stage in sorted((root / "episodes").iterdir()):
         if stage.name.isdecimal() and int(stage.name) >= first_stage:
-            yield from (path for path in sorted(stage.iterdir()) if is_finished(path))
+            yield from sorted(stage.iterdir())
 
 
 def read_versions(folder: Path) -> tuple[str, ...]:

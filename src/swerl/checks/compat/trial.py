@@ -251,7 +251,7 @@ async def _play_again(
 ) -> ReplayFigures:
     """Play a case from the record of its first play, every Turn of it."""
     recorded = recorded_turns(first.turns)
-    replay = Replay(recorded, num_turns=len(recorded), family=recording)
+    replay = Replay(recorded, num_turns=len(recorded))
     started = time.monotonic()
     await _play(harness, case, recording, backend, folder, replay)
     return ReplayFigures(
