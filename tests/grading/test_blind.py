@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Swap, Task, from_row, to_row
 from swerl.grading import blind, flow
 from swerl.grading.graders import command, reward_file, script, swebench
-from tests.checks.vetting import ADD, GOLD, ZERO, make_task
+from swerl.sandboxes._local.sandbox import LocalSandbox
+from tests.checks.vetting import ADD, GOLD, TESTS, ZERO, make_task
 from tests.grading.conftest import in_sandboxes
 
 PASSED, FAILED, SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
@@ -176,6 +179,23 @@ async def test_code_without_an_answer_is_a_cheat(
     assert (found.verdict, found.blind) == (Verdict.CHEAT, Blind.FORGED), found.reason
 
 
+async def test_blind_runs_side_by_side_have_as_much_time_as_one_after_the_other(
+    make: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, limits, run = make(timeout_s=50.0), list[float](), LocalSandbox.run
+
+    async def noted(sandbox: LocalSandbox, argv: Sequence[str], **given: Any) -> Exec:
+        limits.extend([given["timeout_s"]] if task.grading.test_command in argv else [])
+        return await run(sandbox, argv, **given)
+
+    monkeypatch.setattr(LocalSandbox, "run", noted)
+    swaps = await swebench.build().measure(task, in_sandboxes(task), 1)
+    limits.clear()
+    known = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
+    assert (await grade(known, GOLD)).verdict is Verdict.SOLVED
+    assert limits == [50.0, *[200.0] * 4]
+
+
 async def test_an_unsolved_patch_costs_no_further_run(make: Callable[..., Task]) -> None:
     found = await grade(make(), patch("    return a * b"))
     assert (found.verdict, found.blind) == (Verdict.UNSOLVED, Blind.NONE)
@@ -236,6 +256,84 @@ async def test_a_script_is_confirmed_test_by_test(make: Callable[..., Task]) -> 
     assert (
         await script.build().grade(task, patch(guess), in_sandboxes(task))
     ).verdict is Verdict.SOLVED
+
+
+BUILT = {"test_setup": "python3 setup.py build"}
+"""A set-up that runs code of the patch."""
+
+
+def building(code: str, body: str = "    return a - b") -> str:
+    """Return a patch whose build runs this code."""
+    lines = "".join(f"+{line}\n" for line in code.splitlines())
+    count = len(code.splitlines())
+    made = "diff --git a/setup.py b/setup.py\nnew file mode 100644\n--- /dev/null\n+++ b/setup.py\n"
+    return f"{patch(body)}{made}@@ -0,0 +1,{count} @@\n{lines}"
+
+
+NOTES = """\
+import pathlib
+text = pathlib.Path("tests/test_calc.py").read_text()
+pathlib.Path("/tmp/kept").write_text(text)
+"""
+NOTED = """\
+    import pathlib, re
+    text = pathlib.Path("/tmp/kept").read_text()
+    return int(re.search(rf"add\\({a}, {b}\\), (-?\\d+)", text)[1])"""
+
+
+@pytest.mark.parametrize("brought", ["", "touch tests/test_calc.py\n"])
+async def test_a_build_in_the_set_up_sees_no_real_value_of_a_swapped_test(
+    make: Callable[..., Task], brought: str
+) -> None:
+    more = "\n".join(
+        f"    def test_{at}(self):\n        self.assertEqual(calc.add({at}, 3), {at + 3})\n"
+        for at in range(5, 9)
+    )
+    place = "tests.test_calc.SumTest"
+    names = tuple(f"test_{at} ({place}.test_{at})" for at in range(5, 9))
+    files = {"tests/__init__.py": "", "tests/test_calc.py": f"{TESTS}\n{more}"}
+    setup = {"test_setup": f"{brought}test ! -e setup.py || {BUILT['test_setup']}"}
+    task = make(fail_to_pass=(ADD, *names), test_files=files, **setup)
+    assert (await grade(task, GOLD)).verdict is Verdict.SOLVED
+    assert (
+        await grade(task, building("print('built')", "    return a + b"))
+    ).blind is Blind.MATCHED
+    noted = await grade(task, building(NOTES, NOTED))
+    assert (noted.verdict, noted.blind) == (Verdict.CHEAT, Blind.FORGED), noted.reason
+
+
+KILLS = """\
+import os
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(0, 64)
+    while True:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline") as file:
+                    if "unittest" in file.read():
+                        os.kill(int(pid), 9)
+            except OSError:
+                pass
+"""
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(3)", "import shutil; shutil.rmtree('.git')"])
+async def test_a_patch_that_breaks_the_set_up_is_unsolved(
+    make: Callable[..., Task], code: str
+) -> None:
+    task = make(test_setup="test ! -e setup.py || python3 setup.py build")
+    found = await grade(task, building(code))
+    assert found.verdict is Verdict.UNSOLVED, found.reason
+    broken = replace(task, grading=replace(task.grading, test_setup="false"))
+    assert (await grade(broken, GOLD)).verdict is Verdict.INVALID
+
+
+async def test_a_process_of_the_set_up_that_kills_the_tests_is_no_fault_of_the_infrastructure(
+    make: Callable[..., Task],
+) -> None:
+    found = await grade(make(**BUILT), building(KILLS))
+    assert found.verdict is Verdict.UNSOLVED, found.reason
 
 
 REWARD_SCRIPT = """\

@@ -187,7 +187,8 @@ class _Grading:
         if test := await self._wrongly_skipped(first.seen):
             reason = f"{test} is skipped, or fails as expected, but not with the known solution"
             return replace(first.grade, verdict=Verdict.UNSOLVED, reason=reason)
-        swaps, num_runs = self.task.grading.swaps, self.task.grading.blind_runs
+        spec = self.task.grading
+        swaps, num_runs = spec.swaps, spec.blind_runs
         if swaps is None:
             # Without a file that can hold swaps, no sandbox is needed to find none.
             solution = await self._with_solution() if blind.test_files(self.task) else None
@@ -197,7 +198,10 @@ class _Grading:
         # The seed is secret: a patch that could predict the swaps could avoid them.
         runs = blind.draw(swaps, num_runs, random.Random(secrets.randbits(64)))
         files = sorted({swap.path for swap in swaps})
-        found = await _until_one_fails(self._blind(chosen, files) for chosen in runs)
+        # Side by side, each run may take as long as all of them one after the other.
+        patient = replace(spec, timeout_s=spec.timeout_s * len(runs))
+        others = replace(self, task=replace(self.task, grading=patient))
+        found = await _until_one_fails(others._blind(chosen, files) for chosen in runs)
         wrong = next((grade for grade in found if grade.verdict is not Verdict.SOLVED), None)
         bits = blind.bits(swaps, num_runs)
         believed = replace(first.grade, blind=Blind.MATCHED, blind_bits=bits)
@@ -273,26 +277,37 @@ class _Grading:
 
     async def _run(self, swaps: Sequence[Swap] = (), files: Sequence[str] = ()) -> _Run:
         """Run the tests in a clean sandbox, with these swaps in these files, and judge."""
-        spec = self.task.grading
+        spec, swapping = self.task.grading, _Swapping(swaps, files)
         async with self.open_clean() as sandbox:
-            prepared = await prepare(self.task, self.patch, sandbox)
-            if prepared.failure:
-                return _Run(replace(prepared.failure, restored=prepared.restored))
-            facts = Grade(Verdict.UNSOLVED, restored=prepared.restored)
-            if not await _write_swaps(sandbox, swaps, files):
-                reason = "a hidden test file is not the one of the known solution's run"
-                return _Run(replace(facts, reason=reason))
+            # A set-up may run code of the patch, so processes that it leaves are not known ones.
             reads = bool(spec.report_path and not spec.report_command)
             known = await _processes(sandbox) if reads else b""
-            facts, report = await self._test(sandbox, facts)
+            prepared = await prepare(self.task, self.patch, sandbox, swapping.write)
+            facts, report = Grade(Verdict.UNSOLVED, restored=prepared.restored), None
+            if not prepared.failure and not await swapping.write(sandbox):
+                reason = "a hidden test file is not the one of the known solution's run"
+                return _Run(replace(facts, reason=reason))
+            if not prepared.failure:
+                facts, report = await self._test(sandbox, facts)
             if report and reads:
                 facts, report = await self._with_left(sandbox, facts, report, known)
+        if prepared.failure:
+            failure = await self._attributed(prepared.failure)
+            return _Run(replace(failure, restored=prepared.restored))
         # The other sandbox opens when this one is closed: a grading may have one slot only.
         if report and spec.report_command:
             async with self.open_clean() as sandbox:
                 await self._make_report(sandbox, report.log)
                 facts, report = await self._with_left(sandbox, facts, report)
         return await self._judged(facts, report) if report else _Run(facts)
+
+    async def _attributed(self, failure: Grade) -> Grade:
+        """Return a failure to prepare, `unsolved` if the Task can be prepared without the patch."""
+        if failure.verdict is not Verdict.INVALID or not self.patch.files:
+            return failure
+        async with self.open_clean() as sandbox:
+            clean = await prepare(self.task, Changes({}, {}), sandbox)
+        return failure if clean.failure else replace(failure, verdict=Verdict.UNSOLVED)
 
     async def _test(self, sandbox: Sandbox, facts: Grade) -> tuple[Grade, GradingReport | None]:
         """Run the test command; return its report, or the Verdict of a run without one."""
@@ -312,10 +327,12 @@ class _Grading:
         if done.timed_out:
             reason = f"the tests ran past {spec.timeout_s:g} s"
             return replace(facts, verdict=Verdict.TIMEOUT, reason=reason), None
-        # Without the start marker, the tests cannot be the cause.
+        # Without the start marker, the tests cannot be the cause; code that a set-up ran can.
         if not began:
             reason = f"the test command did not start (exit code {done.exit_code})"
-            return replace(facts, verdict=Verdict.INFRA, reason=reason), None
+            is_own = bool(spec.test_setup and self.patch.files)
+            verdict = Verdict.UNSOLVED if is_own else Verdict.INFRA
+            return replace(facts, verdict=verdict, reason=reason), None
         if not ended or tail.strip() != str(done.exit_code):
             event = "the output was cut" if done.truncated else "the test command was killed"
             return replace(facts, reason=f"{event} before its end marker"), None
@@ -398,19 +415,34 @@ async def _read(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-async def _write_swaps(sandbox: Sandbox, swaps: Sequence[Swap], files: Sequence[str]) -> bool:
-    """Write every file again, with its swaps; return False if a file is not the measured one.
+class _Swapping:
+    """Writes the swaps of one run, before code of the patch can read the real values.
 
-    Files without a swap are written too, so that no file time reveals a swap.
+    Every file is written again, also one without a swap, so that no file time reveals a swap.
     """
-    texts = await _read(sandbox, files)
-    digests = {path: hashlib.sha256(text).hexdigest() for path, text in texts.items()}
-    if any(digests.get(swap.path) != swap.digest for swap in swaps):
-        return False
-    for path, text in texts.items():
-        own = [swap for swap in swaps if swap.path == path]
-        await sandbox.write(path, swapped(text, own))
-    return True
+
+    def __init__(self, swaps: Sequence[Swap], files: Sequence[str]) -> None:
+        self._swaps, self._files = swaps, files
+        self._written: dict[str, bytes] = {}
+
+    async def write(self, sandbox: Sandbox) -> bool:
+        """Write the files; return False if one of them is not the measured one.
+
+        A second call writes those that a set-up has made or made again.
+        """
+        texts = await _read(sandbox, self._files)
+        is_measured = True
+        for path in self._files:
+            own = [swap for swap in self._swaps if swap.path == path]
+            text = texts.get(path)
+            if text is not None and text == self._written.get(path):
+                await sandbox.write(path, text)
+            elif own and (text is None or hashlib.sha256(text).hexdigest() != own[0].digest):
+                is_measured = False
+            elif text is not None:
+                self._written[path] = swapped(text, own)
+                await sandbox.write(path, self._written[path])
+        return is_measured
 
 
 async def _processes(sandbox: Sandbox) -> bytes:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, touched
 from swerl.core.contracts import OpenClean, Sandbox
-from swerl.core.errors import SandboxFileError
+from swerl.core.errors import BrokenImageError, SandboxFileError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
@@ -151,8 +151,17 @@ async def changes_of(task: Task, patch: AgentPatch, open_clean: OpenClean) -> Ch
     return taken.changes if taken else Grade(Verdict.UNSOLVED, reason=_TOO_LARGE)
 
 
-async def prepare(task: Task, changes: Changes, sandbox: Sandbox) -> Prepared:
-    """Lay the accepted part of the Changes, and write the tests."""
+async def prepare(
+    task: Task,
+    changes: Changes,
+    sandbox: Sandbox,
+    swap: Callable[[Sandbox], Awaitable[object]] | None = None,
+) -> Prepared:
+    """Lay the accepted part of the Changes, and write the tests.
+
+    `swap` is called before a set-up runs: that may build the patch, whose code could then keep the
+    tests as they are.
+    """
     if changes.before is None:
         compared = await worktree.compare(sandbox, task.workdir, changes)
         if compared is None:
@@ -166,7 +175,12 @@ async def prepare(task: Task, changes: Changes, sandbox: Sandbox) -> Prepared:
         return Prepared(accepted.dropped, Grade(Verdict.UNSOLVED, reason=reason))
     restored = tuple(dict.fromkeys((*accepted.dropped, *blocked)))
     failure = await _apply_tests(task, sandbox, has_patch=bool(changes.files))
-    return Prepared(restored, failure or await _bring_tests(task, sandbox))
+    if not failure:
+        await _bring_tests(task, sandbox)
+        if swap and task.grading.test_setup:
+            await swap(sandbox)
+        failure = await _set_up(task, sandbox)
+    return Prepared(restored, failure)
 
 
 async def bring_files(task: Task, sandbox: Sandbox) -> None:
@@ -253,11 +267,14 @@ async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTr
     )
 
 
-async def _bring_tests(task: Task, sandbox: Sandbox) -> Grade | None:
-    spec = task.grading
-    for path, text in spec.test_files.items():
+async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
+    for path, text in task.grading.test_files.items():
         await sandbox.write(f"{task.workdir}/{path}", text.encode())
     await bring_files(task, sandbox)
+
+
+async def _set_up(task: Task, sandbox: Sandbox) -> Grade | None:
+    spec = task.grading
     if not (spec.test_setup or spec.report_path):
         return None
     done = await sandbox.run(
@@ -266,13 +283,17 @@ async def _bring_tests(task: Task, sandbox: Sandbox) -> Grade | None:
         timeout_s=_TIMEOUT_S,
         stdin=spec.test_setup.encode(),
     )
-    if not done.exit_code:
-        if spec.test_setup:
-            # It may take the tests from the solution's commit, which goes before they run.
+    if done.exit_code:
+        reason = f"the tests cannot be set up (exit code {done.exit_code})"
+        return Grade(Verdict.INVALID, reason=reason, log=done.text)
+    if spec.test_setup:
+        # It may take the tests from the solution's commit, which goes before they run.
+        try:
             await hide_future(sandbox, task, stage=Stage.TESTS)
-        return None
-    reason = f"the tests cannot be set up (exit code {done.exit_code})"
-    return Grade(Verdict.INVALID, reason=reason, log=done.text)
+        except BrokenImageError as error:
+            reason = f"the set-up of the tests broke the repository: {error}"
+            return Grade(Verdict.INVALID, reason=reason, log=done.text)
+    return None
 
 
 def _shell(script: str) -> list[str]:
