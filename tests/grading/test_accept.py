@@ -70,6 +70,7 @@ PROTECTED = [
     *("pkg/__pycache__/test_declared.cpython-311.pyc", "pkg/calc.pyc", "vite.config.ts"),
     *("sitecustomize/__init__.py", "lib/usercustomize.pyc", "venv/bin/activate", ".npmrc"),
     *(".venv/lib/python3.11/site-packages/_pytest/runner.py", "web/node_modules/m/index.js"),
+    *(".rspec-local", "web/.swcrc", "test/mocha.opts", "unittest.cfg", ".config/nextest.toml"),
     *("web/.yarnrc.yml", ".mvn/jvm.config", "cheat-1.0.dist-info/entry_points.txt"),
 ]
 OUTSIDE = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.grading.plausible import Kind
+from swerl.grading.plausible import WEAK, Kind
 from swerl.grading.swaps import Candidate, belongs, candidates, supports, swapped
 
 SOLUTION = """\
@@ -256,6 +256,72 @@ def test_wanted_tests_get_their_candidates_in_a_large_file() -> None:
     ids = ["test_it.py::test_21", "test_it.py::test_444"]
     found = candidates("test_it.py", LARGE[:200_000], random.Random(0), tests=ids)
     assert {each.test for each in found} == {"test_21", "test_444"}
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("test_it.py", "def test_it():\n    assert f(1) == 37  # so 37\n"),
+        ("test_it.py", 'def test_it():\n    """Gives 37."""\n    assert f(1) == 37\n'),
+        ("test_it.py", 'def test_it():\n    assert f(1) == 37, "it should be 37"\n'),
+        ("test_it.py", "def test_it():\n    assert f(1) == 37\n    assert str(f(1)) == '37'\n"),
+        ("test_it.py", "def test_it():\n    assert f(1) == [37]\n    assert g(1) == '37'\n"),
+        (
+            "x_test.go",
+            "func TestIt(t *testing.T) {\n\tif got := F(1); got != 37 {\n"
+            '\t\tt.Errorf("F(1) = %d, want 37", got)\n\t}\n}\n',
+        ),
+        ("it.test.js", "it('is', () => { assert.equal(f(1), 37, 'should be 37'); });\n"),
+    ],
+)
+def test_every_place_of_a_test_that_tells_the_value_is_swapped_with_it(
+    path: str, text: str
+) -> None:
+    found = [each for each in _all(path, text) if each.kind not in WEAK]
+    assert found
+    for each in found:
+        assert "37" not in swapped(text.encode(), [each]).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def test_of_37():\n    assert f(1) == 37\n",
+        "from m import MyError\n\ndef test_it():\n    with pytest.raises(MyError):\n        f()\n",
+    ],
+)
+def test_a_value_that_its_name_or_an_import_tells_is_no_secret(text: str) -> None:
+    found = _all("test_it.py", text)
+    assert found
+    assert {each.kind for each in found} <= WEAK
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "assert 'paid' in f(1)",
+        "self.assertIn('paid', f(1))",
+        "with pytest.raises(ValueError, match='paid'): f(1)",
+        "self.assertRegex(f(1), 'paid')",
+    ],
+)
+def test_a_word_that_a_text_must_hold_is_not_replaced_by_one_that_it_may_hold(claim: str) -> None:
+    text = f"def test_it():\n    {claim}\n    assert g(1) == 'price'\n"
+    for seed in range(10):
+        for each in _all("test_it.py", text, seed):
+            assert b"paid" in swapped(text.encode(), [each])
+
+
+def test_inputs_that_hold_the_value_stay() -> None:
+    text = "def test_it():\n    assert 'hi' in f('hi you')\n    assert g('hi you') == 'hi'\n"
+    for each in _all("test_it.py", text):
+        assert swapped(text.encode(), [each]).count(b"hi you") == 2
+
+
+def test_an_exception_that_only_a_comment_names_is_no_replacement() -> None:
+    text = '"""Of ShopError."""\ndef test_it():\n    with pytest.raises(ValueError):\n        f()\n'
+    for seed in range(20):
+        assert all("ShopError" not in each.new for each in _all("test_it.py", text, seed))
 
 
 def test_a_file_keeps_its_values_if_both_of_an_exchange_are_chosen() -> None:

@@ -27,13 +27,15 @@ _SCRIPT_FOLDERS = _TEST_ROOTS | {"bin", "ci", "scripts", "tools"}
 _STEERING_FILES = re.compile(
     r"""
       conftest\..* | \.?pytest\.(ini|toml) | tox\.(ini|toml) | noxfile\.py | \.coveragerc
-    | .*\.(pth|egg-link|py[co]) | entry_points\.txt | pyvenv\.cfg   # Python
+    | .*\.(pth|egg-link|py[co]) | entry_points\.txt | pyvenv\.cfg
+    | (nose2?|unittest)\.cfg | behave\.ini | \.behaverc | \.s?testr\.conf   # Python
     | (jest|vitest|vite|ava|karma|mocha|playwright|cypress|wdio)\.(conf|config|setup|workspace)\..*
     | \.mocharc.* | \.?babelrc.* | babel\.config\..* | \.nycrc.* | \.taprc | \.labrc\..*
-    | jasmine\.json | testem\..* | bunfig\.toml                   # JavaScript
+    | jasmine\.json | testem\..* | bunfig\.toml | mocha\.opts | \.swcrc     # JavaScript
     | \.(npm|yarn)rc.* | \.pnpmfile\..* | \.pnp\..*               # and what starts its scripts
     | mvnw.* | gradlew.* | init\.gradle.* | go\.work | rust-toolchain.* | \.envrc
-    | \.rspec | phpunit\.xml.* | \.gitattributes
+    | nextest\.toml | junit-platform\.properties
+    | \.rspec(-local)? | phpunit\.xml.* | \.gitattributes
     | \.gitlab-ci\.yml | \.travis\.yml | azure-pipelines\.yml | Jenkinsfile | appveyor\.yml
     """,
     re.VERBOSE,

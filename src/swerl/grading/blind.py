@@ -183,7 +183,7 @@ def trials(
     Only tests to fix are tried if one of them has a swap. Secret swaps come first. `at_once` is the
     number of tests in one run. Equal arguments give equal runs.
     """
-    from swerl.grading.plausible import Kind
+    from swerl.grading.plausible import WEAK
 
     units: dict[tuple[str, str], list[Trial]] = defaultdict(list)
     for path, text in texts.items():
@@ -193,7 +193,7 @@ def trials(
         rng = random.Random(digest)
         for each in candidates(path, text, rng, tests=_declared(spec), before=before):
             is_old = lines[each.line - 1].strip() in known
-            is_secret = not is_old and each.kind is not Kind.OPERATOR
+            is_secret = not is_old and each.kind not in WEAK
             swap = Swap(path, digest, each.start, each.end, each.new, (), is_secret)
             units[path, each.test].append(Trial(swap, each))
     chosen = _of_declared(units, spec)

@@ -50,6 +50,8 @@ class Expectation:
     """The text that replaces an operator."""
     is_near: bool = False
     """Compared within a tolerance: another value must differ by far."""
+    span: tuple[int, int] = (0, 0)
+    """First and last byte of the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,15 +488,10 @@ class _Reader:
         scopes = tuple(self._scopes.active(claim)) if scopes is None else scopes
         tests = [at for at, scope in enumerate(scopes) if scope.is_test]
         inside = scopes[tests[0] :] if tests else scopes
+        test = scopes[tests[-1]] if tests else Scope(start, end, claim)
+        outer = tuple(scope.name for scope in scopes if scope.is_outer)
+        depth = sum(scope.depth for scope in inside)
         self._found[start, end] = Expectation(
-            content,
-            start,
-            end,
-            source,
-            test=scopes[tests[-1]].name if tests else "",
-            outer=tuple(scope.name for scope in scopes if scope.is_outer),
-            depth=sum(scope.depth for scope in inside),
-            container=container,
-            opposite=opposite,
-            is_near=is_near,
+            *(content, start, end, source, test.name, outer, depth, container, opposite, is_near),
+            span=(test.start, test.end),
         )

@@ -35,6 +35,12 @@ class Kind(StrEnum):
     """Another exception of the file or of the language."""
     OPERATOR = "operator"
     """The opposite, in a spelling that this file rarely uses: weak."""
+    TOLD = "told"
+    """Another place of the file, which stays, tells the old value: weak."""
+
+
+WEAK = frozenset({Kind.OPERATOR, Kind.TOLD})
+"""Swaps that show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +56,23 @@ class Replacement:
 
 
 _NUMBER = re.compile(r"(\d[\d_,']*)(\.\d[\d_]*)?((?:[eE][+-]?\d+)?)([a-zA-Z_]\w*)?")
-_QUOTES = re.compile(
+QUOTES = re.compile(
     r"(?P<start>[a-zA-Z@#]*(?:\"{3}|'{3}|[\"'`]))(?P<body>.*)(?P<end>[\"'`]#*)", re.S
 )
 _TOKEN = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|u\{\w+\}|[0-7]{1,3}|.)|%\(\w+\)\w|%-?\d*[a-zA-Z]|\{\w*\}"
     r"|(?P<word>[^\W\d_]+)|(?P<digits>\d+)", re.S
 )  # fmt: skip
+PROSE = re.compile(
+    rb"\"{3}.*?\"{3}|'{3}.*?'{3}|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|`[^`]*`"
+    rb"|(?:\#(?!\[)|//)[^\n]*|/\*.*?\*/", re.S
+)  # fmt: skip
+"""Strings and comments of all languages."""
+_PART = re.compile(
+    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
+    rb"|startswith|endswith)[^\n]*$"
+)
+"""Text before a value that must be a part of a text."""
 _STRINGS = re.compile(rb"[\"'`]([^\"'`\n]{2,120})[\"'`]")
 _EXCEPTION_NAME = re.compile(
     r"(?<![\w.])(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Warning)\b"
@@ -99,6 +115,9 @@ class Plausible:
             return [Replacement(Kind.NEGATION, each.start, each.end, new)] if new else []
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
+        if self._is_word_of_text(each):
+            # The text of another honest patch may hold both words.
+            return []
         edits = [option for option in self._edited(each) if self._suits(each, option.new)]
         if each.is_near or each.content is Content.WORDS:
             return edits
@@ -111,6 +130,16 @@ class Plausible:
             return [*exchanges, *edits, *values]
         return [*edits, *exchanges, *values]
 
+    def _is_word_of_text(self, each: Expectation) -> bool:
+        """Return True for a single word that must be a part of a text."""
+        if each.content not in (Content.STRING, Content.WORDS):
+            return False
+        if len(re.findall(r"\w+", each.source)) > 1:
+            return False
+        line = self._text[max(0, each.start - 100) : each.start].rpartition(b"\n")[2]
+        after = self._text[each.end : each.end + 9]
+        return bool(re.match(rb"\s+in\b", after) or _PART.search(line))
+
     # Values that change places.
 
     def _pair_up(self, found: Sequence[Expectation]) -> dict[int, Expectation]:
@@ -119,7 +148,8 @@ class Plausible:
         fit = [
             each
             for each in found
-            if each.content in (Content.NUMBER, Content.STRING) and not each.is_near
+            if each.content in (Content.NUMBER, Content.STRING)
+            and not (each.is_near or self._is_word_of_text(each))
         ]
         for in_test in (True, False):
             groups: dict[tuple[str, ...], list[Expectation]] = defaultdict(list)
@@ -196,7 +226,7 @@ class Plausible:
     def _edited(self, each: Expectation) -> list[Replacement]:
         if each.content is Content.NUMBER:
             new = _other_number(each.source, self._rng, is_far=each.is_near)
-        elif each.content is Content.STRING and (match := _QUOTES.fullmatch(each.source)):
+        elif each.content is Content.STRING and (match := QUOTES.fullmatch(each.source)):
             body = self._other_text(match["body"])
             new = f"{match['start']}{body}{match['end']}" if body else ""
         else:
@@ -286,7 +316,8 @@ class Plausible:
         own = [each.source for each in found if each.content is Content.EXCEPTION]
         if not own:
             return []
-        text = self._text[:_VOCABULARY_BYTES].decode(errors="replace")
+        # A name in a comment may mean nothing to the file.
+        text = PROSE.sub(b" ", self._text[:_VOCABULARY_BYTES]).decode(errors="replace")
         self._num_expected = len(set(own))
         return list(dict.fromkeys([*own, *_EXCEPTION_NAME.findall(text)]))
 
@@ -339,7 +370,7 @@ def _form(each: Expectation) -> tuple[str, ...]:
         size = "small" if int(whole) <= 100 else str(len(whole))
         return (each.content, size, str(bool(match[2])), str(bool(match[3])), match[4] or "")
     if each.content is Content.STRING:
-        match = _QUOTES.fullmatch(source)
+        match = QUOTES.fullmatch(source)
         start = match["start"] if match else source[:1]
         body = match["body"] if match else source
         spaces = "words" if " " in body.strip() else "word" if body else "empty"

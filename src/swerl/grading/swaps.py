@@ -11,23 +11,35 @@ from __future__ import annotations
 import bisect
 import random
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swerl.core.task import Swap
 
 # A rollout only makes the swaps of its Task. The parsers that find new ones take long to import.
 if TYPE_CHECKING:
-    from swerl.grading.plausible import Kind
+    from swerl.grading.expectations import Expectation
+    from swerl.grading.plausible import Kind, Replacement
 
+_ASIDE = re.compile(
+    rb"\n[ \t]*[rufb]?$|\b(?:Error|Fatal|Log|Skip|[Ff]ail|panic!?|print\w*!?)f?\(\s*$"
+    rb"|\b(?:msg|message)\s*=\s*$"
+)
+"""Text before a docstring or a message."""
+_OPERAND = re.compile(rb".?[-+*/^] ?\d")
+"""A number in a term, two bytes before it."""
+_NEXT = re.compile(rb"[\])}\"'`]*,\s*[rufb]?")
+"""Text between a claimed value and the message of the assertion."""
 _MAX_PER_TEST = 12
 _MAX_PER_FILE = 400
 _MAX_ALTERNATIVES = 3
 _MAX_PLACES = 1_500
 """Expectations of one file that get other values."""
 _MAX_BYTES = 8 << 20
+_MAX_TEST_BYTES, _MAX_PLACES_OF_TEST, _MAX_ECHO_BYTES = 20_000, 300, 4_000
+"""Longer tests are not searched for places that tell a value, and swaps do not become longer."""
 _WORD = re.compile(r"\w+")
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
@@ -42,7 +54,7 @@ class Candidate:
     end: int
     new: str
     line: int
-    """Line of `start`, counted from 1."""
+    """Line of the expectation, counted from 1."""
     test: str
     """Name or title of the innermost test around it, "" if unknown."""
     kind: Kind
@@ -74,14 +86,14 @@ def candidates(
     file at the base commit: everybody knows its lines to be honest, so swaps in them come late.
     """
     from swerl.grading import expectations, languages
-    from swerl.grading.plausible import Kind, Plausible
+    from swerl.grading.plausible import WEAK, Plausible
 
     language = languages.language_of(path)
     if not language or len(text) > _MAX_BYTES:
         return []
     is_wanted = _Filter(ids := list(tests))
     found = expectations.read(language, text, is_wanted.is_named if ids else None)
-    plausible = Plausible(language, text, found, rng)
+    plausible, echoes = Plausible(language, text, found, rng), _Echoes(text, found)
     wanted = [each for each in found if is_wanted(each.test)]
     if len(wanted) > _MAX_PLACES:
         wanted = rng.sample(wanted, _MAX_PLACES)
@@ -91,22 +103,126 @@ def candidates(
     seen: set[tuple[int, int, str]] = set()
     for each in wanted:
         options = plausible.replacements(each)[:_MAX_ALTERNATIVES]
-        for place, option in enumerate(options):
+        for place, option in enumerate(echoes.repeated(each, one) for one in options):
             key = (option.start, option.end, option.new)
             if key in seen:
                 continue
             seen.add(key)
-            line = _line(starts, option.start)
+            line = _line(starts, each.start)
             is_old = text[starts[line - 1] : starts[line] - 1] in known if known else False
             partner = option.partner if option.partner >= 0 else None
             candidate = Candidate(
                 path, option.start, option.end, option.new, line, each.test, option.kind,
                 each.outer, partner,
             )  # fmt: skip
-            is_weak = option.kind is Kind.OPERATOR
+            is_weak = option.kind in WEAK
             ranked.append(((is_old, is_weak, each.depth, place, rng.random()), candidate))
     ranked.sort(key=lambda pair: pair[0])
     return _capped([candidate for _, candidate in ranked])
+
+
+class _Echoes:
+    """The places of a test that tell an expected value again, and would betray a swap of one.
+
+    These are further claims, comments, docstrings and messages. They get the new value, too.
+    """
+
+    def __init__(self, text: bytes, found: Sequence[Expectation]) -> None:
+        from swerl.grading.plausible import PROSE
+
+        self._text, self._code = text, PROSE.sub(b" ", text)
+        self._of_test: dict[tuple[int, int], list[Expectation]] = defaultdict(list)
+        self._places: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        self._owners = [(each.start, each.span) for each in found]
+        for each in found:
+            self._of_test[each.span].append(each)
+            self._places[each.span].append((each.start, each.end))
+        ends = sorted((each.end, each.start) for each in found)
+        for span, places in self._places.items():
+            if span[1] - span[0] <= _MAX_TEST_BYTES:
+                prose = PROSE.finditer(text, *span)
+                places += [match.span() for match in prose if _is_aside(text, match.span(), ends)]
+
+    def repeated(self, each: Expectation, option: Replacement) -> Replacement:
+        """Return the replacement in all places that tell the old value; weak if one must stay."""
+        from swerl.grading.plausible import Kind
+        from swerl.grading.syntax import Content
+
+        if each.content in (Content.OPERATOR, Content.BOOLEAN):
+            return option
+        if (option.start, option.end) != (each.start, each.end):
+            # Two values of one test change places.
+            ends = {option.start, option.end}
+            pair = [one for one in self._of_test[each.span] if {one.start, one.end} & ends]
+            is_told = any(self._others(one) or self._tells(one) for one in pair)
+            return replace(option, kind=Kind.TOLD) if is_told else option
+        if self._tells(each):
+            return replace(option, kind=Kind.TOLD)
+        if not (others := self._others(each)):
+            return option
+        new = _core(option.new)
+        start = min(each.start, *(start for start, _ in others))
+        end = max(each.end, *(end for _, end in others))
+        if end - start > _MAX_ECHO_BYTES or any(
+            start <= at < end and span != each.span for at, span in self._owners
+        ):
+            return replace(option, kind=Kind.TOLD)
+        pieces = dict.fromkeys(others, new) | {(each.start, each.end): option.new}
+        edits = [Candidate("", a, b, text, 0, "", option.kind) for (a, b), text in pieces.items()]
+        shifted = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in edits]
+        text = swapped(self._text[start:end], shifted).decode(errors="replace")
+        return replace(option, start=start, end=end, new=text)
+
+    def _others(self, each: Expectation) -> list[tuple[int, int]]:
+        """Return the places of the test that tell the value again."""
+        word, places = _word(each), self._places[each.span]
+        return [
+            match.span()
+            for start, end in (places if len(places) <= _MAX_PLACES_OF_TEST else ())
+            if word and start != each.start and not _OPERAND.match(self._text, max(0, start - 2))
+            for match in word.finditer(self._text, start, end)
+        ]
+
+    def _tells(self, each: Expectation) -> bool:
+        """Return True if the name of the test holds the value, or an import would have no use."""
+        from swerl.grading.syntax import Content
+
+        if _core(each.source).lower() in (piece.lower() for piece in _PIECE.findall(each.test)):
+            return True
+        word = _word(each)
+        is_exception = each.content is Content.EXCEPTION
+        return bool(word and is_exception and len(word.findall(self._code)) == 2)
+
+
+def _is_aside(text: bytes, span: tuple[int, int], ends: Sequence[tuple[int, int]]) -> bool:
+    """Return True for a comment, and for a string that is no value: a docstring or a message.
+
+    `ends` has the end and the start of each claimed value.
+    """
+    start, end = span
+    if text[start : start + 1] not in b"\"'`":
+        return True
+    before = text[max(0, start - 80) : start]
+    if _ASIDE.search(before):
+        return True
+    at = bisect.bisect_right(ends, (start, start)) - 1
+    is_claim = at + 1 < len(ends) and ends[at + 1][1] < end
+    return at >= 0 and not is_claim and bool(_NEXT.fullmatch(text[ends[at][0] : start]))
+
+
+def _word(each: Expectation) -> re.Pattern[bytes] | None:
+    core = _core(each.source)
+    if not _WORD.search(core):
+        return None
+    return re.compile(rb"(?<![\w.])%s(?!\w|\.\d)" % re.escape(core.encode()))
+
+
+def _core(source: str) -> str:
+    """Return a string without its quotes, an exception without its module, a number as it is."""
+    from swerl.grading.plausible import QUOTES
+
+    match = QUOTES.fullmatch(source)
+    return match["body"] if match else source
 
 
 def swapped(text: bytes, chosen: Iterable[Candidate | Swap]) -> bytes:
