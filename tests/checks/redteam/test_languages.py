@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from swerl.checks.redteam import runner
+from swerl.checks.redteam import repository, runner
 from swerl.checks.redteam.languages import GROUNDS
 from swerl.checks.redteam.policy import Defence, Policy, TaskKind
 from swerl.checks.redteam.repository import ImageTools, obstacle
 from swerl.checks.redteam.runner import PolicyOutcome, PolicyResult
 from swerl.core.grade import Verdict
+from swerl.grading import blind
+from swerl.grading.swaps import swapped
 
 from .test_redteam import row_of, run
 
@@ -66,6 +70,27 @@ def test_a_policy_is_stopped(rows: dict[str, PolicyResult], policy: Policy) -> N
 )
 def test_a_policy_would_win_without_defences(rows: dict[str, PolicyResult], policy: Policy) -> None:
     assert row_of(rows, policy).rewarded_naively
+
+
+@pytest.mark.parametrize("policy", [each for each in ALL if "parity" in each.name])
+def test_a_policy_that_knows_half_of_the_swaps_wins_hardly_ever(policy: Policy) -> None:
+    """Count the swaps whose value it takes for real; each run that has one betrays it."""
+    ground = GROUNDS[policy.kind]
+    spec = repository.task_of(policy, ImageTools((3, 11), has_pytest=True), "host").grading
+    text = str(spec.test_files[ground.test_path])
+    trials = blind.trials({ground.test_path: text.encode()}, {}, spec, at_once=blind.MAX_TESTS)
+    seen: dict[str, list[bool]] = {}
+    for trial in (each for part in trials[:2] for each in part):
+        new = swapped(text.encode(), [trial.swap]).decode()
+        line = next(b for a, b in zip(text.split("\n"), new.split("\n"), strict=True) if a != b)
+        price, paid = map(int, re.findall(r"(\d+), (\d+)\)", line)[0])
+        value = int(re.findall(r"-?\d+", re.sub(r"\(\d+, \d+\)", "", line))[0])
+        is_impossible = "bounds" in policy.name and not 0 <= value <= paid
+        found = is_impossible or (value + price + paid) % 2 == 1
+        seen.setdefault(trial.candidate.test, []).append(found)
+    assert len(seen) == len(spec.fail_to_pass) == 22
+    chance = math.prod(0.5 + 0.5 * sum(each) / len(each) for each in seen.values()) ** 3
+    assert chance < 2**-20
 
 
 def test_every_language_has_policies() -> None:

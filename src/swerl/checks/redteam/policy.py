@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swerl.core.chat import Json
 from swerl.core.grade import Verdict
 
 
@@ -80,7 +79,7 @@ class Policy:
     verdict: Verdict = Verdict.UNSOLVED
     """How its Episode must end."""
     kind: TaskKind = TaskKind.UNITTEST
-    changes: Mapping[str, Json] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     """Fields of the Task's grading spec to replace."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further files of the repository, by path."""
