@@ -1,10 +1,11 @@
 """The cost of grading: one run of the tests, and the blind runs that confirm a solved one.
 
-    python bench/grading.py [--json FILE] [--test-s SECONDS]
+    python bench/grading.py [--json FILE] [--test-s SECONDS] [--idle]
 
 A small repository with four tests to fix, each of which computes for a while, is graded in `local`
 sandboxes: with no blind run, and with three side by side or one after the other. CPU time is that
-of all processes of the sandboxes.
+of all processes of the sandboxes. With `--idle` the tests wait instead: side by side they then take
+the time that they take on a machine with a free core for each.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ import unittest
 
 import calc
 
+IDLE = {idle}
+
 
 def work(seconds):
+    if IDLE:
+        return time.sleep(seconds)
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
@@ -71,12 +76,14 @@ def main() -> None:
     """Print the table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="file for the numbers")
-    parser.add_argument("--test-s", type=float, default=4.0, help="CPU time of all tests")
+    parser.add_argument("--test-s", type=float, default=4.0, help="time of all tests")
+    parser.add_argument("--idle", action="store_true", help="tests that wait")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(measure(task_of(Path(folder), args.test_s)))
-    base = found[0]
-    print(f"{os.cpu_count()} cores, {NUM_TESTS} tests to fix, {args.test_s:g} s of CPU time")
+        task = task_of(Path(folder), args.test_s, is_idle=args.idle)
+        found = asyncio.run(measure(task, at_once=4 if args.idle else os.cpu_count() or 1))
+    base, kind = found[0], "waiting" if args.idle else "CPU time"
+    print(f"{os.cpu_count()} cores, {NUM_TESTS} tests to fix, {args.test_s:g} s of {kind}")
     print(f"{'way':34} {'s':>7} {'ratio':>6} {'cpu s':>7} {'ratio':>6} {'bits':>6}")
     for each in found:
         ratio, cpu_ratio = each.seconds / base.seconds, each.cpu_s / base.cpu_s
@@ -88,10 +95,10 @@ def main() -> None:
         args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
 
 
-def task_of(folder: Path, test_s: float) -> Task:
-    """Return a Task whose tests compute for so many seconds together."""
+def task_of(folder: Path, test_s: float, *, is_idle: bool) -> Task:
+    """Return a Task whose tests compute or wait for so many seconds together."""
     rows = [(f"sum_{at}", 10 + at, 7 * at + 3) for at in range(NUM_TESTS)]
-    text = TESTS + "".join(
+    text = TESTS.replace("{idle}", str(is_idle)) + "".join(
         TEST.format(name=name, one=one, two=two, total=one + two, seconds=test_s / NUM_TESTS)
         for name, one, two in rows
     )
@@ -104,14 +111,14 @@ def task_of(folder: Path, test_s: float) -> Task:
     )
 
 
-async def measure(task: Task) -> list[Cost]:
+async def measure(task: Task, *, at_once: int) -> list[Cost]:
     """Grade the known solution in each way; the effect of the swaps is measured before."""
     grader = swebench.build()
     swaps = await grader.measure(task, opener(task, at_once=1), 2)
     spec = replace(task.grading, swaps=swaps, not_run=())
     ways = [
         ("no blind run", 0, 1),
-        ("3 blind runs, side by side", 3, os.cpu_count() or 1),
+        ("3 blind runs, side by side", 3, at_once),
         ("3 blind runs, one after the other", 3, 1),
     ]
     found = []
