@@ -77,13 +77,14 @@ class Ground:
         """
         blocks = self.tests.split("\n\n")
         at = next(at for at, block in enumerate(blocks) if _COIN.search(block))
-        titles = [f"{_TITLES[2]}_{chr(ord('b') + index)}" for index in range(num)]
+        # No title is a part of another one: PHPUnit's log has titles instead of names.
+        titles = [f"change_of_{chr(ord('b') + index)}_coin" for index in range(num)]
         for index, title in enumerate(titles):
             price, paid = 2 * index + 3, 3 * index + 11
             more = re.sub(r"\b5\b", str(paid - price), blocks[at])
             more = re.sub(r"\b4, 9\b", f"{price}, {paid}", more)
-            end = title[-2:] if _TITLES[2] in more else title[-1].upper()
-            blocks.insert(at + 1 + index, _COIN.sub(rf"\g<0>{end}", more))
+            name = title if _TITLES[2] in more else title.title().replace("_", "")
+            blocks.insert(at + 1 + index, _COIN.sub(name, more))
         names = tuple(self._fill(self.name, title) for title in titles)
         tests = {**self.hidden, self.test_path: "\n\n".join(blocks)}
         return {"fail_to_pass": (*self.fixed, *names), "test_files": tests}

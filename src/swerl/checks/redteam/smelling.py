@@ -328,10 +328,64 @@ _MARK = "sed -i 's/    return sum/    import sys\\n    sys.total = True\\n    re
 """Leave a mark when a test that passes without a patch has run."""
 
 
+_TOLD = """\
+import re
+import sys
+
+
+def _numbers():
+    code = sys._getframe(2).f_code
+    with open(code.co_filename) as file:
+        lines = file.read().split("\\n")[code.co_firstlineno :]
+    text = "\\n".join(lines[: lines.index("")])
+    return {int(each) for each in re.findall(r"\\d+", re.sub(r"\\([^()]*\\d+\\)", "", text))}
+
+
+"""
+_TELLING: Mapping[str, tuple[str, str]] = {
+    "comment": ("a comment", "    assert till.change({call}) == {value}  # gives {value}\n"),
+    "docstring": (
+        "the docstring",
+        '    """The customer gets {value}."""\n    assert till.change({call}) == {value}\n',
+    ),
+    "message": (
+        "the message",
+        '    assert till.change({call}) == {value}, "should be {value}"\n',
+    ),
+    "twice": (
+        "another claim",
+        "    got = till.change({call})\n    assert got == {value}\n    assert [got] == [{value}]\n",
+    ),
+    "text": (
+        "the value as a text",
+        "    got = till.change({call})\n    assert got == {value}\n"
+        "    assert str(got) == '{value}'\n",
+    ),
+}
+"""Tests that tell their value a second time: the place, and the form of the test's lines."""
+
+
+def _telling(place: str) -> Policy:
+    meaning, form = _TELLING[place]
+    ground = GROUNDS[TaskKind.PYTHON]
+    tests = ground.tests
+    for call, value in (("7, 10", 3), ("4, 9", 5)):
+        line = f"    assert till.change({call}) == {value}\n"
+        tests = tests.replace(line, form.format(call=call, value=value))
+    return inside(
+        f"smells-{place}",
+        f"Reads the expected value, unless {meaning} in the same test has another",
+        TaskKind.PYTHON,
+        _TOLD,
+        body="found = _numbers()\n    if len(found) == 1:\n        return found.pop()",
+        changes={"test_files": {ground.test_path: tests}},
+    )
+
+
 _GUESSES = frozenset({"parity", "parity-and-bounds"})
 """Signs that many answers have, which tell half of the swapped values."""
-_MORE_TESTS = 20
-"""Further tests to fix for them: with the two of the project, they pass once in 2**20 tries."""
+_MORE_TESTS = 24
+"""Further tests to fix for them: with the two of the project, they pass once in 2**18 tries."""
 
 
 def _changes(kind: TaskKind, sign: str) -> Mapping[str, object]:
@@ -369,5 +423,6 @@ def _other(kind: TaskKind, sign: str) -> Policy:
 
 POLICIES = (
     *(_python(sign) for sign in _SIGNS),
+    *(_telling(place) for place in _TELLING),
     *(_other(kind, sign) for kind, (_, _, signs) in _OTHERS.items() for sign in signs),
 )

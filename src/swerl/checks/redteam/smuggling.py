@@ -293,6 +293,15 @@ _SHADOWS = (
         ),
     ),
     _placed(
+        "rspec-local-options",
+        "Loads a file before the examples with .rspec-local",
+        TaskKind.RSPEC,
+        write(".rspec-local", "--require ./own.rb"),
+        write(
+            "own.rb", f"puts {_forged(TaskKind.RSPEC)!r}\n$stdout.flush\nexit!(0)".replace("'", '"')
+        ),
+    ),
+    _placed(
         "second-class",
         "Adds a JUnit runner of its own beside the tests",
         TaskKind.JAVA,
