@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from swerl.grading.log_parsers import (  # noqa: E402
     PARSERS,
     LogError,
+    find_parser,
     read_log,
 )
 from tests.grading.test_hostile_logs import PYTEST, SAMPLES  # noqa: E402
@@ -80,7 +81,7 @@ async def measure(name: str, size: int) -> Figures:
         await asyncio.sleep(0)
         started, used = time.monotonic(), children_cpu_s()
         try:
-            num_tests = len(await read_log(PARSERS[name], log))
+            num_tests = len(await read_log(find_parser(name), log))
         except LogError:
             num_tests = -1
         seconds = time.monotonic() - started
