@@ -42,6 +42,15 @@ async def test_killing_every_process_ends_only_the_commands(sandbox: Sandbox, us
     assert await sh(sandbox, "cat f") == "kept"
 
 
+async def test_locking_the_root_folder_ends_only_the_commands(sandbox: Sandbox) -> None:
+    """Their files are out of reach for their own user then; that is no fault of the sandbox."""
+    locked = await sandbox.run(["bash", "-c", "chmod 0 /; while :; do :; done"], timeout_s=1)
+    assert locked.timed_out
+    refused = await sandbox.run(["bash", "-c", "true"])
+    assert refused.exit_code == 126
+    assert "Permission denied" in refused.text
+
+
 @pytest.mark.parametrize("user", ["agent", "root"])
 async def test_no_signal_ends_the_init_process(sandbox: Sandbox, user: str) -> None:
     script = "for n in $(seq 64); do kill -$n 1; done; for n in $(seq 64); do kill -$n 1; done"

@@ -265,6 +265,12 @@ _EXHAUSTING = (
         "true",
     ),
     _greedy(
+        "tests-lock-root",
+        "Locks the root folder when the tests import it",
+        write("till.py", module("import os\n\nos.chmod('/', 0)\nos.kill(os.getppid(), 9)\n")),
+    ),
+    _greedy("agent-locks-root", "Locks the root folder", "chmod 0 /"),
+    _greedy(
         "agent-kills-all", "Kills every process that it can, swerl's own included", "kill -9 -1"
     ),
 )

@@ -67,6 +67,8 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
         if _drop_privileges(launcher.password, spawner):
             held.add("syscalls")
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
+        # By descriptor: code inside may lock the folder above.
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         wire.send(channel, wire.failure(error))
         return
@@ -74,7 +76,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Supervisor(channel, launcher, booted.init, deadline, watcher).serve()
+    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher).serve()
 
 
 def _reserve_memory(plan: SandboxPlan, held: set[str]) -> SandboxPlan:
@@ -103,6 +105,8 @@ class _Supervisor:
     launcher: _Launcher
     init: int
     """Process descriptor of the sandbox's init process."""
+    proc: int
+    """Descriptor of the sandbox's /proc."""
     deadline: float
     watcher: DiskWatcher | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -137,7 +141,7 @@ class _Supervisor:
             if left_s <= 0:
                 return "its lifetime is over"
             for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
-                if fd == self.init or (fd in self.running and _init_is_ending()):
+                if fd == self.init or (fd in self.running and _init_is_ending(self.proc)):
                     return "its init process was killed"
                 if self.watcher and fd == self.watcher.alarm:
                     if os.read(fd, 1):
@@ -196,7 +200,7 @@ class _Supervisor:
         if signum == signal.SIGKILL:
             self._kill(number)
         else:
-            _signal_marked(number, signum, skipped=b"ZX")
+            _signal_marked(self.proc, number, signum, skipped=b"ZX")
 
     def _kill(self, number: int) -> None:
         """Kill every process of a command, including daemons in sessions of their own.
@@ -205,11 +209,11 @@ class _Supervisor:
         process limit, so even a fork bomb cannot start new ones.
         """
         give_up = time.monotonic() + _STOP_S
-        while _signal_marked(number, signal.SIGSTOP, skipped=b"TZX"):
+        while _signal_marked(self.proc, number, signal.SIGSTOP, skipped=b"TZX"):
             if time.monotonic() > give_up:  # without a process limit this may never end
                 break
             time.sleep(0.001)
-        while _signal_marked(number, signal.SIGKILL, skipped=b"ZX"):
+        while _signal_marked(self.proc, number, signal.SIGKILL, skipped=b"ZX"):
             if time.monotonic() > give_up:
                 break
             time.sleep(0.001)
@@ -344,16 +348,16 @@ def _exit_code(error: Exception, command: Command) -> int:
     return _NOT_STARTED
 
 
-def _signal_marked(number: int, signum: int, *, skipped: bytes) -> bool:
+def _signal_marked(proc: int, number: int, signum: int, *, skipped: bytes) -> bool:
     """Signal the processes of a command, except those in the `skipped` states.
 
     Returns whether one of them can still run. A process in uninterruptible sleep (a parent until
     its new child has called exec, for example) gets the signal before it runs again.
     """
     found = False
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  paths cost a third more
+    for name in filter(str.isdigit, os.listdir(proc)):
         with suppress(OSError):  # it ended meanwhile
-            fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_DIRECTORY)
+            fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
             try:
                 if _mark_of(fd) == number and (state := _stat(fd)[0]) not in skipped:
                     signal.pidfd_send_signal(fd, signum)
@@ -363,9 +367,9 @@ def _signal_marked(number: int, signum: int, *, skipped: bytes) -> bool:
     return found
 
 
-def _init_is_ending() -> bool:
+def _init_is_ending(proc: int) -> bool:
     try:
-        fd = os.open("/proc/1", os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open("1", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
     except OSError:
         return True
     try:
