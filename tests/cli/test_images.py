@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from swerl.cli import images
 from swerl.cli.images import app
 from swerl.core.errors import ImageError, InputError
 from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.images.plan import ImagePlan, PlannedImage
 from swerl.images.store import default_store
 from swerl.tasks import twin
 
@@ -34,6 +36,20 @@ def test_unreachable_target_is_one_clear_error(tasks: Path) -> None:
     with pytest.raises(ImageError, match=r"registry 127\.0\.0\.1:9 does not answer") as caught:
         mirror(str(tasks), "--to", "127.0.0.1:9/m")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("num_read", "verb"), [(0, "plan"), (1, "pull")])
+def test_a_plan_without_any_manifest_does_not_lead_to_a_pull(
+    tasks: Path, num_read: int, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = PlannedImage("a/b", error=ImageError("does not answer"))
+    made = ImagePlan((lost, *[PlannedImage("c/d")] * num_read), frozenset())
+    monkeypatch.setattr(images, "_make", lambda *_: made)
+
+    done = CliRunner().invoke(app, ["plan", str(tasks)])
+
+    assert done.exit_code == 1
+    assert f"next: swerl images {verb} " in done.stdout
 
 
 def test_target_without_a_host_is_your_input(tasks: Path) -> None:

@@ -60,7 +60,9 @@ def plan(
         hint = f" ({image.error.hint})" if image.error and image.error.hint else ""
         stderr().print(f"[red]failed[/] {image.image}: {image.error}{hint}", soft_wrap=True)
     if not as_json:
-        console().print(f"next: swerl images pull {tasks}", soft_wrap=True)
+        verb = "pull" if len(made.failed) < len(made.images) else "plan"
+        again = "" if verb == "pull" else " again, once a registry answers"
+        console().print(f"next: swerl images {verb} {tasks}{again}", soft_wrap=True)
     if made.failed:
         raise typer.Exit(1)
 
