@@ -51,3 +51,4 @@ def test_a_summary_has_a_matrix_of_agents_if_there_are_several(
     assert ["solved", "by", "agent", "train", "heldout"] in rows
     assert ["a", *["0.50", "→", "0.50", "0.20", "→", "0.60"]] in rows
     assert ["b", *["held", "out", "0.10", "→", "0.30"]] in rows
+    assert "swerl eval compare runs/mixed@heldout-a-0 runs/mixed@heldout-a-2\n" in out

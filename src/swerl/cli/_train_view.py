@@ -168,6 +168,9 @@ def show_summary(folder: Path, past: RunHistory) -> None:
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
     out.print(f"\nrun folder      {folder}\npictures        {folder / 'reward.png'}, metrics.png")
+    for split, points in list(past.evals.items())[:1]:
+        ends = [f"{folder}@{split.replace('/', '-')}-{step}" for step, _ in (points[0], points[-1])]
+        out.print(f"compare         swerl eval compare {' '.join(ends)}", soft_wrap=True)
     out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
 
 

@@ -96,6 +96,7 @@ def evaluate(
     Each agent runs with each engine and model. The same command resumes, and more attempts add
     to fewer.
     """
+    from swerl.core.plugins import short
     from swerl.rollout.evaluation import report_of, write
     from swerl.runs.evaluation import compare as compared_with
     from swerl.runs.evaluation import find, read
@@ -106,8 +107,10 @@ def evaluate(
     baseline = None if against is None else find(against, runs)
     stop_by = baseline if sequential else None
     found = _tasks_of(tasks, stop_by)
-    chosen = product(agent, engine, model or [""])
-    policies = [_policy(tasks, *each, settings or []) for each in chosen]
+    policies = [
+        _policy(f"eval-{tasks.stem}-{short(who)}-{name or kind}", who, kind, name, settings)
+        for who, kind, name in product(agent, engine, model or [""])
+    ]
     if len({recipe.name for _, recipe in policies}) < len(policies):
         raise InputError("two of the policies have one name", hint="leave out --set name=…")
     reports = []
@@ -233,10 +236,7 @@ def solve_rate(
     """
     from swerl.rollout.evaluation import write_rates
 
-    chosen = read_engine(engine, _SCRIPTS)
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"probe-{tasks.stem}-{agent}")
-    made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
-    recipe = recipe_of(chosen, model, made=made, settings=settings or ())
+    chosen, recipe = _policy(f"probe-{tasks.stem}-{agent}", agent, engine, model, settings)
     out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
     if out.resolve() == tasks.resolve():
         hint = "name another file with -o: the original is needed to attempt again"
@@ -279,16 +279,13 @@ def _tasks_of(file: Path, baseline: Evaluation | None) -> list[Task]:
 
 
 def _policy(
-    tasks: Path, agent: str, engine: str, model: str, settings: Sequence[str]
+    words: str, agent: str, engine: str, model: str | None, settings: Sequence[str] | None
 ) -> tuple[EngineChoice, Recipe]:
-    """Return the engine and recipe of one policy. Raises InputError, RecipeError."""
-    from swerl.core.plugins import short
-
+    """Return the engine and recipe of a policy named by words. Raises InputError, RecipeError."""
     chosen = read_engine(engine, _SCRIPTS)
-    words = f"eval-{tasks.stem}-{short(agent)}-{model or engine}"
     name = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")
     made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
-    return chosen, recipe_of(chosen, model or None, made=made, settings=settings)
+    return chosen, recipe_of(chosen, model or None, made=made, settings=settings or ())
 
 
 def _print(reports: Sequence[Mapping[str, Any]]) -> None:
