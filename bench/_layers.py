@@ -384,8 +384,10 @@ def replace_kernels() -> None:
     _pretend("fla.modules.causal_conv1d", causal_conv1d=convolve)
     _pretend("fla.modules.norm.fused_norm_gate", rms_norm_gated=norm)
 
-    def gated(q: Any, k: Any, v: Any, *, log_decay_MH: Any, beta_MH: Any, bounds: Any) -> Any:
-        return gated_delta._by_kernels(q, k, v, log_decay_MH, beta_MH, bounds)
+    def gated(
+        q: Any, k: Any, v: Any, *, log_decay_MH: Any, beta_MH: Any, bounds: Any, forest: None
+    ) -> Any:
+        return gated_delta._by_kernels((q, k, v, log_decay_MH, beta_MH), bounds)[0]
 
     def kernel(query: Any, key: Any, value: Any, *bounds: Any, **unused: Any) -> Any:
         return Attend.apply(query, key, value)

@@ -350,6 +350,9 @@ class TrainerSection(Section):
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens in one forward pass of one rank; memory is planned for this number. A row may have
     this many tokens on each of its context ranks; a longer row is refused."""
+    shared_prefixes: bool = False
+    """Compute each token once that several rows of a micro-batch begin with: the rows of an Episode
+    that forks, and those of a Group. The result is the same up to rounding."""
     lora: LoraSection = LoraSection()
     routing_replay: bool = False
     """Train a mixture-of-experts model with the experts that the engine chose, recorded by

@@ -112,6 +112,7 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
             stats = learner.step(batches.read(path))
             found["stats"].append(asdict(replace(stats, logprobs=())))
             found.setdefault("trained_logprobs", [list(row) for row in stats.logprobs])
+            found.setdefault("gradients", [each.clone() for each in learner._gradient_buffers()])
         except NotFiniteError:
             found["num_skipped"] += 1
             unchanged &= all(map(torch.equal, before, learner.model.parameters()))

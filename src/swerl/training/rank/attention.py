@@ -2,7 +2,8 @@
 
 Rows lie end to end and never attend to each other. If context ranks share the rows (context.py),
 every rank gathers the keys and values of all ranks. Its queries of a row, an early and a late
-piece, attend to all positions before them.
+piece, attend to all positions before them. If rows share prefixes, a segment's queries attend to
+the keys of its whole path.
 
 In half precision on CUDA one kernel call attends all rows: torch's variable-length FlashAttention,
 with the kernels of FlashAttention 3 where they are installed, or flash-attn's if torch's has no
@@ -28,11 +29,14 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.utils.checkpoint import checkpoint
 
-from swerl.training.rank.context import gather_context, whole_order
+from swerl.training.rank.context import Forest, gather_context, take, whole_order
 
 _CAUSAL = (-1, 0)
 """Window of torch's kernel: all keys up to the query's own position."""
+_COPIES = 2
+"""Largest number of keys that one call attends to, over the pack's positions."""
 _HOPPER = 9
 """Major compute capability of H100 and H200."""
 
@@ -57,34 +61,39 @@ class PackedAttention(torch.nn.Module):
         """Attend within rows: (N, heads, head_dim) in, (N, heads * head_dim) out."""
         bounds = packed_seq_params.cu_seqlens_q.tolist()
         lengths = tuple(end - start for start, end in pairwise(bounds))
+        forest: Forest | None = getattr(packed_seq_params, "forest", None)
         group = parallel_state.get_context_parallel_group()
-        # Without context ranks, a row's queries and keys have the same positions.
-        if group.size() == 1:
+        # A row's queries and keys then have the same positions.
+        if group.size() == 1 and forest is None:
             return attend(query, key, value, lengths, lengths, self.scale).flatten(1)
         # One exchange carries keys and values.
-        both = gather_context(torch.stack((key, value), dim=1), group)
-        parts = []
+        both = torch.stack((key, value), dim=1)
+        if group.size() > 1:
+            both = gather_context(both, group)
         # Cached: all layers of a pass see the same rows.
-        plan = _pieces(lengths, group.size(), group.rank(), query.device)
-        for piece in plan.pieces:
-            key_M, value_M = both[piece.keys].unbind(1)
-            parts.append(
-                attend(
-                    query[piece.queries],
-                    key_M,
-                    value_M,
-                    piece.query_lengths,
-                    piece.key_lengths,
-                    self.scale,
-                )
-            )
-        # Each piece has parts of all rows; put the positions back in this rank's order.
+        forest = forest or Forest(lengths, (0,) * len(lengths))
+        plan = _pieces(forest, group.size(), group.rank(), query.device)
+        parts = [self._piece(piece, query, both, plan.again) for piece in plan.pieces]
+        # Each piece has parts of several rows; put the positions back in this rank's order.
         return torch.cat(parts)[plan.order].flatten(1)
+
+    def _piece(
+        self, piece: _Piece, query: torch.Tensor, both: torch.Tensor, again: bool
+    ) -> torch.Tensor:
+        def run(query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+            key_M, value_M = take(both, piece.keys).unbind(1)
+            lengths = piece.query_lengths, piece.key_lengths
+            return attend(query[piece.queries], key_M, value_M, *lengths, self.scale)
+
+        if again and torch.is_grad_enabled():
+            piece_out: torch.Tensor = checkpoint(run, query, both, use_reentrant=False)
+            return piece_out
+        return run(query, both)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One query piece of every row, and the keys that its queries attend to."""
+    """One query piece of several rows, and the keys that its queries attend to."""
 
     queries: torch.Tensor
     """Indices among this rank's positions."""
@@ -96,30 +105,60 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    pieces: tuple[_Piece, _Piece]
+    pieces: tuple[_Piece, ...]
     order: torch.Tensor
-    """Sorts both pieces' queries, end to end, into the order of this rank's positions."""
+    """Sorts all pieces' queries, end to end, into the order of this rank's positions."""
+    again: bool
+    """Whether the backward pass gathers a piece's keys again. Copies of a prefix for each of many
+    rows would not fit in memory together."""
 
 
 @lru_cache(maxsize=8)
-def _pieces(lengths: tuple[int, ...], num_ranks: int, rank: int, device: torch.device) -> _Pieces:
-    """Return the early and the late piece; `lengths` are of whole, padded rows."""
-    sizes = tuple(length // (2 * num_ranks) for length in lengths)
-    order = whole_order(lengths, num_ranks)
-    # This rank holds two pieces of every row, one after the other.
-    own_starts = [0, *accumulate(2 * size for size in sizes[:-1])]
-    starts = [0, *accumulate(lengths[:-1])]
+def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> _Pieces:
+    """Return an early and a late piece of all rows, or several with a part of the rows each."""
+    # Without context ranks, a segment is one piece.
+    num_pieces = 2 * num_ranks if num_ranks > 1 else 1
+    held = (rank, num_pieces - 1 - rank)[: min(num_pieces, 2)]
+    sizes = [length // num_pieces for length in forest.lengths]
+    order = whole_order(forest.lengths, num_ranks)
+    prefixes, starts = forest.prefixes(), forest.starts
+    # This rank holds its pieces of a row one after the other.
+    own_starts = [0, *accumulate(len(held) * size for size in sizes[:-1])]
     found = []
-    for half, number in enumerate((rank, 2 * num_ranks - 1 - rank)):
-        # A piece sees the keys of all pieces up to itself.
-        seen = tuple((number + 1) * size for size in sizes)
-        begins = [start + half * size for start, size in zip(own_starts, sizes, strict=True)]
-        queries = _ranges(begins, sizes)
-        keys = order[_ranges(starts, seen)]
-        found.append(_Piece(queries.to(device), keys.to(device), sizes, seen))
-    early, late = found
-    back = torch.argsort(torch.cat([early.queries, late.queries]))
-    return _Pieces((early, late), back)
+    for half, number in enumerate(held):
+        # A piece sees its row's prefix and the keys of all pieces up to itself.
+        seen = [(number + 1) * size for size in sizes]
+        lengths = [len(part) + size for part, size in zip(prefixes, seen, strict=True)]
+        for rows in _by_keys(lengths, limit=_COPIES * sum(forest.lengths)):
+            begins = [own_starts[row] + half * sizes[row] for row in rows]
+            queries = _ranges(begins, [sizes[row] for row in rows])
+            paths = [
+                torch.cat([prefixes[row], torch.arange(starts[row], starts[row] + seen[row])])
+                for row in rows
+            ]
+            found.append(
+                _Piece(
+                    queries.to(device),
+                    order[torch.cat(paths)].to(device),
+                    tuple(sizes[row] for row in rows),
+                    tuple(lengths[row] for row in rows),
+                )
+            )
+    back = torch.argsort(torch.cat([piece.queries for piece in found]))
+    return _Pieces(tuple(found), back, again=len(found) > len(held))
+
+
+def _by_keys(lengths: Sequence[int], *, limit: int) -> list[list[int]]:
+    """Group neighbouring rows so that each group has at most `limit` keys, or one row."""
+    groups: list[list[int]] = []
+    room = 0
+    for row, length in enumerate(lengths):
+        if length > room:
+            groups.append([])
+            room = limit
+        groups[-1].append(row)
+        room -= length
+    return groups
 
 
 def _ranges(starts: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:

@@ -1,6 +1,9 @@
-"""Context parallelism: which positions of packed rows a rank holds, and exchanges between ranks.
+"""Places of packed rows: shared prefixes, positions of a context rank, exchanges between ranks.
 
-Each row is padded at its end and cut into twice as many equal pieces as there are context ranks.
+Rows may share prefixes. A row then adds only its own positions to the pack, a segment, and its path
+is the beginning of the path of the row before it and its segment (`Forest`).
+
+Each segment is padded at its end and cut into twice as many pieces as there are context ranks.
 Rank r holds the pieces r and 2 * ranks - 1 - r, a cheap early one and an expensive late one, so
 causal attention costs every rank the same (Llama 3, arXiv 2407.21783, section 3.3.2).
 
@@ -19,6 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -54,6 +58,60 @@ class RowShare:
     @property
     def _row_unit(self) -> int:
         return 1 if self.context_ranks == 1 else 2 * self.context_ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Packed rows with shared prefixes."""
+
+    lengths: tuple[int, ...]
+    """Padded positions of each row's segment; none is empty, and their sum is M."""
+    shared: tuple[int, ...]
+    """Positions at the beginning of each row that the row before it has, too."""
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return (0, *accumulate(self.lengths[:-1]))
+
+    def depths(self) -> torch.Tensor:
+        """Return each of the M positions' distance from the start of its row."""
+        pairs = zip(self.shared, self.lengths, strict=True)
+        return torch.cat([torch.arange(depth, depth + length) for depth, length in pairs])
+
+    def prefixes(self) -> list[torch.Tensor]:
+        """Return the positions, of M, of each row's shared prefix."""
+        paths = row_paths(self.lengths, self.shared)
+        return [path[:depth] for path, depth in zip(paths, self.shared, strict=True)]
+
+
+def row_paths(lengths: Sequence[int], shared: Sequence[int]) -> list[torch.Tensor]:
+    """Return the positions, of M, of each whole row, padding included."""
+    paths, start, path = [], 0, torch.arange(0)
+    for length, depth in zip(lengths, shared, strict=True):
+        path = torch.cat([path[:depth], torch.arange(start, start + length)])
+        paths.append(path)
+        start += length
+    return paths
+
+
+def take(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Select along the first axis; gradients of a place selected several times add up in fp32."""
+    out: torch.Tensor = _Take.apply(x, places)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        ctx.length = len(x)
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,), (places,) = grads, ctx.saved_tensors
+        wide = grad.new_zeros(ctx.length, *grad.shape[1:], dtype=torch.float32)
+        return wide.index_add_(0, places, grad.float()).to(grad.dtype), None
 
 
 def own_positions(lengths: tuple[int, ...], num_ranks: int, rank: int) -> torch.Tensor:

@@ -4,13 +4,15 @@ Megatron-Core's version supports neither packed rows nor context ranks. Tensor r
 heads, each with its value heads; the projection's rows are grouped accordingly. Context ranks share
 the heads again while the rule runs along whole rows.
 
-State and arithmetic are fp32 for any input type, and start anew at every row. On CUDA the kernels
-of flash-linear-attention compute the rule, the convolution and the gated norm if they are
-installed; the plain torch code is their reference.
+State and arithmetic are fp32 for any input type, and start anew at every row. If rows share
+prefixes, the pack is cut into nodes where a row branches off; a node starts with its parent's last
+state, and autograd sums its children's gradients there. On CUDA the kernels of
+flash-linear-attention compute the rule, the convolution and the gated norm if they are installed;
+the plain torch code is their reference.
 
 Axes: N positions of a context rank, M of all, end to end; G key heads of this rank, r value heads
 of each, W window of the convolution; T positions of one row, H heads, K key width, V value width, C
-channels, n chunks, i and j positions within a chunk.
+channels, B rows or nodes, n chunks, i and j positions within a chunk.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
@@ -18,9 +20,10 @@ channels, n chunks, i and j positions within a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +36,7 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from swerl.training.rank.context import HeadExchange
+from swerl.training.rank.context import Forest, HeadExchange, take
 
 CHUNK = 64
 """Positions solved together; flash-linear-attention's kernels use the same number."""
@@ -95,7 +98,8 @@ class GatedDeltaNet(torch.nn.Module):
         exchange = HeadExchange(tuple(b - a for a, b in pairwise(bounds)), self._groups)
         # One exchange carries all inputs of the rule. Gates apply by position and stay.
         whole_MGD = exchange.to_whole(torch.cat([mixed_NGD, beta_NGr, decay_NGr], dim=-1))
-        out_NGD = exchange.to_own(self._along_rows(whole_MGD, bounds, exchange.groups))
+        forest: Forest | None = getattr(packed_seq_params, "forest", None)
+        out_NGD = exchange.to_own(self._along_rows(whole_MGD, bounds, forest, exchange.groups))
         out_NHV = gated_norm(
             out_NGD.reshape(-1, self._groups * self._ratio, self._value),
             gate_NGD.reshape(-1, self._groups * self._ratio, self._value),
@@ -113,7 +117,7 @@ class GatedDeltaNet(torch.nn.Module):
         return [2 * self._key + values, values, self._ratio, self._ratio]
 
     def _along_rows(
-        self, whole_MGD: torch.Tensor, bounds: list[int], groups: slice
+        self, whole_MGD: torch.Tensor, bounds: list[int], forest: Forest | None, groups: slice
     ) -> torch.Tensor:
         """Convolve and apply the rule to the mixed part, betas and decays of some groups."""
         width, _, ratio, _ = self._parts
@@ -121,7 +125,7 @@ class GatedDeltaNet(torch.nn.Module):
         window = self.conv_weight.shape[-1]
         # The channels are grouped by key head, as the projection's rows are.
         weight = self.conv_weight.reshape(self._groups, width, window)[groups].flatten(0, 1)
-        mixed = causal_conv(mixed.flatten(1), weight, bounds).reshape(len(mixed), -1, width)
+        mixed = _conv(mixed.flatten(1), weight, bounds, forest).reshape(len(mixed), -1, width)
         query, key, value = torch.split(mixed, [self._key, self._key, ratio * self._value], dim=-1)
         A_log, dt_bias = (
             part.reshape(self._groups, ratio)[groups].flatten().float()
@@ -135,6 +139,7 @@ class GatedDeltaNet(torch.nn.Module):
             log_decay_MH=-A_log.exp() * F.softplus(decay.flatten(1).float() + dt_bias),
             beta_MH=beta.flatten(1).float().sigmoid(),
             bounds=bounds,
+            forest=forest,
         )
         return out_MHV.reshape(len(out_MHV), -1, ratio * self._value)
 
@@ -154,6 +159,7 @@ def gated_delta_rule(
     log_decay_MH: torch.Tensor,
     beta_MH: torch.Tensor,
     bounds: Sequence[int],
+    forest: Forest | None = None,
 ) -> torch.Tensor:
     """Return `out_MHV` of Gated Delta Networks (arXiv 2412.06464, eq. 10), row by row.
 
@@ -161,13 +167,94 @@ def gated_delta_rule(
     queries and keys of length one and queries divided by the root of K. `bounds` are the rows'
     first positions and the end of the last.
     """
-    if query_MHK.is_cuda and has_kernels():
-        return _by_kernels(query_MHK, key_MHK, value_MHV, log_decay_MH, beta_MH, bounds)
-    query_MHK = unit(query_MHK) * query_MHK.shape[-1] ** -0.5
-    whole = (query_MHK, unit(key_MHK), value_MHV, log_decay_MH, beta_MH)
-    lengths = [end - start for start, end in pairwise(bounds)]
-    rows = zip(*(torch.split(part.float(), lengths) for part in whole), strict=True)
-    return torch.cat([_row(*row) for row in rows]).to(value_MHV.dtype)
+    whole = (query_MHK, key_MHK, value_MHV, log_decay_MH, beta_MH)
+    rule = _by_kernels if query_MHK.is_cuda and has_kernels() else _in_turn
+    if forest is None:
+        return rule(whole, bounds)[0]
+    # All nodes of a level run together, from the last states of the level before.
+    plan = _nodes(forest, query_MHK.device)
+    outs: list[torch.Tensor] = []
+    states: torch.Tensor | None = None
+    for level in plan.levels:
+        first = None if states is None else take(states, level.parents)
+        parts = [part[level.places] for part in whole]
+        out, states = rule(parts, level.bounds, first, keep=level is not plan.levels[-1])
+        outs.append(out)
+    return torch.cat(outs)[plan.order]
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Nodes at the same number of branchings from their roots."""
+
+    places: torch.Tensor
+    """Positions, of M, of all nodes, end to end."""
+    bounds: tuple[int, ...]
+    """First of `places` of each node, and the end of the last."""
+    parents: torch.Tensor
+    """Index of each node's parent in the level before; empty in the first level."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    levels: tuple[_Level, ...]
+    order: torch.Tensor
+    """Sorts the places of all levels, end to end."""
+
+
+@lru_cache(maxsize=8)
+def _nodes(forest: Forest, device: torch.device) -> _Nodes:
+    """Cut segments where other rows branch off."""
+    starts, prefixes = forest.starts, forest.prefixes()
+    # The position before a segment's first one: -1 for a root.
+    before = {
+        start: int(path[-1]) if len(path) else -1
+        for start, path in zip(starts, prefixes, strict=True)
+    }
+    cuts = sorted({*starts, *(place + 1 for place in before.values()), sum(forest.lengths)})
+    # A node by its last position: its level, and its index there.
+    found: dict[int, tuple[int, int]] = {}
+    levels: list[list[tuple[int, int, int]]] = []
+    for start, end in pairwise(cuts):
+        # A cut within a segment continues the node before it.
+        level, parent = found.get(before.get(start, start - 1), (-1, 0))
+        if level + 1 == len(levels):
+            levels.append([])
+        found[end - 1] = level + 1, len(levels[level + 1])
+        levels[level + 1].append((start, end, parent))
+    plans = [
+        _Level(
+            torch.cat([torch.arange(start, end) for start, end, _ in nodes]).to(device),
+            (0, *accumulate(end - start for start, end, _ in nodes)),
+            torch.tensor([parent for _, _, parent in nodes], device=device),
+        )
+        for nodes in levels
+    ]
+    return _Nodes(tuple(plans), torch.argsort(torch.cat([plan.places for plan in plans])))
+
+
+def _conv(
+    x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int], forest: Forest | None
+) -> torch.Tensor:
+    """Convolve each row, with the end of its shared prefix before its segment."""
+    if forest is None:
+        return causal_conv(x_MC, weight_CW, bounds)
+    places, own, bounds = _windows(forest, weight_CW.shape[1] - 1, x_MC.device)
+    return causal_conv(take(x_MC, places), weight_CW, bounds)[own]
+
+
+@lru_cache(maxsize=8)
+def _windows(
+    forest: Forest, back: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """Return the places of all segments, each after `back` of its prefix; own ones; bounds."""
+    parts, own, bounds = [], [], [0]
+    for path, start, length in zip(forest.prefixes(), forest.starts, forest.lengths, strict=True):
+        tail = path[max(len(path) - back, 0) :]
+        parts += [tail, torch.arange(start, start + length)]
+        own.append(torch.arange(length) + bounds[-1] + len(tail))
+        bounds.append(bounds[-1] + len(tail) + length)
+    return torch.cat(parts).to(device), torch.cat(own).to(device), tuple(bounds)
 
 
 def causal_conv(x_MC: torch.Tensor, weight_CW: torch.Tensor, bounds: Sequence[int]) -> torch.Tensor:
@@ -208,14 +295,35 @@ def unit(x: torch.Tensor) -> torch.Tensor:
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
 
 
+def _in_turn(
+    inputs: Sequence[torch.Tensor],
+    bounds: Sequence[int],
+    first_BHKV: torch.Tensor | None = None,
+    *,
+    keep: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the outputs and, with `keep`, each row's last state; rows start from `first_BHKV`."""
+    query_MHK, key_MHK, value_MHV, *gates = inputs
+    whole = (unit(query_MHK) * query_MHK.shape[-1] ** -0.5, unit(key_MHK), value_MHV, *gates)
+    lengths = [end - start for start, end in pairwise(bounds)]
+    rows = zip(*(torch.split(part.float(), lengths) for part in whole), strict=True)
+    zero_HKV = key_MHK.new_zeros(*key_MHK.shape[1:], value_MHV.shape[-1], dtype=torch.float32)
+    firsts = [zero_HKV] * len(lengths) if first_BHKV is None else first_BHKV.unbind(0)
+    outs, lasts = zip(
+        *(_row(state, *row) for row, state in zip(rows, firsts, strict=True)), strict=True
+    )
+    return torch.cat(outs).to(value_MHV.dtype), torch.stack(lasts) if keep else None
+
+
 def _row(
+    state_HKV: torch.Tensor,
     query_THK: torch.Tensor,
     key_THK: torch.Tensor,
     value_THV: torch.Tensor,
     log_decay_TH: torch.Tensor,
     beta_TH: torch.Tensor,
-) -> torch.Tensor:
-    """Solve a row chunk by chunk (section 3.3 of the paper).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Solve a row chunk by chunk (section 3.3 of the paper); return its last state, too.
 
     With gamma the decay since the chunk's start and S the state there, what position i writes is
     u_i = beta_i (v_i - gamma_i S^T k_i - sum_{j<i} gamma_i / gamma_j (k_i . k_j) u_j):
@@ -240,7 +348,6 @@ def _row(
     written, read = solved[..., : value.shape[-1]], solved[..., value.shape[-1] :]
     seen_Hnij = decay_Hnij * (query @ key.mT)
     to_end = (summed_Hni[..., -1:] - summed_Hni).exp().unsqueeze(-1)
-    state_HKV = key.new_zeros(key.shape[0], key.shape[-1], value.shape[-1])
     outs = []
     # Only this loop is sequential: it carries the state from chunk to chunk.
     for n in range(query.shape[1]):
@@ -248,7 +355,7 @@ def _row(
         outs.append(gamma_Hni1[:, n] * (query[:, n] @ state_HKV) + seen_Hnij[:, n] @ u_HiV)
         kept = gamma_Hni1[:, n, -1:] * state_HKV
         state_HKV = kept + (to_end[:, n] * key[:, n]).mT @ u_HiV
-    return torch.cat(outs, dim=1)[:, :length].transpose(0, 1)
+    return torch.cat(outs, dim=1)[:, :length].transpose(0, 1), state_HKV
 
 
 def _decay(summed_Hni: torch.Tensor) -> torch.Tensor:
@@ -281,23 +388,28 @@ def _places(bounds: tuple[int, ...], device: torch.device) -> torch.Tensor:
 
 
 def _by_kernels(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    log_decay: torch.Tensor,
-    beta: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
     bounds: Sequence[int],
-) -> torch.Tensor:
+    first: torch.Tensor | None = None,
+    *,
+    keep: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    batch = (part.unsqueeze(0).contiguous() for part in (query, key, value, log_decay, beta))
-    q, k, v, g, b = batch
-    ends = _ends(tuple(bounds), query.device)
-    out, _ = chunk_gated_delta_rule(
-        q, k, v, g=g, beta=b, cu_seqlens=ends, use_qk_l2norm_in_kernel=True
+    q, k, v, g, b = (part.unsqueeze(0).contiguous() for part in inputs)
+    ends = _ends(tuple(bounds), q.device)
+    out, last = chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        g=g,
+        beta=b,
+        initial_state=first,
+        output_final_state=keep,
+        cu_seqlens=ends,
+        use_qk_l2norm_in_kernel=True,
     )
-    result: torch.Tensor = out[0]
-    return result
+    return out[0], last
 
 
 def _conv_by_kernel(

@@ -29,6 +29,7 @@ from megatron.core.transformer.transformer_layer import (
 from swerl.core.chat import Json
 from swerl.core.errors import TrainerError
 from swerl.training.rank.attention import PackedAttention
+from swerl.training.rank.context import Forest
 from swerl.training.rank.gated_delta import GatedDeltaNet
 from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules, permute
 
@@ -127,13 +128,15 @@ class RMSNorm(torch.nn.Module):
 
 @dataclass
 class RowParams(PackedSeqParams):  # type: ignore[misc]  # megatron-core ships no types
-    """Bounds of packed rows, and the experts that the engine chose for them."""
+    """Bounds of packed rows, their shared prefixes, and the experts that the engine chose."""
 
     routed_NLK: torch.Tensor | None = None
     """By position of this context rank, layer of the whole model, and choice.
 
     The layers are all of the model's, as SGLang records them, or only those with experts.
     """
+    forest: Forest | None = None
+    """None if no row shares a prefix with another."""
 
 
 class PackedLayer(TransformerLayer):  # type: ignore[misc]  # megatron-core ships no types

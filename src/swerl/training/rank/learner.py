@@ -193,6 +193,8 @@ class Learner:
             budget=self.options.tokens_per_micro_batch * self._share.context_ranks,
             cost=self._cost,
             share=self._share,
+            forest=self.options.shared_prefixes,
+            replay=self.options.routing_replay,
         )
 
     def _tensors(

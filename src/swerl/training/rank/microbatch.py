@@ -1,5 +1,8 @@
 """Cut a rank's part of a Batch into micro-batches: rows packed end to end, as tensors.
 
+If rows share prefixes, each shared position is in a micro-batch once. Masks, advantages and
+log-probabilities stay by row: a row's places in the pack are those of its path.
+
 Axes: B rows, T positions of the longest row less one. N positions of this context rank, M of all
 context ranks. S selected positions of all ranks, O those that this rank holds. L layers with
 experts, K experts of a position. Position t of a row is that of token t + 1, which is predicted
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -21,12 +25,15 @@ from swerl.core import experts
 from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch, LossInputs, Totals
 from swerl.core.sample import Sample
+from swerl.core.turn import RoutedExperts
 from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
-from swerl.training.rank.context import RowShare
-from swerl.training.rank.packing import pack
+from swerl.training.rank.context import Forest, RowShare, row_paths
+from swerl.training.rank.packing import Prefixes, pack, pack_forest
 
 _WHOLE = RowShare()
+_HASH_BYTES = 8
+"""Of the experts of a position: rows that differ share one with a probability of 2^-64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class WeightedSample:
     """Index of the Sample in the Batch."""
     sample: Sample
     weight: float
+    shared: int = 0
+    """Positions at its beginning that the row before it in the micro-batch has, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class PackedRows:
     ids_N: torch.Tensor
     """Input token ids of all rows, end to end."""
     lengths: tuple[int, ...]
-    """Padded positions of each whole row; their sum is M."""
+    """Padded positions that each row adds to the pack; their sum is M."""
     selected_O: torch.Tensor
     """Positions, of N, whose next token's log-probability is computed."""
     labels_O: torch.Tensor
@@ -55,6 +64,8 @@ class PackedRows:
     """S."""
     routed_NLK: torch.Tensor | None = None
     """Experts that the engine chose, -1 without a record; None if no row has a record."""
+    forest: Forest | None = None
+    """None if no row shares a prefix with another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +112,23 @@ class MicroBatch:
 
 
 def rank_micro_batches(
-    batch: Batch, *, rank: int, num_ranks: int, budget: int, cost: RowCost, share: RowShare = _WHOLE
+    batch: Batch,
+    *,
+    rank: int,
+    num_ranks: int,
+    budget: int,
+    cost: RowCost,
+    share: RowShare = _WHOLE,
+    forest: bool = False,
+    replay: bool = True,
 ) -> list[list[WeightedSample]]:
     """Return the rows of each micro-batch of a rank; the same split on every rank.
 
     No micro-batch has more than `budget` positions, with the padding of `share`, and all ranks have
     the same number of micro-batches. If there are too few rows, a row of weight 0 that trains
-    nothing keeps a rank in the collective calls. Raises TrainerError on a row over the budget.
+    nothing keeps a rank in the collective calls. With `forest` shared prefixes count once; with
+    `replay`, too, only if their recorded experts are the same. Raises TrainerError on a row over
+    the budget.
     """
     weights = batches.weights(batch)
     rows = [
@@ -116,22 +137,62 @@ def rank_micro_batches(
     ]
     # A row's last token is only a label, so it takes no position.
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
-    costs = [cost.of(size) for size in sizes]
-    padded = [share.pad_row(size) for size in sizes]
-    packs = pack(padded, costs, num_ranks=num_ranks, budget=budget)
-    return [
-        [rows[index] for index in sorted(indices, key=lambda index: (-sizes[index], index))]
-        # An empty pack gets a row of weight 0.
-        or [_idle(rows[0])]
-        for indices in packs[rank]
-    ]
+    limits: dict[str, int] = {"num_ranks": num_ranks, "budget": budget}
+    if forest and (prefixes := _prefixes(batch.samples, replay=replay)).shares:
+        placed = [sizes[index] for index in prefixes.order]
+        packs = pack_forest(placed, prefixes, cost, pad=share.pad_row, **limits)
+        found = [
+            [
+                replace(rows[prefixes.order[place]], shared=shared)
+                for place, shared in zip(places, prefixes.shared(places), strict=True)
+            ]
+            for places in packs[rank]
+        ]
+    else:
+        packs = pack(list(map(share.pad_row, sizes)), list(map(cost.of, sizes)), **limits)
+        found = [
+            [rows[index] for index in sorted(indices, key=lambda index: (-sizes[index], index))]
+            for indices in packs[rank]
+        ]
+    # An empty pack gets a row of weight 0.
+    return [each or [_idle(rows[0])] for each in found]
+
+
+def _prefixes(samples: Sequence[Sample], *, replay: bool) -> Prefixes:
+    """Sort rows by their tokens and, with `replay`, by the experts recorded for them."""
+    ids = [np.array(sample.ids, np.int32)[:-1] for sample in samples]
+    by_ids = Prefixes.of([each.tobytes() for each in ids], width=4)
+    if not (replay and by_ids.shares and any(sample.routed for sample in samples)):
+        return by_ids
+    hashes: dict[RoutedExperts, bytes] = {}
+    keys = [b""] * len(samples)
+    ends = (*by_ids.common[1:], 0)
+    for index, common, after in zip(by_ids.order, by_ids.common, ends, strict=True):
+        wide = np.zeros((len(ids[index]), 1 + _HASH_BYTES // 4), np.int32)
+        wide[:, 0] = ids[index]
+        for piece in samples[index].routed:
+            # Beyond its common prefixes a row differs from all others anyway.
+            if piece.start < max(common, after):
+                found = hashes[piece] = hashes.get(piece) or _hashes(piece)
+                end = piece.start + piece.num_positions
+                wide[piece.start : end, 1:] = np.frombuffer(found, np.int32).reshape(-1, 2)
+        keys[index] = wide.tobytes()
+    return Prefixes.of(keys, width=4 + _HASH_BYTES)
+
+
+def _hashes(piece: RoutedExperts) -> bytes:
+    """Return a hash of each position's experts, end to end."""
+    [data] = experts.read([piece])
+    width = len(data) // piece.num_positions
+    parts = (data[start : start + width] for start in range(0, len(data), width))
+    return b"".join(blake2b(part, digest_size=_HASH_BYTES).digest() for part in parts)
 
 
 def _idle(row: WeightedSample) -> WeightedSample:
     sample = replace(
         row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
     )
-    return replace(row, sample=sample, weight=0.0)
+    return replace(row, sample=sample, weight=0.0, shared=0)
 
 
 def to_tensors(
@@ -152,9 +213,8 @@ def to_tensors(
     mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
     token_BT = _pad([[1.0] * length for length in lengths], device)
     row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
-    samples = [row.sample for row in rows]
     return MicroBatch(
-        rows=pack_rows(samples, (row_S, position_S), share, device, replay=replay),
+        rows=pack_rows(rows, (row_S, position_S), share, device, replay=replay),
         row_S=row_S,
         position_S=position_S,
         old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
@@ -174,7 +234,7 @@ def _pad(rows: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
 
 
 def pack_rows(
-    samples: Sequence[Sample],
+    rows: Sequence[WeightedSample],
     selected: tuple[torch.Tensor, torch.Tensor],
     share: RowShare,
     device: torch.device,
@@ -182,52 +242,61 @@ def pack_rows(
     replay: bool,
 ) -> PackedRows:
     """Pack rows. `selected` are row and position of the selected tokens, row by row."""
-    lengths = share.pad([len(sample.ids) - 1 for sample in samples])
-    # Rows start after the padding of the rows before them.
-    starts_B = torch.tensor([0, *lengths[:-1]]).cumsum(0)
-    ids_M, labels_M = (_end_to_end(samples, lengths, offset) for offset in (0, 1))
+    sizes = [len(row.sample.ids) - 1 for row in rows]
+    shared = [row.shared for row in rows]
+    own = [size - depth for size, depth in zip(sizes, shared, strict=True)]
+    lengths = share.pad(own)
+    ids_P, labels_P = (_end_to_end(rows, offset) for offset in (0, 1))
+    paths = zip(row_paths(lengths, shared), sizes, strict=True)
+    place_P = torch.cat([path[:size] for path, size in paths])
+    ids_M = torch.zeros(sum(lengths), dtype=torch.long)
+    # Rows with a position in common have the same token there.
+    ids_M[place_P] = ids_P
     held_N = share.positions(lengths)
-    # Index of each position among the selected ones, -1 elsewhere.
-    index_M = torch.full((sum(lengths),), -1)
+    # Index of each position among those that this rank holds, -1 elsewhere.
+    held_M = torch.full((sum(lengths),), -1)
+    held_M[held_N] = torch.arange(len(held_N))
     row_S, position_S = (index.cpu() for index in selected)
-    index_M[starts_B[row_S] + position_S] = torch.arange(len(row_S))
-    selected_O = (index_M[held_N] >= 0).nonzero().squeeze(1)
-    routed_NLK = _routed(samples, starts_B.tolist(), sum(lengths)) if replay else None
+    selected_S = torch.tensor([0, *sizes[:-1]]).cumsum(0)[row_S] + position_S
+    place_S = held_M[place_P[selected_S]]
+    index_O = (place_S >= 0).nonzero().squeeze(1)
+    # Rows start after the padding of the rows before them.
+    starts = [0, *accumulate(lengths[:-1])]
+    routed_NLK = _routed(rows, starts, sum(lengths)) if replay else None
     if routed_NLK is not None and share.context_ranks > 1:  # a single rank holds all, in this order
         routed_NLK = routed_NLK[held_N]
+    segments = [pair for pair in zip(lengths, shared, strict=True) if pair[0]]
+    lengths, depths = zip(*segments, strict=True)
     return PackedRows(
         ids_N=ids_M[held_N].to(device),
         lengths=lengths,
-        selected_O=selected_O.to(device),
-        labels_O=labels_M[held_N[selected_O]].to(device),
-        index_O=index_M[held_N[selected_O]].to(device),
+        selected_O=place_S[index_O].to(device),
+        labels_O=labels_P[selected_S[index_O]].to(device),
+        index_O=index_O.to(device),
         num_selected=len(row_S),
         routed_NLK=None if routed_NLK is None else routed_NLK.to(device),
+        forest=Forest(lengths, depths) if any(depths) else None,
     )
 
 
-def _end_to_end(samples: Sequence[Sample], lengths: Sequence[int], offset: int) -> torch.Tensor:
-    """Lay out the rows' inputs, or with offset 1 their next tokens; padding is token 0."""
-    out = torch.zeros(sum(lengths), dtype=torch.long)
-    start = 0
-    for sample, length in zip(samples, lengths, strict=True):
-        count = len(sample.ids) - 1
-        ids = np.array(sample.ids[offset : offset + count], dtype=np.int64)
-        out[start : start + count] = torch.from_numpy(ids)
-        start += length
-    return out
+def _end_to_end(rows: Sequence[WeightedSample], offset: int) -> torch.Tensor:
+    """Return the inputs of all rows, or with offset 1 their next tokens."""
+    ids = [np.array(row.sample.ids, dtype=np.int64)[offset:] for row in rows]
+    return torch.from_numpy(np.concatenate([each[: len(each) - 1 + offset] for each in ids]))
 
 
 def _routed(
-    samples: Sequence[Sample], starts: Sequence[int], num_positions: int
+    rows: Sequence[WeightedSample], starts: Sequence[int], num_positions: int
 ) -> torch.Tensor | None:
     """Return recorded experts by position, layer and choice; None if there is no record."""
+    # A shared prefix has its record from the first row with it.
     pieces = [
-        (start + piece.start, piece)
-        for start, sample in zip(starts, samples, strict=True)
-        for piece in sample.routed
+        (start - row.shared + piece.start, start, piece)
+        for start, row in zip(starts, rows, strict=True)
+        for piece in row.sample.routed
+        if piece.start + piece.num_positions > row.shared
     ]
-    shapes = {(piece.num_layers, piece.top_k) for _, piece in pieces}
+    shapes = {(piece.num_layers, piece.top_k) for *_, piece in pieces}
     if not shapes:
         return None
     if len(shapes) > 1:
@@ -237,9 +306,10 @@ def _routed(
         )
     (shape,) = shapes
     found = np.full((num_positions, *shape), -1, np.int16)
-    data = experts.read([piece for _, piece in pieces])
-    for (start, piece), ids in zip(pieces, data, strict=True):
+    data = experts.read([piece for *_, piece in pieces])
+    for (place, start, piece), ids in zip(pieces, data, strict=True):
         # The engine's ids may take one byte or two.
         chosen = np.frombuffer(ids, f"u{piece.bytes_per_id}").reshape(-1, *shape)
-        found[start : start + piece.num_positions] = chosen
+        skipped = max(start - place, 0)
+        found[place + skipped : place + piece.num_positions] = chosen[skipped:]
     return torch.from_numpy(found)

@@ -70,7 +70,8 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
 
     def _hidden(self, rows: PackedRows) -> torch.Tensor:
         bounds = torch.tensor([0, *rows.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        longest = max(rows.lengths)
+        depth_M = None if rows.forest is None else rows.forest.depths()
+        longest = max(rows.lengths) if depth_M is None else int(depth_M.max()) + 1
         packed = RowParams(
             qkv_format="thd",
             cu_seqlens_q=bounds,
@@ -78,10 +79,14 @@ class TokenModel(GPTModel):  # type: ignore[misc]  # megatron-core ships no type
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
             routed_NLK=rows.routed_NLK,
+            forest=rows.forest,
         )
         embedded, rope, *_ = self._preprocess(
             input_ids=rows.ids_N.unsqueeze(0), position_ids=None, packed_seq_params=packed
         )
+        if depth_M is not None:
+            # Megatron takes angles of M positions for those of the pack, not of one row.
+            rope = rope[depth_M.to(rope.device)]
         if self.config.recompute_granularity and torch.is_grad_enabled() and self.pre_process:
             # Megatron's recomputation has a gradient only if its input has one; frozen
             # embeddings have none.

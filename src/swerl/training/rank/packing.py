@@ -11,15 +11,23 @@ calls would wait for each other for ever. The number is the smallest for which p
 
 Packs of similar cost then share a slot, one per rank, and Karmarkar-Karp assigns them to ranks. So
 ranks do not wait for each other within a step nor, if experts are spread over them, in a slot.
+
+Rows that share prefixes are sorted, so that the rows with the longest common prefixes are
+neighbours: a forest in the order of its leaves. It is cut into runs of rows, which are packed as
+rows are. A run's first row is whole; every other row adds only what the row before it has not.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from swerl.core.errors import TrainerError
+from swerl.plan.parameters import RowCost
 
 _GRAIN = 4096
 """Resolution of the subset sum: a finer one is slower and fills at most 0.1 % more."""
@@ -58,6 +66,109 @@ def pack(sizes: Sequence[int], costs: Sequence[float], *, num_ranks: int, budget
     while not (packs := _packs(sizes, costs, num_slots * num_ranks, budget)):
         num_slots += 1
     return _to_ranks(packs, costs, num_ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Rows in the order of a forest's leaves."""
+
+    order: tuple[int, ...]
+    """Indices of the rows."""
+    common: tuple[int, ...]
+    """By place in the order: positions in common with the row before; 0 for the first."""
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], width: int) -> Prefixes:
+        """Sort rows by their keys, which have `width` bytes for each position."""
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        pairs = pairwise(order)
+        return cls(tuple(order), (0, *(_common(keys[a], keys[b]) // width for a, b in pairs)))
+
+    @property
+    def shares(self) -> bool:
+        return any(self.common)
+
+    def shared(self, places: Sequence[int]) -> list[int]:
+        """Return how many positions each of some rows, by rising place, has from the one before."""
+        pairs = pairwise(places)
+        # Two rows have in common what all neighbours between them have.
+        return [0, *(min(self.common[a + 1 : b + 1]) for a, b in pairs)][: len(places)]
+
+
+def pack_forest(
+    sizes: Sequence[int],
+    prefixes: Prefixes,
+    cost: RowCost,
+    *,
+    num_ranks: int,
+    budget: int,
+    pad: Callable[[int], int] = int,
+) -> Packs:
+    """Spread rows that share prefixes; the result has places in `prefixes`, in rising order.
+
+    `sizes` are those of whole rows, by place; `pad` returns the padded length of a segment. Long
+    runs repeat few positions, short ones balance the ranks: several lengths are tried, and the one
+    whose slowest rank has least to do is taken.
+    """
+
+    def size_of(run: Sequence[int]) -> int:
+        pairs = zip(run, prefixes.shared(run), strict=True)
+        return sum(pad(sizes[place] - shared) for place, shared in pairs)
+
+    def cost_of(run: Sequence[int]) -> float:
+        pairs = zip(run, prefixes.shared(run), strict=True)
+        return sum(cost.of(sizes[place]) - cost.of(shared) for place, shared in pairs)
+
+    even = size_of(range(len(sizes))) // num_ranks
+    longest = max(map(pad, sizes))
+    limits = {budget, *(max(longest, min(budget, even // part)) for part in (1, 2, 4, 8)), 0}
+    found: dict[Packs, float] = {}
+    for limit in sorted(limits, reverse=True):
+        runs = _runs(sizes, prefixes.common, limit, pad)
+        run_sizes, costs = list(map(size_of, runs)), list(map(cost_of, runs))
+        packs = pack(run_sizes, costs, num_ranks=num_ranks, budget=budget)
+        whole: Packs = tuple(
+            tuple(tuple(sorted(place for run in pack for place in runs[run])) for pack in rank)
+            for rank in packs
+        )
+        found[whole] = max(sum(map(cost_of, rank)) for rank in whole)
+    return min(found, key=found.__getitem__)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Return the length of the common prefix."""
+    length = min(len(one), len(other))
+    differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length
+
+
+def _runs(
+    sizes: Sequence[int], common: Sequence[int], limit: int, pad: Callable[[int], int]
+) -> list[tuple[int, ...]]:
+    """Cut the order into runs of at most `limit` positions, or one row, that repeat fewest.
+
+    `repeated[end]` is the number of positions that the best cut of the rows before `end` repeats.
+    """
+    repeated, begins = [0], [0]
+    for end in range(1, len(sizes) + 1):
+        best, begin, added = repeated[end - 1] + common[end - 1], end - 1, 0
+        for first in range(end - 1, -1, -1):
+            if first < end - 1 and pad(sizes[first]) + added > limit:
+                break
+            if repeated[first] + common[first] <= best:
+                best, begin = repeated[first] + common[first], first
+            # A cut between rows that share nothing costs nothing.
+            if not common[first]:
+                break
+            added += pad(sizes[first] - common[first])
+        repeated.append(best)
+        begins.append(begin)
+    runs, end = [], len(sizes)
+    while end:
+        runs.append(tuple(range(begins[end], end)))
+        end = begins[end]
+    return runs[::-1]
 
 
 def differencing(costs: Sequence[float], num_bins: int) -> list[tuple[int, ...]]:
