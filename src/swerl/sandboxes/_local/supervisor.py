@@ -179,7 +179,7 @@ class _Supervisor:
         except (OSError, ValueError) as error:
             # In a dying pid namespace the kernel refuses new processes (ENOMEM). An exit code
             # would become a verdict, so the loss of the sandbox answers this command.
-            if _init_is_ending():
+            if _init_is_ending(self.proc):
                 return
             # The command cannot start: report that as a shell would.
             os.write(streams[2], _start_error(error))
