@@ -98,13 +98,12 @@ def evaluate(
     """
     from swerl.core.plugins import short
     from swerl.rollout.evaluation import report_of, write
-    from swerl.runs.evaluation import compare as compared_with
-    from swerl.runs.evaluation import find, read
+    from swerl.runs import evaluation
     from swerl.runs.layout import RunFolder
 
     if sequential and against is None:
         raise InputError("--sequential compares with a baseline", hint="name it with --against")
-    baseline = None if against is None else find(against, runs)
+    baseline = None if against is None else evaluation.find(against, runs)
     stop_by = baseline if sequential else None
     found = _tasks_of(tasks, stop_by)
     policies = [
@@ -119,13 +118,10 @@ def evaluate(
         done = attempt_all(recipe, found, folder.root, kind, attempts, stop_by)
         report = report_of(done, recipe, k=attempts, engine=kind.text, price=price)
         write(folder, "eval", done, report)
-        new = read(path := folder.evaluation("eval"))
-        compared = compared_with(baseline, new) if baseline and new.results else None
+        new = evaluation.read(path := folder.evaluation("eval"))
+        compared = evaluation.compare(baseline, new) if baseline and new.results else None
         reports.append({**report, "path": str(path), "comparison": compared})
-    if as_json:
-        print_json(reports)
-    else:
-        _print(reports)
+    (print_json if as_json else _print)(reports)
     if not all(report["num_attempts"] for report in reports):
         raise typer.Exit(1)
 
