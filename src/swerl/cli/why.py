@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +47,11 @@ def why(
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
     root = found[0] if found else find_run(str(run), runs)
-    diagnosis = _checked(root) if checks else diagnose(root)
+    diagnosis = diagnose(root)
+    if checks and diagnosis.steps:
+        diagnosis = _checked(root)
+    elif checks:
+        diagnosis = replace(diagnosis, checks=("nothing was checked: no step was trained here",))
     if as_json:
         print_json(diagnosis)
     else:
