@@ -16,6 +16,7 @@ from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Swap, Task, from_row, to_row
 from swerl.grading import blind, flow
 from swerl.grading.graders import command, reward_file, script, swebench
+from swerl.grading.plausible import Kind
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from tests.checks.vetting import ADD, GOLD, TESTS, ZERO, make_task
 from tests.grading.conftest import in_sandboxes
@@ -108,6 +109,22 @@ def test_a_swap_that_shows_is_used_only_in_a_test_without_another() -> None:
     drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(50)]
     used = {each for runs in drawn for chosen in runs for each in chosen}
     assert used == {swaps[0], swaps[2]}
+
+
+def test_a_negation_counts_only_in_a_test_without_another_swap() -> None:
+    """Code that returns the value of an `==` that it reads fails as predicted at `!=`."""
+    text = "def test_a():\n    assert f(1) == 7\n    assert f(2) != 9\n\n"
+    text += "def test_b():\n    assert f(1) == f(2)\n    assert f(3) != f(4)\n"
+    spec = replace(SPEC, fail_to_pass=("t.py::test_a", "t.py::test_b"), pass_to_pass=())
+    runs = blind.trials({"t.py": text.encode()}, {}, spec, at_once=9)
+    secret = {
+        (trial.candidate.test, trial.candidate.kind)
+        for run in runs
+        for trial in run
+        if trial.swap.is_secret
+    }
+    assert {kind for test, kind in secret if test == "test_b"} == {Kind.NEGATION}
+    assert Kind.NEGATION not in {kind for test, kind in secret if test == "test_a"}
 
 
 def test_only_secret_swaps_count() -> None:

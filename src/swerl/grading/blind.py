@@ -196,7 +196,7 @@ def trials(
             is_secret = not is_old and each.kind not in WEAK
             swap = Swap(path, digest, each.start, each.end, each.new, (), is_secret)
             units[path, each.test].append(Trial(swap, each))
-    chosen = _of_declared(units, spec)
+    chosen = [_with_weak_negations(unit) for unit in _of_declared(units, spec)]
     for unit in chosen:
         unit.sort(key=lambda trial: not trial.swap.is_secret)
     chosen.sort(key=lambda unit: not unit[0].swap.is_secret)
@@ -205,6 +205,21 @@ def trials(
         left = [unit[turn] for unit in chosen if turn < len(unit)]
         runs.extend(left[at : at + at_once] for at in range(0, len(left), at_once))
     return runs
+
+
+def _with_weak_negations(unit: list[Trial]) -> list[Trial]:
+    """Return the swaps of a test; negations are no secret beside a value that is swapped."""
+    from swerl.grading.plausible import Kind
+
+    kinds = {trial.candidate.kind for trial in unit if trial.swap.is_secret}
+    if kinds <= {Kind.NEGATION}:
+        return unit
+    return [
+        replace(trial, swap=replace(trial.swap, is_secret=False))
+        if trial.candidate.kind is Kind.NEGATION
+        else trial
+        for trial in unit
+    ]
 
 
 def _declared(spec: GradingSpec) -> list[str]:

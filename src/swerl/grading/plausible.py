@@ -26,11 +26,12 @@ class Kind(StrEnum):
     EXCHANGE = "exchange"
     """Two expected values change places."""
     VALUE = "value"
-    """Another expected value of the file."""
+    """Another expected value of the file, or the other truth value."""
     EDIT = "edit"
     """A small step: another number, or another word of the file."""
     NEGATION = "negation"
-    """The opposite, in a spelling that the file uses, too."""
+    """The opposite, in a spelling that the file uses, too. Code that returns the value it reads
+    fails there as the known solution does: weak beside swaps of values."""
     EXCEPTION = "exception"
     """Another exception of the file or of the language."""
     OPERATOR = "operator"
@@ -112,7 +113,7 @@ class Plausible:
             return [self._negated(each)]
         if each.content is Content.BOOLEAN:
             new = _flipped(each.source)
-            return [Replacement(Kind.NEGATION, each.start, each.end, new)] if new else []
+            return [Replacement(Kind.VALUE, each.start, each.end, new)] if new else []
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
         if self._is_word_of_text(each):
