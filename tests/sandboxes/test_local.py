@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from swerl.core.errors import SandboxUnavailableError
 from swerl.core.liveness import pid_namespace
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
-from swerl.sandboxes._local import process
+from swerl.sandboxes._local import limits, process
 
 from . import other_user
 from .helpers import eventually, sh
@@ -51,6 +52,49 @@ async def test_output_that_is_not_kept_is_not_read_either(monkeypatch: pytest.Mo
     assert num_bytes < 2 << 20
 
 
+CROWDED = """
+import asyncio, sys
+FILL = "b'x' * (300 << 20)"
+from swerl.core.errors import SandboxLostError
+from swerl.core.sandbox import Limits
+from swerl.sandboxes import local
+
+async def main():
+    limits = Limits(memory_mib=int(sys.argv[1]), disk_mib=16, lifetime_s=60)
+    try:
+        async with local.build(local.Options()).open("host", limits, workdir="/w") as sandbox:
+            print((await sandbox.run(["python3", "-c", FILL])).exit_code)
+    except SandboxLostError as error:
+        print(error.from_inside, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "printed"), [(64, "137"), (2048, "False sandbox .* ran out of memory")]
+)
+def test_a_command_killed_for_memory_that_others_used_is_a_lost_sandbox(
+    memory_mib: int, printed: str
+) -> None:
+    """The kernel kills a sandbox's process first; exit code 137 would count as its own fault."""
+    parent = limits.find().get("memory")
+    if parent is None:
+        pytest.skip("this user cannot create a memory cgroup")
+    group = parent / f"crowded-{os.getpid()}"
+    group.mkdir()
+    try:
+        is_new = (group / "memory.max").exists()
+        (group / ("memory.max" if is_new else "memory.limit_in_bytes")).write_text(str(200 << 20))
+        enter = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
+        argv = ["sh", "-c", enter, str(group), sys.executable, "-c", CROWDED, str(memory_mib)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    finally:
+        group.rmdir()
+
+    assert re.match(printed, done.stdout), done.stdout + done.stderr
+
+
 def test_a_machine_without_user_namespaces_gives_a_hint() -> None:
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
     child = """
@@ -59,7 +103,7 @@ from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes._local import limits
 from swerl.sandboxes import local
-from swerl.sandboxes._local import process
+from swerl.sandboxes._local import limits, process
 async def main():
     try:
         async with local.build(local.Options(isolator="unshare")).open(

@@ -83,6 +83,36 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
     return held
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """The kernel's counters of a sandbox's memory cgroup."""
+
+    kills: int
+    """Descriptor of the file that counts processes killed for want of memory."""
+    hits: int
+    """Descriptor of the file that counts how often the group's own limit was reached."""
+
+    def ran_out_outside(self) -> bool:
+        """Return whether processes here were killed though the group never reached its limit."""
+        kills, hits = (os.pread(fd, 4096, 0).split() for fd in (self.kills, self.hits))
+        # The file of version 1 is a number alone.
+        num_hits = hits[0] if len(hits) == 1 else hits[hits.index(b"oom") + 1]
+        return num_hits == b"0" and kills[kills.index(b"oom_kill") + 1] != b"0"
+
+
+def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
+    """Open the counters of a sandbox's group; None if this kernel has none."""
+    folder = groups.get("memory", Path()) / name
+    for kills, hits in (("memory.events",) * 2, ("memory.oom_control", "memory.failcnt")):
+        with suppress(OSError):
+            files = [os.open(folder / each, os.O_RDONLY | os.O_CLOEXEC) for each in (kills, hits)]
+            events = MemoryEvents(*files)
+            with suppress(ValueError):  # an old kernel does not count kills
+                events.ran_out_outside()
+                return events
+    return None
+
+
 def remove(groups: Mapping[str, Path], name: str) -> bool:
     """Kill the rest of a dead sandbox and remove its groups; return whether all are gone.
 

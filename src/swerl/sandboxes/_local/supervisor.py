@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from swerl.core.chat import Json
 from swerl.sandboxes._local import boot, kernel, limits, seccomp, wire
-from swerl.sandboxes._local.limits import DiskWatcher
+from swerl.sandboxes._local.limits import DiskWatcher, MemoryEvents
 from swerl.sandboxes._local.wire import Command, SandboxPlan
 
 _FIRST_PORT = 41414
@@ -52,6 +52,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     try:
         # First, so that everything below counts toward the sandbox's limits.
         held = limits.enter(groups, plan)
+        memory = limits.memory_events(groups, plan.id) if "memory" in held else None
         plan = _reserve_memory(plan, held)
         with suppress(PermissionError):  # a busy sandbox must not starve its supervisor
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
@@ -76,7 +77,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher).serve()
+    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher, memory).serve()
 
 
 def _reserve_memory(plan: SandboxPlan, held: set[str]) -> SandboxPlan:
@@ -109,6 +110,7 @@ class _Supervisor:
     """Descriptor of the sandbox's /proc."""
     deadline: float
     watcher: DiskWatcher | None = None
+    memory: MemoryEvents | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
@@ -149,6 +151,9 @@ class _Supervisor:
                     poll.unregister(fd)  # the watcher was killed; a single file is still bounded
                     continue
                 if fd in self.running:
+                    # A test that the kernel killed for others' memory has no result.
+                    if self.memory and self.memory.ran_out_outside():
+                        return "the machine ran out of memory"
                     self._finish(poll, fd)
                 elif not self._answer(poll):
                     return ""
