@@ -257,7 +257,8 @@ class Replay:
         """Return True if the recorded ids are in the tokens of the Session's model."""
         if not recorded.turn.trainable:
             return False
-        if recorded.reply is None:
+        # Tokens that are trained are never encoded anew.
+        if recorded.reply is None or self._is_own:
             return True
         parsed = self._parse(recorded.turn)
         calls = [call.name for call in recorded.reply.tool_calls if call.name != MALFORMED_CALL]
