@@ -152,6 +152,15 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """The recorded Turn that a reply repeats."""
+
+    index: int
+    is_context: bool
+    """True if an earlier Episode sampled it, so that it is not trained here."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """Turns in the order of their replies; a Turn's parent always comes before it."""
 

@@ -23,7 +23,7 @@ import orjson
 
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
-from swerl.core.turn import RoutedExperts, Turn, WeightChange
+from swerl.core.turn import Recorded, RoutedExperts, Turn, WeightChange
 
 Key: TypeAlias = Hashable
 
@@ -45,15 +45,6 @@ _MOST_CHARS = 2**20
 """Characters of the messages of such a walk."""
 _SHORT = 32
 """Bytes up to which a text is its own key; a longer one is hashed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The recorded Turn that a reply repeats."""
-
-    index: int
-    is_context: bool
-    """True if an earlier Episode sampled it, so that it is not trained here."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,8 @@ from swerl.core.chat import ChatRequest, Json, ParsedReply, Tool, ToolCall, Usag
 from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
-from swerl.core.turn import Completion, Sampling
-from swerl.gateway.history import Match, Recorded, ReplyNode
+from swerl.core.turn import Completion, Recorded, Sampling
+from swerl.gateway.history import Match, ReplyNode
 from swerl.gateway.limits import SessionLimits
 
 MALFORMED_CALL = "malformed_tool_call"

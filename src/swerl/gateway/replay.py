@@ -21,9 +21,9 @@ import orjson
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role, Tool, Usage
 from swerl.core.contracts import Family
 from swerl.core.errors import GatewayError
-from swerl.core.turn import Completion, Sampling, Turn
+from swerl.core.turn import Completion, Recorded, Sampling, Turn
 from swerl.gateway.conversation import TurnRecord
-from swerl.gateway.history import Match, Recorded
+from swerl.gateway.history import Match
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, path_ids
 
