@@ -15,6 +15,7 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 from swerl.core.sample import to_samples
 from swerl.rollout import record
+from swerl.runs.evaluation import compare, find
 from swerl.runs.tables import read_samples
 from swerl.runs.why import diagnose
 
@@ -137,13 +138,15 @@ def test_a_killed_run_resumes_to_the_same_bytes(folder: Path) -> None:
 def test_held_out_tasks_are_evaluated_before_and_after(folder: Path) -> None:
     settings = ("name=judged", "sft.evaluate=true", "tasks.num_heldout=2", "tasks.num_unseen=0")
     output = _finish(_train(folder, RECORDED, *settings, "steps=2"))
-    evals = sorted(path.name for path in (folder / "runs" / "judged" / "evals").iterdir())
-    assert evals == ["eval-heldout-00000.json", "eval-heldout-00002.json"]
-    versions = [
-        json.loads((folder / "runs" / "judged" / "evals" / name).read_text())["versions"]
-        for name in evals
-    ]
+    run = folder / "runs" / "judged"
+    evals = sorted((run / "evals").glob("*.json"))
+    assert [path.stem for path in evals] == ["eval-heldout-00000", "eval-heldout-00002"]
+    versions = [json.loads(path.read_text())["versions"] for path in evals]
     assert versions == [["000000"], ["000002"]]
+    assert compare(find("judged@0", run.parent), find("judged@2", run.parent))["num_tasks"] == 2
+    for path in evals:
+        assert path.with_suffix(".parquet").exists()
+        assert (run / "swebench" / path.stem / f"judged-{path.stem}.attempt-0.json").exists()
     assert "eval heldout" in output
 
 
