@@ -109,6 +109,7 @@ class Exec:
 
     @property
     def text(self) -> str:
+        """Stdout and stderr as one text."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
 
 
