@@ -93,9 +93,9 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Each night: 300 faults in runs of the twin, and 100,000 mutated requests to the gateway."""
+    """Each night: 300 faults in runs of the twin, and 1,000,000 mutated requests to the gateway."""
     session.run("python", str(BENCHES / "chaos.py"), *session.posargs)
-    session.run("pytest", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "100000"})
+    session.run("pytest", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "1000000"})
 
 
 @nox.session

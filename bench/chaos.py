@@ -2,12 +2,14 @@
 
     python bench/chaos.py                   300 faults, a night; --faults 6 takes minutes
     python bench/chaos.py --seed 3          another order of faults
+    python bench/chaos.py --kinds clock     these faults alone
 
-A fault kills or stops a process of the run (controller, engine, trainer ranks, guards, spawner,
-supervisors, sandboxes), or fills the disk of the run folder, or makes it read-only. The last two
-need root: the run folder is then a small tmpfs in a mount namespace of its own. After a fault that
-ends the run, the same command resumes it. Prints a table of faults; exits with 1 at the first
-property that does not hold.
+A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
+spawner, supervisors, sandboxes), or squeezes the run's memory, fills its disk, makes its folder
+read-only, moves its clock, drops the packets of its loopback or cuts its connections. Those but the
+clock need root: the run then has a memory cgroup, a small tmpfs and a network of its own. The order
+of faults follows from the seed. After a fault that ends the run, the same command resumes it.
+Prints a table of faults, and exits with 1 at the first property that does not hold.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+
+from swerl.sandboxes._local import limits
 
 RECIPE = Path(__file__).parents[1] / "tests" / "small.toml"
 ROLES = {
@@ -35,8 +39,23 @@ ROLES = {
     "rank": "swerl.training.rank.worker",
     "spawner": "_local import spawner",
     "supervisor": "swerl-supervisor",
+    "sandbox": "sandbox ",
+    "guard": "_process_guard.py",
 }
 DISK = ("full disk", "read-only folder")
+NETWORK = ("loopback down", "connections cut")
+MEMORY, CLOCK = "memory", "clock"
+MOVED_CLOCK = """
+import os, time
+from pathlib import Path
+
+clock, real_ns = Path(os.environ["CHAOS_CLOCK"]), time.time_ns
+time.time_ns = lambda: real_ns() + int(clock.read_text()) * 10**9
+time.time = lambda: time.time_ns() / 1e9
+"""
+"""Python runs it at the start of every process of the run."""
+JUMPS_S = (-86_400, -600, -5, 5, 600, 86_400, 30 * 86_400)
+GROUP = f"chaos-{os.getpid()}-"
 RUN_MIB = 96
 MOST_STARTS = 40
 """Starts of one run; a run that needs more does not get ahead."""
@@ -51,7 +70,9 @@ class Chaos:
     folder: Path
     random: Random
     steps: int
-    has_disk: bool
+    kinds: Sequence[str]
+    group: Path | None
+    """Its memory cgroup."""
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, str] = field(default_factory=dict)
     """Finished Episodes that count, with the digest of their file."""
@@ -63,13 +84,21 @@ class Chaos:
     def run(self, most: int) -> None:
         """Start the run again and again until it ends well, with up to `most` faults."""
         train = [sys.executable, "-m", "swerl.cli", "train", str(RECIPE)]
-        command = [*train, "--set", f"steps={self.steps}"]
+        command = [*train, "--set", f"steps={self.steps}", "--runs", str(self.folder / "runs")]
+        if self.group:
+            enter = 'echo $$ > "$0"/cgroup.procs; exec "$@"'
+            command = ["sh", "-c", enter, str(self.group), *command]
+        env = {**os.environ, "SWERL_CACHE": str(self.folder / "cache")}
+        if CLOCK in self.kinds:
+            self.jump(0)
+            (self.folder / "sitecustomize.py").write_text(MOVED_CLOCK)
+            paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+            env |= {"CHAOS_CLOCK": str(self.clock), "PYTHONPATH": os.pathsep.join(paths)}
         for _ in range(MOST_STARTS):
             with (self.folder / "log").open("ab") as log:
                 process = subprocess.Popen(
-                    [*command, "--runs", str(self.folder / "runs")],
-                    env={**os.environ, "SWERL_CACHE": str(self.folder / "cache")},
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    start_new_session=True,
                 )  # fmt: skip
             try:
                 self._torment(process, most)
@@ -85,31 +114,63 @@ class Chaos:
             require(code in (1, 130, -signal.SIGKILL), f"exit code {code}")
         require(False, f"the run did not end within {MOST_STARTS} starts")
 
+    @property
+    def clock(self) -> Path:
+        """File with the difference between the run's clock and this machine's."""
+        return self.folder / "clock"
+
+    def jump(self, seconds: int) -> None:
+        new = self.clock.with_suffix(".new")
+        new.write_text(str(seconds))
+        new.rename(self.clock)
+
     def _torment(self, process: subprocess.Popen[bytes], most: int) -> None:
-        """Wait and hurt one process of the run, until it ends or the faults are used up."""
+        """Wait and bring faults about, until the run ends or they are used up."""
         while self.faults.total() < most:
+            kind = self.random.choice(self.kinds)
+            pause_s, how_long = self.random.uniform(0.5, 8.0), self.random.random()
+            choice, kills = self.random.random(), self.random.random() < 0.5
             try:
-                process.wait(self.random.uniform(0.5, 12.0))
+                process.wait(pause_s)
                 return
             except subprocess.TimeoutExpired:
                 self.check_finished()
-            kinds = [*ROLES, *ROLES, *(DISK if self.has_disk else ())]
-            kind = self.random.choice(kinds)
-            if kind in DISK:
-                with disk_fault(kind, self.folder / "runs"):
-                    time.sleep(self.random.uniform(0.2, 3.0))
+            if kind not in ROLES:
+                with self._fault(kind, choice):
+                    time.sleep(0.2 + 5 * how_long)
                 self.faults[kind] += 1
                 continue
-            victims = [pid for pid, line in tree(process.pid) if ROLES[kind] in line]
+            victims = [pid for pid, line in tree(process.pid) if role_of(line) == kind]
             if not victims:
                 continue
-            victim, kills = self.random.choice(victims), self.random.random() < 0.5
             with suppress(ProcessLookupError):
+                victim = victims[int(choice * len(victims))]
                 os.kill(victim, signal.SIGKILL if kills else signal.SIGSTOP)
                 self.faults[f"{kind} {'killed' if kills else 'stopped'}"] += 1
                 if not kills:
-                    time.sleep(self.random.uniform(1.0, 20.0))
+                    time.sleep(60**how_long)  # mostly seconds, up to a minute
                     os.kill(victim, signal.SIGCONT)
+
+    @contextmanager
+    def _fault(self, kind: str, choice: float) -> Iterator[None]:
+        """Keep up a fault that needs no victim for as long as the block lasts."""
+        if kind in DISK:
+            with disk_fault(kind, self.folder / "runs"):
+                yield
+        elif kind == CLOCK:
+            self.jump(JUMPS_S[int(choice * len(JUMPS_S))])
+            yield
+        elif kind == MEMORY:
+            assert self.group
+            with squeezed(self.group):
+                yield
+        elif kind == NETWORK[0]:
+            subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+            yield
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        else:
+            subprocess.run(["ss", "-K", "state", "established"], capture_output=True, check=True)
+            yield
 
     def check_finished(self) -> None:
         """A finished Episode stays as it is, whatever happens later."""
@@ -123,7 +184,7 @@ class Chaos:
     def check_leaks(self) -> None:
         """Nothing of the run is alive, once its processes had time to see their controller end."""
         until_s = time.monotonic() + 60
-        while (left := leftovers(self.folder)) and time.monotonic() < until_s:
+        while (left := leftovers(self.folder, self.group)) and time.monotonic() < until_s:
             time.sleep(0.2)
         require(not left, f"still there: {left}")
 
@@ -156,6 +217,12 @@ class Chaos:
         return [row.hexdigest()[:12] for row in rows]
 
 
+def role_of(line: str) -> str:
+    """Return the role of a process by its command line; a guard's ends with its program's."""
+    found = [role for role, words in ROLES.items() if words in line]
+    return found[-1] if found else ""
+
+
 def require(holds: object, problem: str) -> None:
     if not holds:
         raise SystemExit(f"chaos: {problem}")
@@ -174,9 +241,10 @@ def tree(pid: int) -> Iterator[tuple[int, str]]:
             yield from tree(int(child))
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Return processes, mounts and sandboxes that belong to the runs in a folder."""
+def leftovers(folder: Path, group: Path | None) -> list[str]:
+    """Return processes, mounts and cgroups that belong to the runs in a folder."""
     mark, left = f"SWERL_CACHE={folder}".encode(), []
+    left += [str(path) for path in group.glob("*/") if path.is_dir()] if group else []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -205,22 +273,39 @@ def disk_fault(kind: str, mount: Path) -> Iterator[None]:
         subprocess.run(["mount", "-o", "remount,rw", str(mount)], check=True)
 
 
+@contextmanager
+def squeezed(group: Path) -> Iterator[None]:
+    """Let a memory cgroup grow no more for as long as the block lasts."""
+    names = ("memory.max", "memory.current", "max")
+    if not (group / names[0]).exists():
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "-1")
+    limit, usage, free = group / names[0], group / names[1], names[2]
+    with suppress(OSError):  # its memory cannot be reclaimed that far
+        limit.write_text(str(int(usage.read_text()) + (8 << 20)))
+    yield
+    limit.write_text(free)
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--each", type=int, default=12, help="faults of one run")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
     given = parser.parse_args(arguments)
     if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
-        probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
-        if probe.returncode == 0:
-            os.environ["CHAOS_MOUNTS"] = "1"
-            os.execvp("unshare", ["unshare", "-m", sys.executable, *sys.argv])
+        # A network of its own has a loopback that can fail alone.
+        script = 'ip link set lo up && ss -K >/dev/null && CHAOS_MOUNTS=1 exec "$@"'
+        begin = ["unshare", "-m", "-n", "sh", "-c", script, "sh"]
+        if subprocess.run([*begin, "true"], capture_output=True).returncode == 0:
+            os.execvp("unshare", [*begin, sys.executable, *sys.argv])
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         try:
             torment(Path(folder), given)
         finally:
+            for group in memory_groups():
+                group.rmdir()
             for mount in Path(folder).glob("*/runs"):
                 if mount.is_mount():
                     subprocess.run(["umount", "-l", str(mount)], check=True)
@@ -228,13 +313,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def torment(folder: Path, given: argparse.Namespace) -> None:
     random, total = Random(given.seed), Counter[str]()
-    calm = make(folder / "calm", random, given.steps)
+    calm = make(folder / "calm", random, given)
     calm.run(0)
     calm.check_tokens()
     number = 0
     while total.total() < given.faults:
         number += 1
-        chaos, began_s = make(folder / str(number), random, given.steps), time.monotonic()
+        chaos, began_s = make(folder / str(number), random, given), time.monotonic()
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         same = chaos.weights() == calm.weights()
@@ -251,15 +336,28 @@ def torment(folder: Path, given: argparse.Namespace) -> None:
     print(f"{total.total()} faults: nothing lost, nothing left")
 
 
-def make(folder: Path, random: Random, steps: int) -> Chaos:
+def make(folder: Path, random: Random, given: argparse.Namespace) -> Chaos:
     """Return a run in a new folder, on a small file system of its own if that is possible."""
-    runs = folder / "runs"
+    runs, group = folder / "runs", None
     runs.mkdir(parents=True)
-    has_disk = "CHAOS_MOUNTS" in os.environ
-    if has_disk:
+    kinds = [*ROLES, *ROLES, CLOCK]
+    if "CHAOS_MOUNTS" in os.environ:
+        kinds += [*DISK, *NETWORK]
+        if parent := limits.find().get("memory"):
+            group = parent / f"{GROUP}{folder.name}"
+            group.mkdir()
+            kinds.append(MEMORY)
         size = ["-o", f"size={RUN_MIB}m"]
         subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
-    return Chaos(folder, random, steps, has_disk)
+    kinds = [kind for kind in kinds if not given.kinds or kind in given.kinds]
+    require(kinds or given.faults == 0, f"none of these faults is possible here: {given.kinds}")
+    return Chaos(folder, random, given.steps, kinds, group)
+
+
+def memory_groups() -> list[Path]:
+    """Return the memory cgroups of this process's runs."""
+    parent = limits.find().get("memory")
+    return [*parent.glob(f"{GROUP}*")] if parent else []
 
 
 if __name__ == "__main__":

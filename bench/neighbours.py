@@ -2,6 +2,7 @@
 
     python bench/neighbours.py                   --json FILE keeps the figures
     python bench/neighbours.py --each --num 32   one misbehaving at a time, of each kind
+    python bench/neighbours.py --alone           the controller's CPU for each kind, without others
     python bench/neighbours.py --seconds 20 --turns 5 --cpus 0.1
 
 Each good neighbour runs a short command in its `local` sandbox and then asks the gateway for
@@ -164,7 +165,7 @@ async def phase(
     began_s, cpu_s = time.monotonic(), time.process_time()
     until_s = began_s + seconds
     harm = [asyncio.create_task(misbehave(kind, one, until_s)) for kind, one in bad]
-    await asyncio.gather(*(one.work(until_s) for one in good))
+    await asyncio.gather(asyncio.sleep(seconds), *(one.work(until_s) for one in good))
     seconds, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     await asyncio.gather(*harm, return_exceptions=True)
     rounds = sum(one.num_rounds for one in good)
@@ -215,9 +216,15 @@ async def measure(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
             one.port = (await one.sandbox.expose(one.session)).rpartition(":")[2]
         print("limits in force:", *sorted(ones[0].sandbox.limits))
         good, found = ones[given.bad :], {}
+        if given.alone:
+            for kind, one in zip(given.kinds or BAD, ones, strict=False):
+                await bring(kind, one)
+                _, cpu_ms = await phase([], [(kind, one)], given.seconds)
+                found[kind] = {"controller's CPU, ms a second": round(cpu_ms / given.seconds, 1)}
+                show(kind, found[kind])
+            return found
         if given.each:
-            kinds = given.kinds or BAD
-            for kind in kinds:
+            for kind in given.kinds or BAD:
                 found[kind] = await compare(good, [(kind, ones[0])], given)
                 show(kind, found[kind])
             return found
@@ -242,6 +249,7 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=64)
     parser.add_argument("--bad", type=int, default=8)
     parser.add_argument("--each", action="store_true", help="one kind at a time")
+    parser.add_argument("--alone", action="store_true", help="one kind, and no good neighbours")
     parser.add_argument("--kinds", nargs="*", choices=BAD, help="these alone")
     parser.add_argument("--cpus", type=float, default=1.0, help="CPUs of each sandbox")
     parser.add_argument("--json", type=Path)
