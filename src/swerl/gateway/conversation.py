@@ -100,7 +100,7 @@ class Conversation:
         self._sampling = sampling
         self._on_turn = on_turn
         self._in_thread = in_thread or FairTurns(1)
-        self._history = MessageTree(keeps_blank=not prompter.rereads)
+        self._history = MessageTree(rereads=prompter.rereads)
         self._delivered: list[ReplyNode] = []
         self._dropped: Counter[str] = Counter()
         self._running: set[asyncio.Task[Sampled]] = set()

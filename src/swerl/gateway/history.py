@@ -24,6 +24,7 @@ import orjson
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Recorded, RoutedExperts, Turn, WeightChange
+from swerl.gateway.limits import LONG_BYTES
 
 Key: TypeAlias = Hashable
 
@@ -41,8 +42,6 @@ _MOST_TEXT_KEYS = 50_000
 """Texts whose keys are kept, in 10 MiB; a conversation has hundreds."""
 _MOST_WALKS = 4
 """Walks to continue: of a Session's agent, and of sub-agents at work."""
-_MOST_CHARS = 2**20
-"""Characters of the messages of such a walk."""
 _SHORT = 32
 """Bytes up to which a text is its own key; a longer one is hashed."""
 
@@ -153,7 +152,7 @@ class Match:
     keys: tuple[Key, ...]
     """The steps from there over the new messages."""
     known: tuple[tuple[int, ReplyNode], ...]
-    """Number and ReplyNode of each reply up to `parent` that is one message of the request."""
+    """If the tree `rereads`: number and node of each reply up to `parent` that is one message."""
     prefill: _Prefill | None = None
     """Set if the request ends with assistant messages."""
 
@@ -173,7 +172,6 @@ class _Walk:
     """Messages up to `parent`."""
     keys: tuple[Key, ...] = ()
     """The steps after `parent`."""
-    num_known: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,16 +181,15 @@ class _Walked:
     root: Key
     messages: tuple[Message, ...]
     walk: _Walk
-    known: tuple[tuple[int, ReplyNode], ...] = ()
     num_chars: int = 0
 
 
 class MessageTree:
     """The tree of one Session."""
 
-    def __init__(self, *, keeps_blank: bool = True) -> None:
-        """`keeps_blank`: match a blank reply even if the client left it out of its history."""
-        self._keeps_blank = keeps_blank
+    def __init__(self, *, rereads: bool = False) -> None:
+        """`rereads`: prompts need the earlier replies again; a blank one must then be sent."""
+        self._rereads = rereads
         self._text_keys: dict[int, bytes] = {}
         """Keys by hash of the texts: histories repeat, and the texts are too large to keep."""
         self._roots: dict[Key, _Point] = {}
@@ -200,8 +197,7 @@ class MessageTree:
         """Each root's key by itself, so that a long key is stored once."""
         self._minted: dict[str, tuple[Key, int]] = {}
         """Minted call id -> key of its reply, and number of the call in it."""
-        self._tools: tuple[Sequence[Tool], Key] = ((), _tools_key(()))
-        """The tools offered last, and their key."""
+        self._offered: tuple[Sequence[Tool], Key] = ((), _tools_key(()))
         self._walked: list[_Walked] = []
         """The latest walks, the last one first."""
 
@@ -212,8 +208,8 @@ class MessageTree:
         """
         root, messages = self._root(request.tools), request.messages
         began = self._begin(root, messages)
-        walk, known = began.walk, list(began.known)
-        before_last, last, turn = walk, None, None
+        known: list[tuple[int, ReplyNode]] = []
+        before_last, last, turn = (walk := began.walk), None, None
         for step, there in self._walk(walk.here, self._steps(messages, walk.num_walked)):
             last = step
             if step.is_reply:
@@ -223,16 +219,15 @@ class MessageTree:
             newest = next(reversed(there.replies), None) if there else None
             if newest is None:
                 keys = (*walk.keys, step.key)
-                now = (walk.parent, walk.place, walk.num_messages, keys, walk.num_known)
-                walk = _Walk(there, step.end, *now)
+                walk = _Walk(there, step.end, walk.parent, walk.place, walk.num_messages, keys)
                 continue
             turn = before_last
-            if len(step.messages) == 1:
+            if self._rereads and len(step.messages) == 1:
                 known.append((step.end - 1, newest))
-            walk = _Walk(there, step.end, newest, there, step.end, (), len(known))
-        if turn and self._keeps_blank:
-            passed = tuple(known[: turn.num_known])
-            self._keep(began, _Walked(root, messages[: turn.num_walked], turn, passed))
+            walk = _Walk(there, step.end, newest, there, step.end)
+        # A walk that is continued does not pass the earlier replies.
+        if turn and not self._rereads:
+            self._keep(began, _Walked(root, messages[: turn.num_walked], turn))
         # The parent is the last known reply; every step after it is new.
         new = messages[walk.num_messages :]
         match = Match(walk.parent, new, root, walk.place, walk.keys, tuple(known))
@@ -269,19 +264,19 @@ class MessageTree:
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
 
     def _root(self, tools: Sequence[Tool]) -> Key:
-        offered, root = self._tools
+        offered, root = self._offered
         if tools != offered:
-            self._tools = (tools, root := _tools_key(tools))
+            self._offered = (tools, root := _tools_key(tools))
         return self._names.get(root, root)
 
     def _begin(self, root: Key, messages: Sequence[Message]) -> _Walked:
         """Return the longest kept walk over a request's first messages."""
         for each in sorted(self._walked, key=lambda each: -len(each.messages)):
             size, place = len(each.messages), each.walk.place
-            if each.root != root or len(messages) <= size or messages[:size] != each.messages:
-                continue
+            is_alive = not place or bool(place.replies)
+            fits = is_alive and each.root == root and messages[:size] == each.messages
             # A step ends where the roles change.
-            if messages[size].role is Role.ASSISTANT and (not place or place.replies):
+            if fits and len(messages) > size and messages[size].role is Role.ASSISTANT:
                 parent = place.replies[-1] if place else None
                 return replace(each, walk=replace(each.walk, parent=parent))
         return _Walked(root, (), _Walk(self._roots.get(root)))
@@ -289,8 +284,9 @@ class MessageTree:
     def _keep(self, began: _Walked, walked: _Walked) -> None:
         """Keep a walk in place of the one that it continues, unless its messages are large."""
         new = walked.messages[len(began.messages) :]
-        num_chars = began.num_chars + sum(map(_num_chars, new))
-        if walked.walk.here and walked.messages and num_chars <= _MOST_CHARS:
+        num_chars = began.num_chars + sum(len(each.text) + len(each.thinking) for each in new)
+        num_chars += sum(len(str(call.arguments)) for each in new for call in each.tool_calls)
+        if walked.walk.here and walked.messages and num_chars <= LONG_BYTES:
             gone = (began.messages, walked.messages)
             others = [each for each in self._walked if each.messages not in gone]
             self._walked = [replace(walked, num_chars=num_chars), *others][:_MOST_WALKS]
@@ -331,7 +327,7 @@ class MessageTree:
                 yield head
                 yield from self._parts(there, tail)
                 return
-            if self._keeps_blank and not step.is_reply and _has_blank_reply(there):
+            if not self._rereads and not step.is_reply and _has_blank_reply(there):
                 yield head
                 yield _Step(_BLANK, head.end, (Message(Role.ASSISTANT),))
                 yield from self._parts(there.next[_BLANK], tail)
@@ -417,11 +413,6 @@ def _has_blank_reply(place: _Point) -> bool:
     """Return True if a blank reply was given here and surely delivered."""
     blank = place.next.get(_BLANK)
     return blank is not None and bool(blank.replies) and blank.replies[-1].index is not None
-
-
-def _num_chars(message: Message) -> int:
-    arguments = sum(len(str(call.arguments)) for call in message.tool_calls)
-    return len(message.text) + len(message.thinking) + arguments
 
 
 def _owner_key(message: Message) -> Key:
