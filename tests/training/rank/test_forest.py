@@ -269,6 +269,21 @@ def test_attention_without_copies_of_a_prefix_for_all_rows_at_once() -> None:
     torch.testing.assert_close(torch.cat(parts)[plan.order], wanted)
 
 
+def test_keys_that_are_gathered_again_have_the_same_gradients() -> None:
+    from swerl.training.rank.attention import PackedAttention, _pieces
+
+    attention = PackedAttention(None)  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    inputs = [torch.randn(sum(FOREST.lengths), 2, 8, requires_grad=True) for _ in range(3)]
+    found = []
+    for again in (False, True):
+        plan = _pieces(FOREST, 1, 0, CPU)
+        outs = [attention._piece(piece, *inputs, again=again) for piece in plan.pieces]
+        out = torch.cat(outs)[plan.order]
+        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 # Whole steps.
 
 

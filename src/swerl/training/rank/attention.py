@@ -66,29 +66,26 @@ class PackedAttention(torch.nn.Module):
         # A row's queries and keys then have the same positions.
         if group.size() == 1 and forest is None:
             return attend(query, key, value, lengths, lengths, self.scale).flatten(1)
-        # One exchange carries keys and values.
-        both = torch.stack((key, value), dim=1)
         if group.size() > 1:
-            both = gather_context(both, group)
+            # One exchange carries keys and values.
+            key, value = gather_context(torch.stack((key, value), dim=1), group).unbind(1)
         # Cached: all layers of a pass see the same rows.
         forest = forest or Forest(lengths, (0,) * len(lengths))
         plan = _pieces(forest, group.size(), group.rank(), query.device)
-        parts = [self._piece(piece, query, both, plan.again) for piece in plan.pieces]
+        parts = [self._piece(piece, query, key, value, again=plan.again) for piece in plan.pieces]
         # Each piece has parts of several rows; put the positions back in this rank's order.
         return torch.cat(parts)[plan.order].flatten(1)
 
-    def _piece(
-        self, piece: _Piece, query: torch.Tensor, both: torch.Tensor, again: bool
-    ) -> torch.Tensor:
-        def run(query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
-            key_M, value_M = take(both, piece.keys).unbind(1)
+    def _piece(self, piece: _Piece, *inputs: torch.Tensor, again: bool) -> torch.Tensor:
+        def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            seen = take(key, piece.keys), take(value, piece.keys)
             lengths = piece.query_lengths, piece.key_lengths
-            return attend(query[piece.queries], key_M, value_M, *lengths, self.scale)
+            return attend(query[piece.queries], *seen, *lengths, self.scale)
 
         if again and torch.is_grad_enabled():
-            piece_out: torch.Tensor = checkpoint(run, query, both, use_reentrant=False)
-            return piece_out
-        return run(query, both)
+            out: torch.Tensor = checkpoint(run, *inputs, use_reentrant=False)
+            return out
+        return run(*inputs)
 
 
 @dataclass(frozen=True, slots=True)
