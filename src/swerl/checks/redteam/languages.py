@@ -80,7 +80,7 @@ class Ground:
         # No title is a part of another one: PHPUnit's log has titles instead of names.
         titles = [f"change_of_{chr(ord('b') + index)}_coin" for index in range(num)]
         for index, title in enumerate(titles):
-            price, paid = 2 * index + 3, 3 * index + 11
+            price, paid = 2 * index + 12, 3 * index + 20
             more = re.sub(r"\b5\b", str(paid - price), blocks[at])
             more = re.sub(r"\b4, 9\b", f"{price}, {paid}", more)
             name = title if _TITLES[2] in more else title.title().replace("_", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swerl.checks.redteam.languages import inside
+from swerl.checks.redteam.languages import GROUNDS, inside
 from swerl.checks.redteam.policy import Defence, TaskKind
 from swerl.core.grade import Verdict
 
@@ -195,6 +195,11 @@ _UNREPORTED = frozenset(
     ]
 )
 """Ways after which the runner reports no result of a test."""
+_PASSING = frozenset({"unittest-expected", "mocha-pending", "minitest-throw"})
+"""Ways after which the runner reports a pass. With the example's test and one other, a swap misses
+the other in all three blind runs once in 27 tries."""
+_MORE_TESTS = 24
+"""Further tests to fix for them, so that the chance is below 2**-70."""
 
 POLICIES = tuple(
     replace(
@@ -206,6 +211,7 @@ POLICIES = tuple(
             body=body,
             stopped_by=Defence.TESTS,
             verdict=Verdict.UNSOLVED,
+            changes=GROUNDS[kind].with_more(_MORE_TESTS) if name in _PASSING else {},
         ),
         harmless="the other tests have no result" if name in _UNREPORTED else "",
     )
