@@ -62,7 +62,7 @@ _MOST_BRANCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _PromptText:
     ids: bytes
     text: bytes
 
@@ -75,7 +75,7 @@ class WrittenPrompts:
         self.num_bytes = 0
         self._num_vocab = num_vocab
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, list[_Written]] = OrderedDict()
+        self._kept: OrderedDict[str, list[_PromptText]] = OrderedDict()
         """By session, the latest last; of each, the latest first."""
 
     def write(self, ids: Sequence[int], session: str) -> bytes:
@@ -83,11 +83,11 @@ class WrittenPrompts:
         given = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)
         whole = given.tobytes()
         kept = self._kept.get(session, [])
-        old = next((each for each in kept if whole.startswith(each.ids)), _Written(b"", b""))
+        old = next((each for each in kept if whole.startswith(each.ids)), _PromptText(b"", b""))
         new = array("i", whole[len(old.ids) :])
         self._check(new)
         parts = (old.text, orjson.dumps(new.tolist())[1:-1])
-        written = _Written(whole, b",".join(filter(None, parts)))
+        written = _PromptText(whole, b",".join(filter(None, parts)))
         # No other prompt will continue `old`.
         branches = [written, *(each for each in kept if each is not old)]
         self._kept[session] = branches[:_MOST_BRANCHES]
@@ -108,7 +108,7 @@ class WrittenPrompts:
             )
 
 
-def _size(prompts: Sequence[_Written]) -> int:
+def _size(prompts: Sequence[_PromptText]) -> int:
     return sum(len(each.ids) + len(each.text) for each in prompts)
 
 

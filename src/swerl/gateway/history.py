@@ -158,7 +158,7 @@ class Match:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _TreeWalk:
     """A walk down the tree, after some messages of a request. Not frozen: made by the hundred."""
 
     here: _Point | None
@@ -180,7 +180,7 @@ class _Walked:
 
     root: Key
     messages: tuple[Message, ...]
-    walk: _Walk
+    walk: _TreeWalk
     num_chars: int = 0
 
 
@@ -219,12 +219,12 @@ class MessageTree:
             newest = next(reversed(there.replies), None) if there else None
             if newest is None:
                 keys = (*walk.keys, step.key)
-                walk = _Walk(there, step.end, walk.parent, walk.place, walk.num_messages, keys)
+                walk = _TreeWalk(there, step.end, walk.parent, walk.place, walk.num_messages, keys)
                 continue
             turn = before_last
             if self._rereads and len(step.messages) == 1:
                 known.append((step.end - 1, newest))
-            walk = _Walk(there, step.end, newest, there, step.end)
+            walk = _TreeWalk(there, step.end, newest, there, step.end)
         # A walk that is continued does not pass the earlier replies.
         if turn and not self._rereads:
             self._keep(began, _Walked(root, messages[: turn.num_walked], turn))
@@ -279,7 +279,7 @@ class MessageTree:
             if fits and len(messages) > size and messages[size].role is Role.ASSISTANT:
                 parent = place.replies[-1] if place else None
                 return replace(each, walk=replace(each.walk, parent=parent))
-        return _Walked(root, (), _Walk(self._roots.get(root)))
+        return _Walked(root, (), _TreeWalk(self._roots.get(root)))
 
     def _keep(self, began: _Walked, walked: _Walked) -> None:
         """Keep a walk in place of the one that it continues, unless its messages are large."""
