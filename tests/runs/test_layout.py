@@ -8,6 +8,7 @@ import pytest
 
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
+from swerl.recipe.schema import Recipe
 from swerl.runs.layout import Cursor, RunFolder, RunState, open_run, rewind
 
 
@@ -29,6 +30,17 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path: Path) -> 
         pass
     assert "trainer.lr (1.0 -> 2.0)" in str(caught.value)
     assert "ranks" not in str(caught.value)
+
+
+def test_a_run_of_a_release_without_some_keys_goes_on(tmp_path: Path) -> None:
+    recipe = Recipe(name="r", steps=3).model_dump(mode="json")
+    older = {**recipe, "trainer": {k: v for k, v in recipe["trainer"].items() if k != "dtype"}}
+    for each in (older, recipe):
+        with open_run(tmp_path / "run", each):
+            pass
+    recipe["trainer"]["dtype"] = "bf16"
+    with pytest.raises(RunError, match="dtype"), open_run(tmp_path / "run", recipe):
+        pass
 
 
 def test_settings_that_do_not_affect_learning_may_differ(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, recipe)
         return
-    found = _differing(read_json(path), recipe)
+    found = _differing(_completed(read_json(path)), _completed(recipe))
     differing = [each for each in found if not each[0].startswith(_MAY_CHANGE)]
     # Only harmless keys differ: store their new values.
     if found and not differing:
@@ -213,6 +213,18 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         message = f"{path.parent} belongs to another recipe: {shown}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
         raise RunError(message, hint=hint)
+
+
+def _completed(stored: Any) -> Any:
+    """Return a recipe with the defaults of the keys that its release did not have."""
+    from pydantic import ValidationError
+
+    from swerl.recipe.schema import Recipe
+
+    try:
+        return Recipe.model_validate(stored).model_dump(mode="json")
+    except ValidationError:
+        return stored
 
 
 def _read_state(path: Path) -> RunState:

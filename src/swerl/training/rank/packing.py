@@ -17,6 +17,8 @@ neighbours: a forest in the order of its leaves. It is cut into runs of rows, wh
 rows are. A run's first row is whole; every other row adds only what the row before it has not.
 """
 
+# heavy imports: this file only runs in the trainer's own processes
+
 from __future__ import annotations
 
 import heapq
