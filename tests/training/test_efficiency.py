@@ -113,9 +113,8 @@ def test_raised_cap_is_no_other_recipe(tmp_path: Path) -> None:
 def test_mfu_is_the_models_own_arithmetic_over_the_gpus_peak() -> None:
     run = Run()
     lengths = [30_000, 50_000]
-    metrics = run.step(
-        train_s=100, row_tokens=sum(lengths), row_token_pairs=sum(n**2 for n in lengths)
-    )
+    pairs = sum(length**2 for length in lengths)
+    metrics = run.step(train_s=100, executed_tokens=sum(lengths), executed_token_pairs=pairs)
     work = sum(row_cost(shape_of(run.recipe.model)).of(length) for length in lengths)
     assert metrics["mfu"] == pytest.approx(work / (100 * 64 * GPUS["h100"].bf16_flops))
 
@@ -139,7 +138,7 @@ def test_measured_memory_is_compared_with_the_plan() -> None:
 def test_on_cpu_no_efficiency_is_reported() -> None:
     events: list[Event] = []
     costs = CostMeter(Recipe(name="r"), events.append, RunHistory())
-    costs(StepEnded(0, {"train_s": 1.0, "row_tokens": 5, "row_token_pairs": 25}))
+    costs(StepEnded(0, {"train_s": 1.0, "executed_tokens": 5, "executed_token_pairs": 25}))
     [ended] = events
     assert isinstance(ended, StepEnded)
     assert ended.metrics["dollars"] == 0

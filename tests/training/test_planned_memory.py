@@ -202,6 +202,17 @@ def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
     assert cache.running is None
 
 
+def test_shared_prefixes_are_planned_with_two_copies_of_all_keys() -> None:
+    _, shape, found = one_node(tensor_parallel=1)
+    plain, shared = (
+        activation_bytes(shape, found, positions=1, recompute=True, shared=shared)
+        for shared in (False, True)
+    )
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    # Recomputation keeps one whole layer: its queries and two copies of keys and values.
+    assert shared - plain == (queries + 2 * 2 * keys) * 2
+
+
 def test_a_first_stage_holds_a_micro_batch_for_each_stage() -> None:
     _, shape, found = one_node(tensor_parallel=1)
     _, _, staged = one_node(tensor_parallel=1, pipeline_parallel=4)

@@ -44,6 +44,7 @@ def test_there_are_no_more_parts_than_groups() -> None:
 
 def test_reports_are_joined_by_their_meaning() -> None:
     extra = {"clip_fraction": 0.0, "optimizer_s": 1.0, "mismatch_max": 0.5, "lr": 1e-3}
+    extra["executed_tokens"] = 70.0
     first = StepStats(1.0, 2.0, 30, 0.1, 4.0, extra)
     second = replace(first, loss=5.0, num_tokens=10, extra={**extra, "clip_fraction": 1.0})
     joined = join_stats([first, second])
@@ -51,6 +52,7 @@ def test_reports_are_joined_by_their_meaning() -> None:
     assert (joined.loss, joined.num_tokens, joined.duration_s) == (2.0, 40, 8.0)
     assert joined.extra == {
         "clip_fraction": 0.25, "optimizer_s": 2.0, "mismatch_max": 0.5, "lr": 1e-3,
+        "executed_tokens": 140.0,
     }  # fmt: skip
     assert join_stats([]) is None
     assert join_stats([first]) is first

@@ -18,6 +18,9 @@ _BF16 = 2
 _FP32 = 4
 CHUNK_LOGITS = 1 << 28
 """Logits that a rank computes at a time (`training/rank/model.py`): at most 1 GiB of fp32."""
+SHARED_COPIES = 2
+"""Largest number of keys that one call of attention gathers for rows that share prefixes, over the
+pack's positions (`training/rank/attention.py`)."""
 _CHUNK = 64
 """Positions per chunk of the gated delta rule's kernels."""
 _GATED_UNIT = 5
@@ -35,21 +38,26 @@ class Splits:
     expert_tensor: int
     context: int = 1
     """The ranks whose keys and values each of them gathers."""
+    copies: int = 1
+    """Copies of all keys and values: with shared prefixes each row has those of its own path."""
 
     @classmethod
-    def of(cls, layout: Layout) -> Splits:
+    def of(cls, layout: Layout, *, shared: bool = False) -> Splits:
         sequence = layout.tensor if layout.sequence_parallel else 1
-        return cls(layout.tensor, sequence, layout.expert_tensor, layout.context)
+        copies = SHARED_COPIES if shared else 1
+        return cls(layout.tensor, sequence, layout.expert_tensor, layout.context, copies)
 
 
-def activation_bytes(shape: Shape, layout: Layout, *, positions: int, recompute: bool) -> float:
+def activation_bytes(
+    shape: Shape, layout: Layout, *, positions: int, recompute: bool, shared: bool = False
+) -> float:
     """Return the peak on a rank of the first pipeline stage, with `positions` per micro-batch.
 
     Under the 1F1B schedule the first stage holds as many micro-batches as there are stages
     (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). With `recompute` it keeps the input
-    of each layer, and one whole layer at a time.
+    of each layer, and one whole layer at a time. `shared` is whether rows share prefixes.
     """
-    splits = Splits.of(layout)
+    splits = Splits.of(layout, shared=shared)
     stage = range(shape.num_layers // layout.pipeline)
     whole = [layer_bytes(shape, splits, layer) for layer in stage]
     entry = shape.hidden_size / splits.sequence * _BF16
@@ -100,8 +108,8 @@ def _attention(shape: Shape, splits: Splits) -> float:
     kept += (queries + keys) * (_norm(shape) * shape.qk_norm + _BF16)
     kept += queries * _BF16 + shape.num_heads / splits.tensor * _FP32
     kept += queries * (_FP32 + _BF16) * shape.gated_attention
-    if splits.context > 1:
-        kept += (queries + 2 * keys * splits.context) * _BF16
+    if splits.context * splits.copies > 1:
+        kept += (queries + 2 * keys * splits.context * splits.copies) * _BF16
     return kept
 
 

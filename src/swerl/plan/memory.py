@@ -239,7 +239,13 @@ def _train(
         "gradients": state.gradients,
         "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
         "activations": wider
-        * activation_bytes(shape, layout, positions=positions, recompute=trainer.recompute),
+        * activation_bytes(
+            shape,
+            layout,
+            positions=positions,
+            recompute=trainer.recompute,
+            shared=trainer.shared_prefixes,
+        ),
         "logits": logit_bytes(shape, layout, positions=positions),
     }
     parts = {name: number / _GIB for name, number in held.items()}

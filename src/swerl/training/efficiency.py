@@ -97,9 +97,9 @@ class CostMeter:
         )
         if rollout_s > 0 and "sampled_tokens" in metrics and not self._recipe.sft.sources:
             found["sampled_tokens_per_s"] = metrics["sampled_tokens"] / rollout_s
-        if self._cost and metrics.get("train_s") and "row_tokens" in metrics:
-            work = self._cost.per_token * metrics["row_tokens"]
-            work += self._cost.per_token_pair * metrics["row_token_pairs"]
+        if self._cost and metrics.get("train_s") and "executed_tokens" in metrics:
+            work = self._cost.per_token * metrics["executed_tokens"]
+            work += self._cost.per_token_pair * metrics["executed_token_pairs"]
             found["mfu"] = work / (metrics["train_s"] * self._peak)
         measured = metrics.get(MEASURED)
         if self._planned_gib is not None and measured is not None:

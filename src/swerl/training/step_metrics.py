@@ -82,8 +82,6 @@ def _rows(collected: CollectedBatch) -> dict[str, float]:
         "rows": len(lengths),
         "row_tokens": sum(lengths),
         "row_tokens_max": max(lengths, default=0),
-        # Attention's work is quadratic: `mfu` needs the sum of squares.
-        "row_token_pairs": sum(length**2 for length in lengths),
     }
 
 

@@ -93,8 +93,8 @@ def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> U
 def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
     """Return one report of several steps, or None for no step.
 
-    Durations add up, peaks are the largest, the learning rate is the last one. Everything else is a
-    mean weighted by trained tokens.
+    Durations and computed tokens add up, peaks are the largest, the learning rate is the last one.
+    Everything else is a mean weighted by trained tokens.
     """
     if len(stats) <= 1:
         return stats[0] if stats else None
@@ -112,7 +112,7 @@ def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
             return max(values)
         # The name of a rate, such as tokens per second, ends in `_s` too.
         is_duration = name.endswith("_s") and not name.endswith("_per_s")
-        return sum(values) if is_duration else mean(values)
+        return sum(values) if is_duration or name.startswith("executed_") else mean(values)
 
     return StepStats(
         loss=mean([each.loss for each in stats]),

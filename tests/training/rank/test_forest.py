@@ -26,7 +26,7 @@ from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
 from swerl.training.model_folder import copy_tokenizer
 from swerl.training.rank.attention import attend
-from swerl.training.rank.context import Forest, RowShare, row_paths
+from swerl.training.rank.context import Forest, RowShare, row_paths, take
 from swerl.training.rank.gated_delta import _conv, causal_conv, gated_delta_rule
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.training.rank.packing import Prefixes, pack_forest
@@ -157,7 +157,10 @@ def test_one_pack_has_each_prefix_once(seed: int, num_rows: int) -> None:
     batch = forest_batch(random.Random(seed), num_rows)
     [rows] = rank_micro_batches(batch, rank=0, num_ranks=1, budget=10**6, cost=COST, forest=True)
     prefixes = {tuple(row.ids[: t + 1]) for row in batch.samples for t in range(len(row.ids) - 1)}
-    assert len(to_tensors(rows, all_tokens=False, device=CPU).rows.ids_N) == len(prefixes)
+    packed = to_tensors(rows, all_tokens=False, device=CPU).rows
+    pairs = sum(2 * len(prefix) - 1 for prefix in prefixes)
+    assert len(packed.ids_N) == len(prefixes)
+    assert packed.executed() == {"executed_tokens": len(prefixes), "executed_token_pairs": pairs}
 
 
 def test_prefixes_of_other_experts_stay_apart() -> None:
@@ -274,11 +277,12 @@ def test_keys_that_are_gathered_again_have_the_same_gradients() -> None:
 
     attention = PackedAttention(None)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    inputs = [torch.randn(sum(FOREST.lengths), 2, 8, requires_grad=True) for _ in range(3)]
+    query = torch.randn(sum(FOREST.lengths), 2, 8, requires_grad=True)
+    inputs = query, torch.randn(sum(FOREST.lengths), 2, 2, 8, requires_grad=True)
     found = []
     for again in (False, True):
         plan = _pieces(FOREST, 1, 0, CPU)
-        outs = [attention._piece(piece, *inputs, again=again) for piece in plan.pieces]
+        outs = [attention._piece(piece, *inputs, take, again=again) for piece in plan.pieces]
         out = torch.cat(outs)[plan.order]
         found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -31,12 +31,12 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.utils.checkpoint import checkpoint
 
+from swerl.plan.activations import SHARED_COPIES
 from swerl.training.rank.context import Forest, gather_context, take, whole_order
 
 _CAUSAL = (-1, 0)
 """Window of torch's kernel: all keys up to the query's own position."""
-_COPIES = 2
-"""Largest number of keys that one call attends to, over the pack's positions."""
+_Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HOPPER = 9
 """Major compute capability of H100 and H200."""
 
@@ -66,26 +66,30 @@ class PackedAttention(torch.nn.Module):
         # A row's queries and keys then have the same positions.
         if group.size() == 1 and forest is None:
             return attend(query, key, value, lengths, lengths, self.scale).flatten(1)
+        # One exchange carries keys and values.
+        both = torch.stack((key, value), dim=1)
         if group.size() > 1:
-            # One exchange carries keys and values.
-            key, value = gather_context(torch.stack((key, value), dim=1), group).unbind(1)
+            both = gather_context(both, group)
         # Cached: all layers of a pass see the same rows.
+        pick = take if forest else torch.Tensor.__getitem__
         forest = forest or Forest(lengths, (0,) * len(lengths))
         plan = _pieces(forest, group.size(), group.rank(), query.device)
-        parts = [self._piece(piece, query, key, value, again=plan.again) for piece in plan.pieces]
+        parts = [self._piece(piece, query, both, pick, again=plan.again) for piece in plan.pieces]
         # Each piece has parts of several rows; put the positions back in this rank's order.
         return torch.cat(parts)[plan.order].flatten(1)
 
-    def _piece(self, piece: _Piece, *inputs: torch.Tensor, again: bool) -> torch.Tensor:
-        def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            seen = take(key, piece.keys), take(value, piece.keys)
+    def _piece(
+        self, piece: _Piece, query: torch.Tensor, both: torch.Tensor, pick: _Pick, *, again: bool
+    ) -> torch.Tensor:
+        def run(query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
+            key_M, value_M = pick(both, piece.keys).unbind(1)
             lengths = piece.query_lengths, piece.key_lengths
-            return attend(query[piece.queries], *seen, *lengths, self.scale)
+            return attend(query[piece.queries], key_M, value_M, *lengths, self.scale)
 
         if again and torch.is_grad_enabled():
-            out: torch.Tensor = checkpoint(run, *inputs, use_reentrant=False)
-            return out
-        return run(*inputs)
+            piece_out: torch.Tensor = checkpoint(run, query, both, use_reentrant=False)
+            return piece_out
+        return run(query, both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> 
         # A piece sees its row's prefix and the keys of all pieces up to itself.
         seen = [(number + 1) * size for size in sizes]
         lengths = [len(part) + size for part, size in zip(prefixes, seen, strict=True)]
-        for rows in _by_keys(lengths, limit=_COPIES * sum(forest.lengths)):
+        for rows in _by_keys(lengths, limit=SHARED_COPIES * sum(forest.lengths)):
             begins = [own_starts[row] + half * sizes[row] for row in rows]
             queries = _ranges(begins, [sizes[row] for row in rows])
             paths = [

@@ -245,6 +245,7 @@ class Learner:
             inputs = micro.loss_inputs(logp_S, ref_logp_S, totals)
             result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
+            figures |= micro.rows.executed()
             if reports_figures():
                 trained.append(micro.trained(logp_S.detach()))
             return result.loss, figures | compare(inputs.logp_BT.detach(), micro)

@@ -67,6 +67,13 @@ class PackedRows:
     forest: Forest | None = None
     """None if no row shares a prefix with another."""
 
+    def executed(self) -> dict[str, float]:
+        """Return the computed positions, and the sum of squares that attention's work follows."""
+        starts = self.forest.shared if self.forest else (0,) * len(self.lengths)
+        ends = [start + length for start, length in zip(starts, self.lengths, strict=True)]
+        pairs = sum(end**2 for end in ends) - sum(start**2 for start in starts)
+        return {"executed_tokens": float(sum(self.lengths)), "executed_token_pairs": float(pairs)}
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:

@@ -17,16 +17,12 @@ neighbours: a forest in the order of its leaves. It is cut into runs of rows, wh
 rows are. A run's first row is whole; every other row adds only what the row before it has not.
 """
 
-# heavy imports: this file only runs in the trainer's own processes
-
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
 
 from swerl.core.errors import TrainerError
 from swerl.plan.parameters import RowCost
@@ -139,6 +135,8 @@ def pack_forest(
 
 def _common(one: bytes, other: bytes) -> int:
     """Return the length of the common prefix."""
+    import numpy as np
+
     length = min(len(one), len(other))
     differs = np.frombuffer(one, np.uint8, length) != np.frombuffer(other, np.uint8, length)
     first = int(differs.argmax()) if length else 0
