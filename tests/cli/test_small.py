@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from swerl.checks import smoke
 from swerl.checks.doctor import Check
 from swerl.checks.smoke import SmokeResult
-from swerl.cli import _output, _run, doctor
+from swerl.cli import _output, doctor, sandbox_smoke
 from swerl.cli.main import typer_app
 from swerl.core.task import write_tasks
 from swerl.images.http import ApiCall, RegistryConnection
@@ -44,7 +44,7 @@ def test_an_interrupted_smoke_test_prints_what_is_done(
         raise typer.Exit(130)
 
     monkeypatch.setattr(smoke, "check", check)
-    monkeypatch.setattr(_run, "run", interrupted)
+    monkeypatch.setattr(sandbox_smoke, "run", interrupted)
     done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(tmp_path / "t.jsonl")])
     assert done.exit_code == 130
     assert "image-one" in done.stdout

@@ -312,6 +312,16 @@ def test_a_word_that_a_text_must_hold_is_not_replaced_by_one_that_it_may_hold(cl
             assert b"paid" in swapped(text.encode(), [each])
 
 
+def test_a_value_of_several_literals_does_not_tell_itself_again() -> None:
+    text = (
+        "def test_it():\n    msg = (\n        r'Tags cannot be added using '\n        r'other'\n    )\n"
+        "    with pytest.raises(ValueError, match=msg):\n        f('ACME')\n"
+    )
+    for seed in range(5):
+        for each in _all("test_it.py", text, seed):
+            swapped(text.encode(), [each])
+
+
 def test_inputs_that_hold_the_value_stay() -> None:
     text = "def test_it():\n    assert 'hi' in f('hi you')\n    assert g('hi you') == 'hi'\n"
     for each in _all("test_it.py", text):

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import ImageError, InputError, UnknownNameError
+from swerl.core.errors import ImageError, UnknownNameError
 from swerl.images import build, instances
 
 NAME = "pallets__flask-4045"
@@ -42,22 +42,17 @@ def test_a_mistyped_instance_gets_the_nearest_ones() -> None:
     assert NAME in caught.value.hint
 
 
-def test_rows_without_an_instance_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--rows"):
-        swerl("rollout", "--rows", tmp_path / "rows.jsonl")
-
-
 def test_a_file_without_the_row_is_two_lines(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"instance_id": "a__b-1"}\n')
     done = subprocess.run(
-        [sys.executable, "-m", "swerl.cli", "rollout", "--instance", NAME, "--rows", str(rows)],
+        [sys.executable, "-m", "swerl.cli", "rollout", "--instance", NAME, "--tasks", str(rows)],
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
     _, error, hint = done.stderr.splitlines()
     assert NAME in error
-    assert "--rows" in hint
+    assert "--tasks" in hint
 
 
 def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
@@ -70,7 +65,7 @@ def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path) -> None:
     rows = shared_dir / "instances" / "rows.jsonl"
-    words = ["rollout", "--instance", NAME, "--rows", rows, "--json"]
+    words = ["rollout", "--instance", NAME, "--tasks", rows, "--json"]
     for script, verdict in (("gold", "solved"), ("noop", "unsolved")):
         done = subprocess.run(
             [sys.executable, "-m", "swerl.cli", *map(str, words), "--engine", f"scripted:{script}"],

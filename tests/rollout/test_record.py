@@ -189,7 +189,7 @@ async def test_tokens_of_attempts_lost_to_infrastructure_are_counted(
     attempts.append(episode("00000/t.0+3", "a", tokens=5))
     record.write(tmp_path / "episodes/00000/t.0", attempts.pop(0))
 
-    async def run(*_: object) -> Episode:
+    async def run(*_: object, **__: object) -> Episode:
         return attempts.pop(0)
 
     monkeypatch.setattr(group.episode, "run", run)

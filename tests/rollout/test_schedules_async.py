@@ -251,7 +251,7 @@ async def test_a_lost_episode_is_retried_alone_while_others_continue(
     tried: list[str] = []
     second_try = asyncio.Event()
 
-    async def run(task: Task, name: str, parts: Parts) -> Episode:
+    async def run(task: Task, name: str, parts: Parts, **_: object) -> Episode:
         """A fake of `episode.run`: the first attempt of the first Task is lost."""
         tried.append(name)
         stage, _, attempt = name.partition("/")

@@ -47,7 +47,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
     def use(verdict: Answer) -> list[str]:
         made: list[str] = []
 
-        async def run(task: Task, name: str, parts: Parts) -> Episode:
+        async def run(task: Task, name: str, parts: Parts, **_: object) -> Episode:
             made.append(name)
             grade = Grade(Verdict(verdict(name, parts)), "the machine failed")
             version = f"{len(made):06d}" if "mixed" in parts.agent else "000003"

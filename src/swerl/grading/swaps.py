@@ -181,6 +181,7 @@ class _Echoes:
             for start, end in (places if len(places) <= _MAX_PLACES_OF_TEST else ())
             if word and start != each.start and not _OPERAND.match(self._text, max(0, start - 2))
             for match in word.finditer(self._text, start, end)
+            if match.end() <= each.start or match.start() >= each.end
         ]
 
     def _tells(self, each: Expectation) -> bool:
