@@ -314,7 +314,8 @@ def test_a_word_that_a_text_must_hold_is_not_replaced_by_one_that_it_may_hold(cl
 
 def test_a_value_of_several_literals_does_not_tell_itself_again() -> None:
     text = (
-        "def test_it():\n    msg = (\n        r'Tags cannot be added using '\n        r'other'\n    )\n"
+        "def test_it():\n    msg = (\n        r'Tags cannot be added using '\n"
+        "        r'other'\n    )\n"
         "    with pytest.raises(ValueError, match=msg):\n        f('ACME')\n"
     )
     for seed in range(5):
