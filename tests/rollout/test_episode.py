@@ -404,10 +404,11 @@ while True:
 """
 
 
-async def after(task: Task, *commands: str) -> Episode:
+async def after(task: Task, *commands: str, agent_s: float = BUDGETS.agent_s) -> Episode:
     """Run an Episode whose agent only gives these commands and hands in."""
     said = [say("bash", command=command) for command in commands]
-    return await attempt(task, Replies(*said, say("submit")))
+    budgets = BUDGETS.model_copy(update={"agent_s": agent_s})
+    return await attempt(task, Replies(*said, say("submit")), budgets)
 
 
 async def test_a_reward_that_the_agent_writes_down_counts_nothing(task: Task) -> None:
@@ -442,7 +443,8 @@ async def test_a_command_that_kills_all_processes_counts_as_unsolved(task: Task)
 async def test_an_agent_that_leaves_no_room_for_a_command_is_unsolved_and_not_lost(
     task: Task,
 ) -> None:
-    result = await after(task, f"python3 -c '{FORKS}' >/dev/null 2>&1", "true", "true")
+    forks = f"python3 -c '{FORKS}' >/dev/null 2>&1"
+    result = await after(task, forks, "true", "true", agent_s=20)
     assert (result.verdict, result.reward) == ("unsolved", 0.0), result.error
     # Where the shell still starts it is git that finds no room.
     said = ("cannot start a command", "no readable work tree")
