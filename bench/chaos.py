@@ -83,11 +83,8 @@ class Chaos:
 
     def run(self, most: int) -> None:
         """Start the run again and again until it ends well, with up to `most` faults."""
-        train = [sys.executable, "-m", "swerl.cli", "train", str(RECIPE)]
-        command = [*train, "--set", f"steps={self.steps}", "--runs", str(self.folder / "runs")]
-        if self.group:
-            enter = 'echo $$ > "$0"/cgroup.procs; exec "$@"'
-            command = ["sh", "-c", enter, str(self.group), *command]
+        runs = ["--runs", str(self.folder / "runs")]
+        command = self.swerl("train", str(RECIPE), "--set", f"steps={self.steps}", *runs)
         env = {**os.environ, "SWERL_CACHE": str(self.folder / "cache")}
         if CLOCK in self.kinds:
             self.jump(0)
@@ -107,12 +104,22 @@ class Chaos:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            if code != 0:
+                reap = self.swerl("sandbox", "reap", "--run", "small")
+                subprocess.run(reap, env=env, check=True, stdout=subprocess.DEVNULL)
             self.check_leaks()
             self.check_finished()
             if code == 0:
                 return
             require(code in (1, 130, -signal.SIGKILL), f"exit code {code}")
         require(False, f"the run did not end within {MOST_STARTS} starts")
+
+    def swerl(self, *arguments: str) -> list[str]:
+        """Return a command of swerl that runs in the run's memory cgroup."""
+        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        if self.group is None:
+            return command
+        return ["sh", "-c", 'echo $$ > "$0"/cgroup.procs; exec "$@"', str(self.group), *command]
 
     @property
     def clock(self) -> Path:
@@ -305,6 +312,8 @@ def main(arguments: list[str] | None = None) -> None:
             torment(Path(folder), given)
         finally:
             for group in memory_groups():
+                for sandbox in group.glob("*/"):
+                    sandbox.rmdir()
                 group.rmdir()
             for mount in Path(folder).glob("*/runs"):
                 if mount.is_mount():

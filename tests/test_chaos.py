@@ -17,7 +17,7 @@ def test_a_run_under_random_faults_loses_nothing_and_leaves_nothing() -> None:
     command = [sys.executable, str(ROOT / "bench" / "chaos.py"), "--seed", "1"]
     sizes = ["--faults", "3", "--each", "3", "--steps", "1"]
     # They need no root, and their order follows from the seed.
-    sizes += ["--kinds", "controller", "rank", "spawner", "supervisor"]
+    sizes += ["--kinds", "controller", "engine", "rank", "spawner", "supervisor"]
     done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=1200)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -59,6 +59,23 @@ def test_a_second_ctrl_c_does_not_wait_for_what_is_being_closed() -> None:
     assert "Traceback" not in errors
 
 
+def test_no_deadline_passes_while_the_process_is_stopped() -> None:
+    wait = """
+    async with asyncio.timeout(4):
+        print("begun", flush=True)
+        await asyncio.sleep(1)
+    print("in time", flush=True)
+"""
+    begin, _, end = COMMAND.partition("    try:")
+    command = started(begin + wait.lstrip("\n") + end[end.index("\napp =") :])
+    assert command.stdout and command.stdout.readline() == "begun\n"
+    command.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    command.send_signal(signal.SIGCONT)
+    output, errors = command.communicate(timeout=60)
+    assert (command.returncode, output) == (0, "in time\n"), errors
+
+
 def test_ctrl_c_while_the_command_is_imported_is_no_error() -> None:
     script = """
 import sys

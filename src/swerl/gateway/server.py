@@ -9,6 +9,7 @@ import asyncio
 import errno
 import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -168,12 +169,11 @@ class Gateway:
 
     async def _report_load(self) -> None:
         """Sample event-loop lag, and report it with the load every ten seconds."""
-        loop = asyncio.get_running_loop()
-        reported_s = expected_s = loop.time()
+        reported_s = expected_s = time.monotonic()
         lag_s, num_refused = 0.0, 0
         while True:
             await asyncio.sleep(LAG_SAMPLE_S)
-            now_s = loop.time()
+            now_s = time.monotonic()
             # The sleep ends late by the time for which the loop was blocked.
             lag_s = max(lag_s, now_s - expected_s - LAG_SAMPLE_S)
             expected_s = now_s
