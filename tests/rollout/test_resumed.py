@@ -88,6 +88,7 @@ async def test_it_starts_anew_if_the_recipe_or_a_damaged_file_demands_it(
     await interrupt(task, folder, 2)
     done = await resume(task, folder, Replies(say("submit")), resumes=False)
     assert (done.verdict, len(done.trajectory.turns)) == ("unsolved", 1)
+    assert not (path_of(task, folder) / record.TURNS).exists()
 
     (path_of(task, folder) / "episode.json").unlink()
     (path_of(task, folder) / record.TURNS).write_text("no JSON\n")

@@ -61,17 +61,19 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
     lost_tokens = 0
     # A finished Episode needs no slot; one that was lost runs again.
     if record.is_finished(path):
-        kept = record.read(path)
-        if kept.learnable:
-            return kept
-        lost_tokens = _sampled_tokens(kept)
+        earlier = record.read(path)
+        if earlier.learnable:
+            return earlier
+        lost_tokens = _sampled_tokens(earlier)
     async with parts.provisioner.slot:
         try:
-            log = record.TurnLog(path) if parts.rollout.resume_turns else None
-            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
-            written = record.write(path, result)
-            if log:
+            log = record.TurnLog(path)
+            if not parts.rollout.resume_turns:
                 log.clear()
+            kept = log if parts.rollout.resume_turns else None
+            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=kept)
+            written = record.write(path, result)
+            log.clear()
             return written
         finally:
             # Written experts are in the Episode's folder; those of lost attempts are not needed.
