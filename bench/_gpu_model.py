@@ -97,7 +97,7 @@ def _options(folder: Path, positions: int, dtype: str = "bf16") -> Any:
     )
 
 
-def _join(options: Any) -> None:
+def join(options: Any) -> None:
     """Become the only rank, over NCCL on a GPU and gloo on a CPU."""
     import torch.distributed as dist
 
@@ -122,7 +122,7 @@ def random_model(
     from swerl.engines.families._megatron_mapping import ModelMapping
 
     options = _options(folder, positions, dtype)
-    _join(options)
+    join(options)
     from swerl.training.rank.model import build_model
 
     model = build_model(ModelMapping(), config, options)
@@ -155,7 +155,7 @@ def random_learner(
     from swerl.training.options import WorkerSettings
 
     options = _options(folder, positions, dtype)
-    _join(options)
+    join(options)
     if not (folder / "model.safetensors").exists():
         _save(folder, config, positions, dtype)
     from swerl.training.rank.learner import Learner

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _gpu_model import join
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
@@ -220,16 +221,10 @@ def measure(name: str, batch: Batch, num_steps: int) -> Speed:
 
 def _learners(folder: Path) -> dict[bool, Any]:
     import torch
-    import torch.distributed as dist
 
     from swerl.training.algorithms import cispo
-    from swerl.training.rank import megatron_cpu
 
-    megatron_cpu.install()
     torch.set_num_threads(1)
-    from swerl.training.rank.learner import Learner
-    from swerl.training.rank.worker import form_groups
-
     (folder / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), folder / "tokenizer")
     shape = ModelShape(
@@ -253,10 +248,9 @@ def _learners(folder: Path) -> dict[bool, Any]:
             tokens_per_micro_batch=16_384,
             shared_prefixes=shares,
         )
-        if not dist.is_initialized():
-            meeting = f"file://{folder / 'meeting'}"
-            dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-            form_groups(options)
+        join(options)
+        from swerl.training.rank.learner import Learner
+
         settings = WorkerSettings.model_construct(
             model=model, family="tiny", options=options, rank=0
         )

@@ -14,7 +14,7 @@ from swerl.core.episode import Episode
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.grading.flow import FlowGrader
 from swerl.recipe.schema import ModelShape, Recipe
-from swerl.runs.why import Diagnosis
+from swerl.runs.why import Diagnosis, diagnose
 from swerl.tasks import twin
 from swerl.training.warm_start import make_tiny_model
 from tests.runs._why_records import make_run
@@ -43,7 +43,9 @@ def unsolved_run(tmp_path: Path) -> Path:
 
 
 async def checked(root: Path) -> Diagnosis:
-    return await why.check(root, Recipe.model_validate(RECIPE), scratch=root / "scratch")
+    return await why.check(
+        root, Recipe.model_validate(RECIPE), diagnose(root), scratch=root / "scratch"
+    )
 
 
 async def test_a_sound_grader_leaves_the_tasks_too_hard(unsolved_run: Path) -> None:
@@ -73,7 +75,7 @@ async def test_a_grader_with_one_answer_is_named_before_its_effects(
 
 async def test_tasks_that_are_gone_cost_their_check_alone(unsolved_run: Path) -> None:
     recipe = Recipe.model_validate({"name": "run", "tasks": {"source": "gone.jsonl"}})
-    found = await why.check(unsolved_run, recipe, scratch=unsolved_run)
+    found = await why.check(unsolved_run, recipe, diagnose(unsolved_run), scratch=unsolved_run)
     assert found.findings[0].cause == "tasks-too-hard"
     assert found.checks[0].startswith("grade again: ")
 

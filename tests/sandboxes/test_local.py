@@ -103,7 +103,6 @@ from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes._local import limits
 from swerl.sandboxes import local
-from swerl.sandboxes._local import limits, process
 async def main():
     try:
         async with local.build(local.Options(isolator="unshare")).open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -65,6 +66,29 @@ def launch(
     raise CannotRunError(message)
 
 
+def launch_on_socket(
+    argv: Sequence[str], folder: Path, path: Path, clear: Callable[[Path], None]
+) -> Daemon:
+    """Start a daemon with Docker's API on the socket `path`; its address is `unix:///…`.
+
+    `clear` removes what it leaves outside its folder. Raises CannotRunError, and leaves nothing.
+    """
+    try:
+        process = launch(argv, folder, lambda: _answers(path))
+    except CannotRunError:
+        clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Daemon(f"unix://{path}", process, folder, lambda: clear(folder))
+
+
+def require_root(name: str) -> None:
+    """Raise CannotRunError for an ordinary user."""
+    if os.geteuid() != 0:
+        message = f"{name} needs root"
+        raise CannotRunError(message)
+
+
 def require(*programs: str) -> None:
     """Raise CannotRunError where a program is not installed."""
     missing = [name for name in programs if not shutil.which(name)]
@@ -73,7 +97,7 @@ def require(*programs: str) -> None:
         raise CannotRunError(message)
 
 
-def answers(path: Path) -> bool:
+def _answers(path: Path) -> bool:
     """Return whether a daemon with Docker's API answers on this socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(5)

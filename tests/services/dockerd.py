@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .daemon import CannotRunError, Daemon, answers, launch, mounts, require
+from .daemon import Daemon, launch_on_socket, mounts, require, require_root
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -20,19 +20,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def start() -> Daemon:
     """Start it; its address is `unix:///…`. Raises CannotRunError."""
     require("dockerd", "containerd", "runc")
-    if os.geteuid() != 0:
-        message = "dockerd needs root"
-        raise CannotRunError(message)
+    require_root("dockerd")
     folder = Path(tempfile.mkdtemp(prefix="services-dockerd-"))
     path = folder / "docker.sock"
     (folder / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
-    try:
-        process = launch(_command(folder, path), folder, lambda: answers(path))
-    except CannotRunError:
-        _clear(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return Daemon(f"unix://{path}", process, folder, lambda: _clear(folder))
+    return launch_on_socket(_command(folder, path), folder, path, _clear)
 
 
 def _runtimes() -> dict[str, dict[str, object]]:

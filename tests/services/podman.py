@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from .daemon import CannotRunError, Daemon, answers, launch, mounts, require
+from .daemon import Daemon, launch_on_socket, mounts, require, require_root
 
 _SETTINGS = """\
 [engine]
@@ -22,23 +20,13 @@ events_logger = "none"
 def start() -> Daemon:
     """Start it; its address is `unix:///…`. Raises CannotRunError."""
     require("podman", "conmon", "runc")
-    if os.geteuid() != 0:
-        message = "the test's Podman needs root"
-        raise CannotRunError(message)
+    require_root("the test's Podman")
     folder = Path(tempfile.mkdtemp(prefix="services-podman-"))
     (folder / "containers.conf").write_text(_SETTINGS)
     path = folder / "podman.sock"
-    try:
-        process = launch(
-            ["env", f"CONTAINERS_CONF={folder}/containers.conf", *_podman(folder), "system",
-             "service", "-t", "0", f"unix://{path}"],
-            folder, lambda: answers(path),
-        )  # fmt: skip
-    except CannotRunError:
-        _clear(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return Daemon(f"unix://{path}", process, folder, lambda: _clear(folder))
+    settings = ["env", f"CONTAINERS_CONF={folder}/containers.conf"]
+    command = [*settings, *_podman(folder), "system", "service", "-t", "0", f"unix://{path}"]
+    return launch_on_socket(command, folder, path, _clear)
 
 
 def _podman(folder: Path) -> list[str]:

@@ -35,12 +35,12 @@ _GAP = 0.05
 """Nats a token; other kernels and number formats stay below."""
 
 
-async def check(root: Path, recipe: Recipe, *, scratch: Path) -> Diagnosis:
-    """Diagnose a run by its records and by checks; results of checks come first.
+async def check(root: Path, recipe: Recipe, found: Diagnosis, *, scratch: Path) -> Diagnosis:
+    """Add the results of checks to a run's diagnosis by its records; they come first.
 
     `scratch` gets generated repositories and the trainer's logs. Raises RunError without a recipe.
     """
-    found, run = why.diagnose(root), read(root)
+    run = read(root)
     findings, notes = list(found.findings), []
     for each in (_grade_again, _score_again):
         try:

@@ -22,7 +22,7 @@ from swerl.core.files import disk_errors
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
 from swerl.core.turn import Sampling, Trajectory, seed_of
-from swerl.gateway.conversation import Conversation, TurnRecord
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import HistoryPolicy
 from swerl.gateway.server import Gateway
@@ -153,7 +153,6 @@ class _Served:
     """An open session and its growing log."""
 
     session: Session
-    conversation: Conversation
     folder: Path
     last_s: float
     """Time of its last Turn, or of its opening."""
@@ -184,7 +183,7 @@ class ServeSessions:
         now = time.monotonic()
         for key, served in list(self._served.items()):
             is_idle = now - served.last_s >= self._plan.idle_s
-            if is_idle and served.has_turns and not served.conversation.answers:
+            if is_idle and served.has_turns and not served.session.conversation.answers:
                 self._open(key)
                 if await self._keep(served):
                     self._view.kept(served.session.id, served.folder)
@@ -217,7 +216,7 @@ class ServeSessions:
             key=key,
         )
         folder = self._plan.folder / session_id
-        served = _Served(session, session.conversation, folder, time.monotonic())
+        served = _Served(session, folder, time.monotonic())
         self._served[session.key] = served
 
     def _note(self, served: _Served, turn: TurnRecord) -> None:

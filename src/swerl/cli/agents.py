@@ -108,7 +108,6 @@ def replay(
 ) -> None:
     """Play each case, and again from its record; exit code 1 under 99 % of the turns."""
     from swerl.checks.compat import report
-    from swerl.cli._output import console, print_json
 
     if out:
         report.check(out)

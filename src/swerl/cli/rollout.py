@@ -151,13 +151,13 @@ def _of_start(start: record.Start, wanted: str) -> Task:
 
 def _given(instance: str | None, file: Path | None) -> Task:
     """Return the Task of the command line: a real instance, one of a file, or a generated one."""
-    from swerl.images import instances
-
     if instance and file is None and (task := _real(instance, None)):
         return task
     try:
         return _find(instance, file)
     except TaskError:
+        from swerl.images import instances
+
         # The file may have the rows of a real instance.
         if file and instance in instances.shipped() and (task := _real(instance, file)):
             return task

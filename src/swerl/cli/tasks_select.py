@@ -268,9 +268,8 @@ def _print_stats(found: Stats, path: Path) -> None:
         f"{counted(found.num_tasks, 'task')} in {path}, {counted(found.num_images, 'image')}",
         soft_wrap=True,
     )
-    table = simple_table("", "smallest", "median", "mean", "largest")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    numbers = ("smallest", "median", "mean", "largest")
+    table = simple_table("", *numbers, numbers=numbers)
     for name, spread in found.numbers.items():
         table.add_row(name, *(f"{value:,.0f}" for value in spread))
     console().print(table)
@@ -289,8 +288,7 @@ def _print_stats(found: Stats, path: Path) -> None:
 def _group(name: str, counts: dict[str, int]) -> Table:
     from rich.markup import escape
 
-    table = simple_table(name, "tasks")
-    table.columns[1].justify = "right"
+    table = simple_table(name, "tasks", numbers={"tasks"})
     values = list(counts.items())
     for value, number in values[:_NUM_VALUES]:
         table.add_row(escape(value or "(not said)"), f"{number:,}")

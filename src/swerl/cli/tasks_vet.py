@@ -268,9 +268,7 @@ def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
 
 
 def _reason_table(reasons: Mapping[str, tuple[int, str]]) -> Table:
-    table = simple_table("reason", "tasks", "for example")
-    table.columns[1].justify = "right"
-    table.columns[2].overflow = "fold"
+    table = simple_table("reason", "tasks", "for example", numbers={"tasks"})
     for reason, (number, example) in reasons.items():
         table.add_row(reason, f"{number:,}", safe(example[:_DETAIL_CHARS]))
     return table

@@ -49,7 +49,7 @@ def why(
     root = found[0] if found else find_run(str(run), runs)
     diagnosis = diagnose(root)
     if checks and diagnosis.steps:
-        diagnosis = _checked(root)
+        diagnosis = _checked(root, diagnosis)
     elif checks:
         diagnosis = replace(diagnosis, checks=("nothing was checked: no step was trained here",))
     if as_json:
@@ -60,14 +60,14 @@ def why(
         raise typer.Exit(1)
 
 
-def _checked(root: Path) -> Diagnosis:
+def _checked(root: Path, found: Diagnosis) -> Diagnosis:
     from tempfile import TemporaryDirectory
 
     from swerl.checks.why import check
     from swerl.cli._run import run
 
     with TemporaryDirectory(prefix="swerl-why-") as scratch:
-        checked = check(root, stored_recipe(root), scratch=Path(scratch))
+        checked = check(root, stored_recipe(root), found, scratch=Path(scratch))
         return run(checked, after="the run was not changed")
 
 

@@ -36,8 +36,8 @@ _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _NAME_LINES = ("--- ", "+++ ", "*** ", "Index: ")
 _PLAIN_NAME_LINES = ("rename from ", "rename to ", "copy from ", "copy to ")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
-_LETTERS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+_LETTERS = {ord(letter): code for code, letter in _ESCAPES.items()}
 
 
 class FileKind(StrEnum):

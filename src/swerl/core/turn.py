@@ -180,11 +180,6 @@ class Trajectory:
         return sum(len(turn.output_ids) + turn.num_reported for turn in sampled)
 
     @property
-    def num_replayed(self) -> int:
-        """Turns that an earlier Episode sampled."""
-        return sum(turn.replayed for turn in self.turns)
-
-    @property
     def versions(self) -> set[str]:
         """Weight versions that sampled a token."""
         return {name for turn in self.turns for name, _ in turn.spans()}

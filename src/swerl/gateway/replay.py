@@ -117,8 +117,9 @@ class Replay:
         self._recorded = recorded
         self._num_turns = num_turns
         self._is_own = is_own
-        self._live: Prompter | None = None
-        self._tokens: Family | None = None
+        # Both are set by `before`.
+        self._live: Prompter
+        self._family: Family
         self._played: set[int] = set()
         self._renamed: dict[str, str] = {}
         """Random texts of the record -> those of this Session."""
@@ -139,7 +140,7 @@ class Replay:
 
     def before(self, live: Prompter, family: Family) -> Prompter:
         """Return a Prompter that repeats the record, then samples with `live`."""
-        self._live, self._tokens = live, family
+        self._live, self._family = live, family
         self.rereads = live.rereads
         return self
 
@@ -147,7 +148,7 @@ class Replay:
         """Return the recorded tokens, or a new prompt after the replay. Raises GatewayError."""
         if self.failure:
             raise self.failure
-        prompt = self._engine().prompt(request, match)
+        prompt = self._live.prompt(request, match)
         found = self._find(prompt) if len(self._played) < self._num_turns else None
         if found is None:
             return prompt
@@ -161,22 +162,22 @@ class Replay:
         )
 
     def count(self, request: ChatRequest, match: Match) -> int:
-        return self._engine().count(request, match)
+        return self._live.count(request, match)
 
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
-        self._engine().check(prompt, limits)
+        self._live.check(prompt, limits)
 
     async def sample(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Sampled:
         """Return the recorded reply, without the engine, or sample one after the replay."""
         if not isinstance(prompt, _Repeated):
-            return await self._engine().sample(prompt, limits, sampling)
+            return await self._live.sample(prompt, limits, sampling)
         number = prompt.number
         # Of two equal requests at once, each repeats a Turn of its own.
-        for twin in self._twins(number) if number in self._played else ():
+        twin = next(self._twins(number), None) if number in self._played else None
+        if twin is not None:
             number = twin
             if self._is_spelled(self._recorded[twin]):
                 prompt.tail[:] = array("i", self._recorded[twin].turn.prompt_ids)
-            break
         # A request that is repeated once more is answered again, but trained once.
         is_context = not self._is_own or number in self._played
         self._played.add(number)
@@ -193,16 +194,7 @@ class Replay:
         return Sampled(parsed, completion, usage, bool(completion.ids), recorded)
 
     async def abort(self) -> None:
-        await self._engine().abort()
-
-    def _engine(self) -> Prompter:
-        assert self._live
-        return self._live
-
-    @property
-    def _family(self) -> Family:
-        assert self._tokens
-        return self._tokens
+        await self._live.abort()
 
     def _find(self, prompt: Prompt) -> tuple[int, Compared] | None:
         """Return the recorded Turn of a request and the differences; None: it is for the engine.

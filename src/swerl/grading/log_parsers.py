@@ -11,7 +11,6 @@ reads it. The kernel ends the child past its limits, also in the middle of a pat
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import re
@@ -74,6 +73,9 @@ async def read_durations(log: str, limit_s: float = _LIMIT_S) -> dict[str, float
 
 async def _read_apart(address: str, log: str, limit_s: float) -> AsyncIterator[dict[str, Any]]:
     """Read a log in a child process and yield its result in parts. Raises LogError."""
+    # The child imports this module, too, without need of asyncio, which takes as long as the rest.
+    import asyncio
+
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, *_CHILD, address, str(max(1, round(limit_s))), *sys.path),
         env={},

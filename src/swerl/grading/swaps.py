@@ -168,9 +168,11 @@ class _Echoes:
         ):
             return replace(option, kind=Kind.TOLD)
         pieces = dict.fromkeys(others, new) | {(each.start, each.end): option.new}
-        edits = [Candidate("", a, b, text, 0, "", option.kind) for (a, b), text in pieces.items()]
-        shifted = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in edits]
-        text = swapped(self._text[start:end], shifted).decode(errors="replace")
+        edits = [
+            Candidate("", a - start, b - start, text, 0, "", option.kind)
+            for (a, b), text in pieces.items()
+        ]
+        text = swapped(self._text[start:end], edits).decode(errors="replace")
         return replace(option, start=start, end=end, new=text)
 
     def _others(self, each: Expectation) -> list[tuple[int, int]]:

@@ -113,8 +113,10 @@ class TurnLog:
         if (folder / TURNS).exists():
             with suppress(RunError):
                 self.recorded = read_turns(folder)
-        for name in (_NEXT_TURNS, *(() if self.recorded else (TURNS,))):
-            (folder / name).unlink(missing_ok=True)
+        if self.recorded:
+            (folder / _NEXT_TURNS).unlink(missing_ok=True)
+        else:
+            self.clear()
 
     def __call__(self, record: TurnRecord) -> None:
         """Append a Turn."""
@@ -131,7 +133,7 @@ class TurnLog:
             (self._folder / name).unlink(missing_ok=True)
 
 
-def append_turn(folder: Path, record: TurnRecord, *, name: str = "turns.jsonl") -> None:
+def append_turn(folder: Path, record: TurnRecord, *, name: str = TURNS) -> None:
     """Append a Turn with its messages to `turns.jsonl`. Raises RunError."""
     line = {
         "turn": replace(record.turn, routed=None),
@@ -319,18 +321,20 @@ def move_orphans_aside(
     # No Group before the first untrained position can be sampled again.
     positions = (cursor.next_place, *(position for position, _ in cursor.under_way))
     first_stage = min(positions) // groups_per_step
-    for path in _since(run.root, first_stage):
-        # The Turns of an Episode that a crash interrupted.
-        if not is_finished(path) and (path / TURNS).exists():
-            names = {name for each in read_turns(path) for name, _ in each.turn.spans()}
-            if any(versions.number(name) is None for name in names):
-                TurnLog(path).clear()
-    orphans = [
-        path
-        for path in _since(run.root, first_stage)
+
+    def is_lost(names: Iterable[str]) -> bool:
         # Weights of an uncommitted step are not among the known versions.
-        if is_finished(path) and any(versions.number(name) is None for name in read_versions(path))
-    ]
+        return any(versions.number(name) is None for name in names)
+
+    orphans = []
+    for path in _since(run.root, first_stage):
+        if is_finished(path):
+            if is_lost(read_versions(path)):
+                orphans.append(path)
+        elif (path / TURNS).exists():  # a crash interrupted it
+            log = TurnLog(path)
+            if is_lost(name for each in log.recorded for name, _ in each.turn.spans()):
+                log.clear()
     if not orphans:
         return
     aside = make_aside(run.root)

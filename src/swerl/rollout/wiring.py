@@ -263,7 +263,7 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
         return
     from swerl.sandboxes.ledger import reap
 
-    left = await reap.reap_leftovers(ledger, recipe.name)
+    left = (await reap.reap(ledger, run=recipe.name)).reaped
     removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
     if removed:
         emit(Notice(f"removed {removed} sandboxes that an earlier start left"))

@@ -304,23 +304,22 @@ def _step(
 
 def _only_step(run: FoundRun, problems: list[str]) -> SeenStep:
     """Read Episodes that no step trains, with the Turns of their own files."""
-    places = {
-        f"{stage}/{name}": run.episode(stage, name)
-        for stage in run.stages()
-        for names in index.groups(run.stage(stage)).values()
-        for name in names
-    }
+    found: list[tuple[str, str]] = []
     for stage in run.stages():
-        _part(partial(index.require_open, run.stage(stage)), problems)
-    if len(places) > _EPISODES:
-        problems.append(f"{len(places) - _EPISODES} Episodes beyond the first {_EPISODES}")
+        folder = run.stage(stage)
+        found += [(stage, name) for names in index.groups(folder).values() for name in names]
+        _part(partial(index.require_open, folder), problems)
+    if len(found) > _EPISODES:
+        problems.append(f"{len(found) - _EPISODES} Episodes beyond the first {_EPISODES}")
     seen, num_tokens = [], 0
-    for name, path in [*places.items()][:_EPISODES]:
+    for stage, name in found[:_EPISODES]:
+        path = run.episode(stage, name)
         turns: Sequence[SeenTurn] = ()
         if num_tokens < _TOKENS:
             turns = _part(partial(_own_turns, path / "trajectory.json"), problems) or ()
         num_tokens += sum(len(each.prompt_ids) + len(each.output_ids) for each in turns)
-        seen.append(_episode(path, name, turns, problems, is_session=not run.is_trained))
+        is_session = not run.is_trained
+        seen.append(_episode(path, f"{stage}/{name}", turns, problems, is_session=is_session))
     return SeenStep(0, {}, tuple(each for each in seen if each), ())
 
 

@@ -131,9 +131,8 @@ def run_at(folder: Path) -> FoundRun | None:
 
 def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
     name = folder.relative_to(top).as_posix() if folder != top else folder.resolve().name
-    closed = FoundRun(name, folder, False)
-    if closed.is_closed and folder.is_dir():
-        yield closed  # It may be a run, and must not hide the others.
+    if folder.is_dir() and not _is_open(folder):
+        yield FoundRun(name, folder, False)  # It may be a run, and must not hide the others.
         return
     if (folder / RECIPE).is_file():
         yield FoundRun(name, folder, True)

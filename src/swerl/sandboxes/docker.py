@@ -168,14 +168,16 @@ def _adapt(plan: ContainerPlan, api: Api) -> ContainerPlan:
 
 def _in_file(security: Sequence[str], api: Api) -> Sequence[str]:
     """Return the options with the filter in a file: Podman reads it on its own machine."""
-    if not api.address.path:
+    if not (security and api.address.path):
         return ()
-    path = cache_dir() / "podman" / "seccomp.json"
+    [option] = security
+    path, text = cache_dir() / "podman" / "seccomp.json", option.removeprefix("seccomp=")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    for option in security:
-        write_text(path, option.removeprefix("seccomp="))
-    return [f"seccomp={path}" for _ in security]
+        is_written = path.exists() and path.read_text(encoding="utf-8") == text
+    if not is_written:
+        write_text(path, text)
+    return [f"seccomp={path}"]
 
 
 def _expect_quota(info: dict[str, Any]) -> DiskQuota:

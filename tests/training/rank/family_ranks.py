@@ -34,6 +34,20 @@ from swerl.training.rank import megatron_cpu
 ROOT = Path(__file__).parents[3]
 
 
+def largest_gaps(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, float]:
+    """Return the largest differences of two jobs: log-probabilities absolute, figures relative."""
+    gaps = dict.fromkeys(("loss", "grad_norm", "mismatch"), 0.0)
+    for step, other in zip(found["stats"], wanted["stats"], strict=True):
+        assert step["num_tokens"] == other["num_tokens"]
+        for name in gaps:
+            gaps[name] = max(gaps[name], abs(step[name] / other[name] - 1))
+    rows = zip(found["logprobs"], wanted["logprobs"], strict=True)
+    gaps["logprobs"] = max(
+        float((torch.tensor(row) - torch.tensor(other)).abs().max()) for row, other in rows
+    )
+    return gaps
+
+
 def run_ranks(file: Path, specs: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
     """Write the jobs to `file` and run them; fail with the ranks' output."""
     file.write_text(json.dumps(specs))

@@ -28,7 +28,7 @@ _COUNTS = 5
 def live_bytes(*, without: int = 0) -> int:
     """Count the bytes of all live tensors' storages, each once, but for the host's block.
 
-    The least of some counts: other threads let go of their last tensors a little later.
+    The least of some counts: gloo's threads let go of the last gathered weights a little later.
     """
     return min(_count() for _ in range(_COUNTS)) - without
 

@@ -31,7 +31,7 @@ from swerl.training.rank.gated_delta import _conv, causal_conv, gated_delta_rule
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.training.rank.packing import Prefixes, pack_forest
 from tests.engines.families.lines import BASE, build, config_of, weights_of
-from tests.training.rank.family_ranks import run_ranks
+from tests.training.rank.family_ranks import largest_gaps, run_ranks
 
 CPU = torch.device("cpu")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)
@@ -96,11 +96,6 @@ def forest_batch(
         totals[row.episode] = totals.get(row.episode, 0) + row.num_trained_tokens
     shared = [replace(row, share=row.num_trained_tokens / totals[row.episode]) for row in rows]
     return Batch(step, tuple(shared), len(totals))
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -385,15 +380,7 @@ def test_shared_prefixes_take_the_steps_of_separate_rows(
     found: dict[str, dict[str, Any]], name: str, record_property: Any
 ) -> None:
     got, wanted = found[name], found[wanted_name(CASES[name])]
-    gaps = dict.fromkeys(("loss", "grad_norm", "mismatch"), 0.0)
-    for step, other in zip(got["stats"], wanted["stats"], strict=True):
-        assert step["num_tokens"] == other["num_tokens"]
-        for key in gaps:
-            gaps[key] = max(gaps[key], abs(step[key] / other[key] - 1))
-    rows = zip(got["logprobs"], wanted["logprobs"], strict=True)
-    gaps["logprobs"] = max(
-        float((torch.tensor(row) - torch.tensor(other)).abs().max()) for row, other in rows
-    )
+    gaps = largest_gaps(got, wanted)
     names = sorted(wanted["weights"])
     assert names == sorted(got["weights"])
     gaps["weights"] = _gap(*([each["weights"][key] for key in names] for each in (got, wanted)))

@@ -17,7 +17,7 @@ from swerl.core.learning import Batch
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
 from tests.engines.families.lines import BASE, build, config_of, weights_of
-from tests.training.rank.family_ranks import run_ranks
+from tests.training.rank.family_ranks import largest_gaps, run_ranks
 
 MakeBatch = Callable[..., Batch]
 
@@ -146,15 +146,7 @@ def _poisoned(batch: Batch) -> Batch:
 
 def _gap(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
     """Return the largest differences: of loss and norm over the wanted, of the rest absolute."""
-    gaps = dict.fromkeys(("loss", "grad_norm", "mismatch"), 0.0)
-    for step, other in zip(found["stats"], wanted["stats"], strict=True):
-        assert step["num_tokens"] == other["num_tokens"]
-        for name in gaps:
-            gaps[name] = max(gaps[name], abs(step[name] / other[name] - 1))
-    rows = zip(found["logprobs"], wanted["logprobs"], strict=True)
-    gaps["logprobs"] = max(
-        float((torch.tensor(row) - torch.tensor(other)).abs().max()) for row, other in rows
-    )
+    gaps = largest_gaps(found, wanted)
     assert found["weights"].keys() == wanted["weights"].keys()
     gaps["weights"] = max(
         float((found["weights"][name].float() - whole).abs().max())

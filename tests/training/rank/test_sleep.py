@@ -69,6 +69,6 @@ def test_a_rank_that_slept_has_the_same_bits_and_frees_its_memory(
     }
     # What stays are random states and such, and moments that are offloaded anyway. Gradients are
     # on the device alone.
-    assert found["asleep"] < 0.1 * found["awake"]
+    assert found["asleep"] < 0.05 * found["awake"]
     assert found["host"] < found["awake_again"] <= found["awake"]
     assert 0 < found["host_at_start"] <= found["host"]

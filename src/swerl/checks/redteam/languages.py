@@ -85,16 +85,18 @@ class Ground:
             more = re.sub(r"\b4, 9\b", f"{price}, {paid}", more)
             name = title if _TITLES[2] in more else title.title().replace("_", "")
             blocks.insert(at + 1 + index, _COIN.sub(name, more))
-        names = tuple(self._fill(self.name, title) for title in titles)
+        names = tuple(_named(self.name, title) for title in titles)
         tests = {**self.hidden, self.test_path: "\n\n".join(blocks)}
         return {"fail_to_pass": (*self.fixed, *names), "test_files": tests}
 
-    def _fill(self, form: str, number: int | str) -> str:
-        title = _TITLES[number] if isinstance(number, int) else number
-        words = title.replace("_", " ").capitalize()
-        camel = title.title().replace("_", "")
-        place = number + 1 if isinstance(number, int) else 0
-        return form.format(title=title, words=words, camel=camel, number=place)
+    def _fill(self, form: str, number: int) -> str:
+        return _named(form, _TITLES[number], number + 1)
+
+
+def _named(form: str, title: str, number: int = 0) -> str:
+    words = title.replace("_", " ").capitalize()
+    camel = title.title().replace("_", "")
+    return form.format(title=title, words=words, camel=camel, number=number)
 
 
 _COIN = re.compile(r"change_of_a_coin|ChangeOfACoin")

@@ -283,23 +283,18 @@ _SHADOWS = (
             "own.js", f"require('fs').writeSync(1, {_forged(TaskKind.MOCHA)!r}); process.exit(0);"
         ),
     ),
-    _placed(
-        "rspec-options",
-        "Loads a file before the examples with .rspec",
-        TaskKind.RSPEC,
-        write(".rspec", "--require ./own.rb"),
-        write(
-            "own.rb", f"puts {_forged(TaskKind.RSPEC)!r}\n$stdout.flush\nexit!(0)".replace("'", '"')
-        ),
-    ),
-    _placed(
-        "rspec-local-options",
-        "Loads a file before the examples with .rspec-local",
-        TaskKind.RSPEC,
-        write(".rspec-local", "--require ./own.rb"),
-        write(
-            "own.rb", f"puts {_forged(TaskKind.RSPEC)!r}\n$stdout.flush\nexit!(0)".replace("'", '"')
-        ),
+    *(
+        _placed(
+            f"rspec-{name}",
+            f"Loads a file before the examples with {path}",
+            TaskKind.RSPEC,
+            write(path, "--require ./own.rb"),
+            write(
+                "own.rb",
+                f"puts {_forged(TaskKind.RSPEC)!r}\n$stdout.flush\nexit!(0)".replace("'", '"'),
+            ),
+        )
+        for name, path in (("options", ".rspec"), ("local-options", ".rspec-local"))
     ),
     _placed(
         "second-class",

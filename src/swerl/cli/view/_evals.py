@@ -34,7 +34,7 @@ def compared_evals(runs: Iterable[FoundRun]) -> list[tuple[FoundRun, str]]:
             split, _, step = name.rpartition("-")
             ends.setdefault((run.name, split if step.isdecimal() else name), []).append((run, name))
     found = [each for named in ends.values() for each in (named[0], named[-1])]
-    return [each for n, each in enumerate(found) if each not in found[:n]][:COMPARED]
+    return list(dict.fromkeys(found))[:COMPARED]
 
 
 def compared_runs(runs: Iterable[FoundRun]) -> list[FoundRun]:
@@ -47,6 +47,11 @@ def compared_attempts(verdicts: Mapping[str, str]) -> list[str]:
     firsts = {verdict: name for name, verdict in reversed([*verdicts.items()])}
     both = [firsts[verdict] for verdict in ("solved", "unsolved") if verdict in firsts]
     return both if len(both) == 2 else []
+
+
+def slug_of(name: str) -> str:
+    """Return the name of a run as one part of a path."""
+    return name.replace("/", "~")
 
 
 def state(run: FoundRun) -> str:
@@ -66,7 +71,7 @@ def overview(runs: Iterable[FoundRun]) -> list[dict[str, Any]]:
 
 def _row(run: FoundRun, name: str) -> dict[str, Any]:
     report, problem = index.part(lambda: _report(run, name))
-    href = f"r/{quote(run.name.replace('/', '~'))}/v/{quote(name)}.html"
+    href = f"r/{quote(slug_of(run.name))}/v/{quote(name)}.html"
     return {"run": run.name, "name": name, "href": href, "report": report, "problem": problem}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swerl.cli.view import _evals
+from swerl.cli.view._evals import slug_of
 from swerl.cli.view._site import (
     ASSETS,
     GROUPS_A_PAGE,
@@ -22,7 +23,6 @@ from swerl.cli.view._site import (
     Site,
     num_pages,
     numbered_path,
-    slug_of,
 )
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import disk_errors

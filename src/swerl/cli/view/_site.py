@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from swerl.cli.view import _charts, _evals, _talk
+from swerl.cli.view._evals import slug_of
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
@@ -459,10 +460,6 @@ def _other_stages(run: FoundRun) -> list[str]:
 
 def _words(turn: ShownTurn) -> tuple[object, ...]:
     return (turn.parent, list(turn.prompt), turn.thinking, turn.text, list(turn.calls))
-
-
-def slug_of(name: str) -> str:
-    return name.replace("/", "~")
 
 
 def num_pages(count: int, size: int) -> int:

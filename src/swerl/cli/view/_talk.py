@@ -264,10 +264,10 @@ def edit(arguments: Mapping[str, str]) -> Markup | None:
     return _rows([(_kind(line), line) for line in lines])
 
 
-def _kind(line: str) -> str:
+def _kind(line: str, other: str = "same") -> str:
     if line.startswith(("+++ ", "--- ", "diff ", "*** ")):
         return "file"
-    return {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "same")
+    return {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], other)
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> Markup:
@@ -288,9 +288,8 @@ def coloured_patch(patch: str) -> str:
     formatter = HtmlFormatter(nowrap=True)
     lexer, rows = None, []
     for line in str(clean(patch.rstrip("\n"))).split("\n"):
-        kind = {"+": "add", "-": "del", "@": "hunk", " ": "same"}.get(line[:1], "file")
+        kind = _kind(line, "file")
         if line.startswith(("+++ ", "--- ", "diff ")):
-            kind = "file"
             try:
                 lexer = get_lexer_for_filename(line.split("/")[-1].strip(), stripnl=False)
             except ClassNotFound:

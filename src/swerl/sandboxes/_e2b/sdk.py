@@ -170,12 +170,12 @@ class E2BProvider:
             "debug": False,
             "retries": 0,  # swerl retries, with one limit for all attempts
         }
-        planes = access.url, access.way.url if access.way else access.sandbox_url
-        for name, value in zip(("api_url", "sandbox_url"), planes, strict=True):
-            if value:
-                wanted[name] = value
-        if access.domain:
-            wanted["domain"] = access.domain
+        addresses = {
+            "api_url": access.url,
+            "sandbox_url": access.way.url if access.way else access.sandbox_url,
+            "domain": access.domain,
+        }
+        wanted |= {name: value for name, value in addresses.items() if value}
         known = ApiParams.__annotations__
         return {name: value for name, value in wanted.items() if name in known}
 

@@ -122,25 +122,21 @@ def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> 
     held = (rank, num_pieces - 1 - rank)[: min(num_pieces, 2)]
     sizes = [length // num_pieces for length in forest.lengths]
     order = whole_order(forest.lengths, num_ranks)
-    prefixes, starts = forest.prefixes(), forest.starts
+    paths = forest.paths()
     # This rank holds its pieces of a row one after the other.
     own_starts = [0, *accumulate(len(held) * size for size in sizes[:-1])]
     found = []
     for half, number in enumerate(held):
         # A piece sees its row's prefix and the keys of all pieces up to itself.
         seen = [(number + 1) * size for size in sizes]
-        lengths = [len(part) + size for part, size in zip(prefixes, seen, strict=True)]
+        lengths = [depth + size for depth, size in zip(forest.shared, seen, strict=True)]
         for rows in _by_keys(lengths, limit=SHARED_COPIES * sum(forest.lengths)):
             begins = [own_starts[row] + half * sizes[row] for row in rows]
             queries = _ranges(begins, [sizes[row] for row in rows])
-            paths = [
-                torch.cat([prefixes[row], torch.arange(starts[row], starts[row] + seen[row])])
-                for row in rows
-            ]
             found.append(
                 _Piece(
                     queries.to(device),
-                    order[torch.cat(paths)].to(device),
+                    order[torch.cat([paths[row][: lengths[row]] for row in rows])].to(device),
                     tuple(sizes[row] for row in rows),
                     tuple(lengths[row] for row in rows),
                 )

@@ -78,10 +78,9 @@ class Forest:
         pairs = zip(self.shared, self.lengths, strict=True)
         return torch.cat([torch.arange(depth, depth + length) for depth, length in pairs])
 
-    def prefixes(self) -> list[torch.Tensor]:
-        """Return the positions, of M, of each row's shared prefix."""
-        paths = row_paths(self.lengths, self.shared)
-        return [path[:depth] for path, depth in zip(paths, self.shared, strict=True)]
+    def paths(self) -> list[torch.Tensor]:
+        """Return the positions, of M, of each whole row, padding included."""
+        return row_paths(self.lengths, self.shared)
 
 
 def row_paths(lengths: Sequence[int], shared: Sequence[int]) -> list[torch.Tensor]:

@@ -205,11 +205,11 @@ class _Nodes:
 @lru_cache(maxsize=8)
 def _nodes(forest: Forest, device: torch.device) -> _Nodes:
     """Cut segments where other rows branch off."""
-    starts, prefixes = forest.starts, forest.prefixes()
+    starts = forest.starts
     # The position before a segment's first one: -1 for a root.
     before = {
-        start: int(path[-1]) if len(path) else -1
-        for start, path in zip(starts, prefixes, strict=True)
+        start: int(path[depth - 1]) if depth else -1
+        for start, path, depth in zip(starts, forest.paths(), forest.shared, strict=True)
     }
     cuts = sorted({*starts, *(place + 1 for place in before.values()), sum(forest.lengths)})
     # A node by its last position: its level, and its index there.
@@ -249,11 +249,11 @@ def _windows(
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
     """Return the places of all segments, each after `back` of its prefix; own ones; bounds."""
     parts, own, bounds = [], [], [0]
-    for path, start, length in zip(forest.prefixes(), forest.starts, forest.lengths, strict=True):
-        tail = path[max(len(path) - back, 0) :]
-        parts += [tail, torch.arange(start, start + length)]
-        own.append(torch.arange(length) + bounds[-1] + len(tail))
-        bounds.append(bounds[-1] + len(tail) + length)
+    for path, depth in zip(forest.paths(), forest.shared, strict=True):
+        window = path[max(depth - back, 0) :]
+        own.append(torch.arange(bounds[-1] + min(depth, back), bounds[-1] + len(window)))
+        parts.append(window)
+        bounds.append(bounds[-1] + len(window))
     return torch.cat(parts).to(device), torch.cat(own).to(device), tuple(bounds)
 
 

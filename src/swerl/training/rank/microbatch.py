@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -99,8 +99,7 @@ class MicroBatch:
         """Return the values of each row's trained tokens as float32 on the CPU."""
         is_trained_S = self.mask_BT[self.row_S, self.position_S] > 0
         counts = self.mask_BT.sum(1, dtype=torch.long).tolist()
-        values = values_S[is_trained_S].float().cpu()
-        return [values[start:end] for start, end in pairwise(accumulate(counts, initial=0))]
+        return list(torch.split(values_S[is_trained_S].float().cpu(), counts))
 
     def loss_inputs(
         self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
