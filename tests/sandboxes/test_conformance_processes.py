@@ -90,8 +90,8 @@ async def test_a_missing_program_ends_with_127(sandbox: Sandbox) -> None:
 
 
 async def test_a_signal_reaches_the_whole_tree(sandbox: Sandbox) -> None:
-    script = "trap 'echo caught; wait; exit 9' USR1; (trap 'echo child; exit' USR1; echo up; while :; "
-    script += "do sleep 0.01; done) & echo up; while :; do sleep 0.01; done"
+    script = "trap 'echo caught; wait; exit 9' USR1; (trap 'echo child; exit' USR1; echo up; "
+    script += "while :; do sleep 0.01; done) & echo up; while :; do sleep 0.01; done"
     async with sandbox.start(["bash", "-c", script]) as process:
         assert await read_until(process, b"up\nup\n") == b"up\nup\n"
         await process.signal(signal.SIGUSR1)
