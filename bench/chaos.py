@@ -303,7 +303,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
         # A network of its own has a loopback that can fail alone.
-        script = 'ip link set lo up && ss -K >/dev/null && CHAOS_MOUNTS=1 exec "$@"'
+        script = 'ip link set lo up && ss -K >/dev/null 2>&1 && CHAOS_MOUNTS=1 exec "$@"'
         begin = ["unshare", "-m", "-n", "sh", "-c", script, "sh"]
         if subprocess.run([*begin, "true"], capture_output=True).returncode == 0:
             os.execvp("unshare", [*begin, sys.executable, *sys.argv])
