@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -11,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from swerl.core import plugins
-from swerl.core.errors import InputError
+from swerl.core.errors import InputError, RecipeError
 from swerl.plan.plan import plan
-from swerl.recipe.check import PLUGIN_SECTIONS, check, obstacles
+from swerl.recipe.check import PLUGIN_SECTIONS, check, check_flags, obstacles
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 
@@ -135,6 +136,25 @@ def test_a_rendering_that_contradicts_the_model_is_an_obstacle(tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_text("{}")
     found = _found(f"model.path={tmp_path}", "model.family=tiny")
     assert "is not a tokenizer" in found
+
+
+@pytest.mark.parametrize(
+    ("flags", "mismatch", "found"),
+    [
+        (["--quantization", "fp8"], "none", "--quantization: the engine would sample from another"),
+        (["--kv-cache-dtype=fp8_e4m3"], "none", "--kv-cache-dtype: the engine would sample"),
+        (["--quantization", "fp8"], "token-tis", ""),
+        (["--speculative-algorithm", "NGRAM"], "token-tis", "--speculative-algorithm: the log-pr"),
+        (["--mem-fraction-static", "0.8"], "none", ""),
+    ],
+)
+def test_flags_that_change_what_is_sampled_need_a_correction_or_are_refused(
+    flags: list[str], mismatch: str, found: str
+) -> None:
+    given = [f"engine.flags={json.dumps(flags)}", f"algorithm.mismatch={mismatch}"]
+    recipe = load([], ["name=flags", "engine.type=sglang", "algorithm.type=gspo", *given])
+    with pytest.raises(RecipeError, match=found) if found else nullcontext():
+        check_flags(recipe)
 
 
 MIX = 'harness=[{type="builtin"},%s]'

@@ -19,6 +19,7 @@ from swerl.plan.simulation.simulate import Simulation, simulate
 from swerl.recipe.check import (
     check_budgets,
     check_clip,
+    check_flags,
     check_lora,
     check_rollout,
     check_sft,
@@ -151,6 +152,7 @@ def plan(recipe: Recipe) -> RecipePlan:
     check_budgets(recipe.budgets)
     check_rollout(recipe.rollout)
     check_clip(recipe)
+    check_flags(recipe)
     check_sft(recipe)
     check_lora(recipe)
     shape = shape_of(recipe.model)

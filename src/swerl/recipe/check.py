@@ -45,6 +45,9 @@ SINK_MODULES = {
 """Name in `metrics.sinks`, which is also that of swerl's extra -> the module that it needs."""
 _COMPARING = frozenset({"gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp"})
 """Algorithms with an advantage within a Group, which is 0 if all its Episodes are solved."""
+_SPECULATES = "--speculative-"
+_QUANTISES = frozenset({"--quantization", "--kv-cache-dtype", "--torchao-config"})
+"""Flags of SGLang that lower the precision of weights, or of keys and values."""
 WIDE_CLIP = 0.01
 """Several times the largest published difference between engine and trainer, 1.5e-3 in the mean."""
 
@@ -140,6 +143,24 @@ def check_clip(recipe: Recipe) -> None:
         )
         hint = f"set algorithm.mismatch = 'token-tis', or both clips to {WIDE_CLIP:g} or more"
         raise RecipeError(message, hint=hint)
+
+
+def check_flags(recipe: Recipe) -> None:
+    """Raise RecipeError if a flag of SGLang makes its log-probabilities those of another policy.
+
+    Quantised weights or keys and values are another policy, which a correction accounts for. Tokens
+    of speculative decoding may lack log-probabilities or have those of its draft model.
+    """
+    flags = dict.fromkeys(flag.partition("=")[0] for flag in recipe.engine.options.get("flags", ()))
+    hint = "leave the flag out of engine.flags"
+    for flag in flags:
+        if flag.startswith(_SPECULATES):
+            message = f"{flag}: the log-probabilities may not be the sampled tokens'"
+            raise RecipeError(message, hint=hint)
+        is_corrected = recipe.algorithm.options.get("mismatch", "none") != "none"
+        if flag in _QUANTISES and not is_corrected and recipe.algorithm.type != "sft":
+            message = f"{flag}: the engine would sample from another policy than the trainer's"
+            raise RecipeError(message, hint=f"set algorithm.mismatch = 'token-tis', or {hint}")
 
 
 def check_lora(recipe: Recipe) -> None:
