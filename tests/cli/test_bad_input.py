@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.main import typer_app
+from swerl.cli.main import app, typer_app
 from swerl.cli.view._site import Site
 from swerl.core.files import write_json
 from swerl.rollout import record
@@ -59,16 +60,29 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return done.exit_code, told
 
 
-def by_another_user(commands: Sequence[Sequence[str]]) -> list[str]:
+def typed(*arguments: str) -> tuple[int, str]:
+    """Run the command line as a whole, and return its exit code and stderr."""
+    with pytest.MonkeyPatch.context() as patch, io.TextIOWrapper(io.BytesIO()) as told:
+        patch.setattr(sys, "argv", ["swerl", *arguments])
+        patch.setattr(sys, "stderr", told)
+        with pytest.raises(SystemExit) as ended:
+            app()
+        told.seek(0)
+        return ended.value.code, told.read()  # type: ignore[return-value]
+
+
+def by_another_user(
+    commands: Sequence[Sequence[str]], call: Callable[..., tuple[int, str]] = invoke
+) -> list[str]:
     """Run commands in a child that is not root, and return what each printed."""
     if os.geteuid() != 0:
-        return [invoke(*command)[1] for command in commands]
+        return [call(*command)[1] for command in commands]
     read, write = os.pipe()
     if not (child := os.fork()):
         os.setgroups([])
         os.setuid(65534)
         with os.fdopen(write, "w") as out:
-            json.dump([invoke(*command)[1] for command in commands], out)
+            json.dump([call(*command)[1] for command in commands], out)
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as told:
@@ -109,6 +123,19 @@ def test_a_closed_run_is_named_and_hides_no_other(shared: Path) -> None:
     assert "Permission denied" in named
     assert "1 Episode (1 solved)" in newest
     assert f"you may not read {closed}" in compared
+
+
+def test_runs_that_may_not_be_read_are_one_error(shared: Path) -> None:
+    closed = shared / "closed"
+    closed.mkdir(mode=0)
+    runs = ["--runs", str(closed)]
+    commands = [["train", "status", *runs], ["why", *runs], ["train", "stop", "twin", *runs]]
+    for command in commands:  # Imports what the other user may not.
+        typed(*command)
+    for told in by_another_user(commands, typed):
+        first, second = told.splitlines()
+        assert first.startswith("error:") and f"{closed}' is not readable" in first
+        assert second.startswith("hint:")
 
 
 def test_a_killed_run_is_shown_as_killed_with_what_it_had_written(tmp_path: Path) -> None:

@@ -63,6 +63,11 @@ def test_a_command_runs_with_garbage_collection() -> None:
         ),
         (["rollout", "--tasks", "nowhere.jsonl"], "nowhere.jsonl", "swerl convert"),
         (["convert", "swe-gim", "--rows", "x.jsonl"], "swe-gim", "swe-gym"),
+        (["why", "--rnus", "x"], "No such option: --rnus", "why --help"),
+        (["tasks", "sample", "t.jsonl", "-n", "abc", "-o", "x"], "'-n'", "tasks sample --help"),
+        (["tasks", "show"], "Missing argument 'tasks'", "tasks show --help"),
+        (["rollout", "--engine"], "requires an argument", "swerl --help"),
+        (["trian"], "Did you mean 'train'", "cli --help"),
     ],
 )
 def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
@@ -78,8 +83,11 @@ def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
     assert "Traceback" not in done.stderr
 
 
-def test_an_unknown_command_is_exit_code_two() -> None:
-    assert _swerl("trian").returncode == 2
+def test_a_group_alone_prints_its_help() -> None:
+    done = _swerl("tasks")
+    assert done.returncode == 2
+    assert "solve-rate" in done.stdout + done.stderr
+    assert "error:" not in done.stderr
 
 
 def test_a_full_disk_behind_the_output_is_two_lines() -> None:

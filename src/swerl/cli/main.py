@@ -109,23 +109,30 @@ def app() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        typer_app()
+        code = typer_app(standalone_mode=False)
     except Exception as error:  # the boundary: what is not one of swerl's errors is raised again
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed
+            sys.exit(2)
         known = _known(error)
         if known is None:
             raise
-        sys.exit(_report(known))
+        code = _report(known)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _known(error: BaseException) -> SwerlError | None:
     """Return the error to print, or None if it is a bug and needs its traceback."""
-    from swerl.core.errors import RunError, SwerlError, missing_package
+    from swerl.core.errors import InputError, RunError, SwerlError, missing_package
 
     if isinstance(error, BaseExceptionGroup):
         found = [_known(each) for each in error.exceptions]
         return None if None in found else found[0]
     if isinstance(error, SwerlError):
         return error
+    if hasattr(error, "format_message"):  # Typer's, which would print a box
+        command = getattr(getattr(error, "ctx", None), "command_path", "swerl")
+        message = " ".join(error.format_message().split()).rstrip(".")
+        return InputError(message, hint=f"{command} --help lists its arguments and options")
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error.name or "")
     if isinstance(error, OSError) and error.filename and error.errno in _OF_A_NAME:
