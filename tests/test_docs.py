@@ -27,6 +27,17 @@ def test_a_page_is_short(page: Path) -> None:
         assert len(page.read_text().splitlines()) <= 150
 
 
+def test_the_readme_has_four_links_narrow_prose_and_the_commands_that_explain_a_run() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(re.findall(r"(?<!!)\[[^\]]+\]\(", text)) == 4
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines()
+    assert not [line for line in prose if len(line) > 100 and not line.startswith("|")]
+    start = "".join(page.read_text() for page in (ROOT / "docs" / "start").glob("*.md"))
+    for command in ("view", "why", "eval"):
+        assert f"\n| `swerl {command}` |" in text
+        assert f"swerl {command} " in start
+
+
 def test_every_recipe_named_in_the_docs_exists() -> None:
     named = {name for page in PAGES for name in re.findall(r"recipes/\w+\.toml", page.read_text())}
     assert named

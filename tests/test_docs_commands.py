@@ -36,7 +36,7 @@ NOT_RUN = {
     r"swerl train (?!.*--dry-run)": "trains, or needs a run in work",
     r"swerl (export|samples|why) ": "needs a trained run",
     r"--model|--from runs": "needs a model or a trained run",
-    r"swerl (serve|sandbox serve)$": "serves until Ctrl-C",
+    r"swerl (serve|sandbox serve)$|swerl view ": "serves until Ctrl-C",
     r"swerl sandbox (attacks|reap)|swerl agents compat(?! --list)|swerl doctor": "own tests run it",
     r"swerl agents fetch|--agent (claude-code|codex)": "downloads an agent",
     r"swerl convert (?!list)": "needs a dataset's rows or a hub",
@@ -113,7 +113,7 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     results = summary([TaskResult("ID", 2, 1, ("solved", "unsolved"))], 2)
     for run, name in (
         *(("eval-tasks-builtin-base", "eval"), ("eval-tasks-builtin-runs-mine", "eval")),
-        *(("twin", "eval-heldout-00000"), ("twin", "eval-heldout-00040")),
+        *(("twin", f"eval-heldout-000{step}") for step in ("00", "40", "90")),
     ):
         Path("runs", run, "evals").mkdir(parents=True, exist_ok=True)
         write_json(Path("runs", run, "evals", f"{name}.json"), results)
