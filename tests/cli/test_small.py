@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import aiohttp
 import pytest
 import typer
 from aiohttp.client_reqrep import ConnectionKey
+from rich.console import Console
 from typer.testing import CliRunner
 
 from swerl.checks import smoke
 from swerl.checks.doctor import Check
 from swerl.checks.smoke import SmokeResult
-from swerl.cli import _output, doctor, sandbox_smoke
+from swerl.cli import _output, _run, doctor, sandbox_smoke
 from swerl.cli.main import typer_app
 from swerl.core.task import write_tasks
 from swerl.images.http import ApiCall, RegistryConnection
@@ -30,6 +32,23 @@ def test_doctor_breaks_no_word_at_forty_columns(
     _output.stdout.cache_clear()
     words = capsys.readouterr().out.split()
     assert {"packages:", "installed;", "command"} <= set(words)
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_narrow_terminal_cuts_the_words_of_a_progress_and_not_its_numbers(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    out = Console(width=width, file=file, force_terminal=True, color_system=None)
+    monkeypatch.setattr(_run, "stderr", lambda: out)
+    words = "of the boot: later history removed"
+    with _run.waiting(words):
+        pass
+    waited = file.getvalue()
+    with _run.progress_bar(words, 500, note="{task.fields[good]} good") as advance:
+        advance(good=1)
+    assert " 0:00:00" in waited
+    assert " 1/500 0:00:00 1 good" in file.getvalue()
 
 
 def test_an_interrupted_smoke_test_prints_what_is_done(

@@ -61,7 +61,7 @@ def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[Rend
         yield from _time(found.recipe, simulated)
         yield ""
     if found.cost is None:
-        yield "no dollars: the price book lacks a price; say it in cost.prices"
+        yield "no dollars: the price book lacks a price; set it in cost.prices"
     elif any(case.total_dollars for case in found.cost.cases):
         yield cases_table(found.cost)
         if simulated:

@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from swerl.cli._output import stderr
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
 
 T = TypeVar("T")
 INTERRUPTED = 130
@@ -112,12 +116,11 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
 @contextmanager
 def progress_bar(title: str, total: int | None, *, note: str = "") -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr; yield the function that advances it with `note`'s fields."""
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-    columns = [*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn()]
-    if note:
-        columns.append(TextColumn(note))
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    out = stderr()
+    columns = [BarColumn(min(40, out.width // 5)), MofNCompleteColumn(), TimeElapsedColumn()]
+    with _progress(out, *columns, *([TextColumn(note)] if note else ())) as progress:
         bar = progress.add_task(title, total=total, good=0)
         yield functools.partial(progress.update, bar, advance=1)
 
@@ -129,8 +132,6 @@ _PATIENCE_S = 2.0
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show a spinner with the seconds on a terminal, else one line if the work takes a while."""
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     if not stderr().is_terminal:
         timer = threading.Timer(_PATIENCE_S, lambda: stderr().print(f"{text} …", markup=False))
         timer.daemon = True
@@ -140,10 +141,29 @@ def waiting(text: str) -> Iterator[None]:
         finally:
             timer.cancel()
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    with spinner(stderr()) as progress:
         progress.add_task(text)
         yield
+
+
+def spinner(out: Console) -> Progress:
+    """Return a line with a spinner and the seconds."""
+    from rich.progress import SpinnerColumn, TimeElapsedColumn
+
+    return _progress(out, SpinnerColumn(), TimeElapsedColumn())
+
+
+_NARROW = 80
+
+
+def _progress(out: Console, *columns: ProgressColumn) -> Progress:
+    """Return a progress display with the task's words first; a narrow terminal cuts only these."""
+    from rich.progress import Progress, TextColumn
+    from rich.table import Column
+
+    words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    is_narrow = out.width < _NARROW
+    return Progress(words, *columns, console=out, transient=True, expand=is_narrow)
 
 
 def add_old_name(app: typer.Typer, old: str, new: str, command: Callable[..., None]) -> None:

@@ -369,11 +369,9 @@ class RolloutView:
             self._status.stop()
             self._status = None
         if text is not None and self._out.is_terminal:
-            from rich.progress import Progress as Spinner
-            from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+            from swerl.cli._run import spinner
 
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-            self._status = Spinner(*columns, console=self._out, transient=True)
+            self._status = spinner(self._out)
             self._status.add_task(text)
             self._status.start()
 
