@@ -43,6 +43,7 @@ DEBIAN_PACKAGES = {
         "go": "golang-go",
         "rspec": "ruby-rspec",
         "phpunit": "phpunit",
+        "chromium": "chromium",
     },
 }
 """Command -> program -> its Debian package. No daemon is started."""

@@ -48,6 +48,11 @@ async def url(tmp_path: Path) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.port}/{TOKEN}/"
 
 
+def test_the_test_command_installs_a_browser() -> None:
+    bootstrap = (Path(__file__).parents[2] / "bootstrap.py").read_text()
+    assert f'"{browser.PROGRAMS[0]}": "chromium",' in bootstrap
+
+
 async def test_every_page_fits_both_widths_and_breaks_no_policy(tab: Tab, url: str) -> None:
     for width in (1280, 390):
         await tab.size(width)

@@ -9,6 +9,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -141,6 +142,55 @@ def test_an_opentelemetry_collector_gets_steps_and_evaluations(
     assert values["swerl.eval.heldout"] == [0.75]
     assert "swerl.eval.heldout_pass_at_2" in values
     assert values["swerl.step"] == [2]
+
+
+@pytest.fixture
+def real_collector(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Rotel, an OpenTelemetry collector of its own: its address, and the log of all that it got."""
+    rotel = pytest.importorskip("rotel", reason="needs the collector rotel from PyPI")
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        http, grpc = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b))
+    program = Path(rotel.__file__).parent / "rotel-agent"
+    debug = ("--debug-log=metrics", "--debug-log-verbosity=detailed", "--exporter=blackhole")
+    endpoints = (f"--otlp-http-endpoint={http}", f"--otlp-grpc-endpoint={grpc}")
+    log = tmp_path / "rotel.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([program, "start", *endpoints, *debug], stdout=out, stderr=out)
+    try:
+        host, port = http.split(":")
+        until = time.monotonic() + 60
+        while time.monotonic() < until and process.poll() is None:
+            with suppress(OSError), socket.create_connection((host, int(port))):
+                break
+            time.sleep(0.05)
+        yield f"http://{http}", log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_collector_of_others_reads_names_values_and_the_run(
+    tmp_path: Path, real_collector: tuple[str, Path]
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
+    url, log = real_collector
+    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=url)
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+        listen(StepEnded(1, {"reward": 0.5}))
+        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
+    assert events == []
+    until = time.monotonic() + 20
+    while "swerl.eval.heldout_pass_at_2" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    told = log.read_text()
+    for attribute in ("service.name: Str(swerl)", "service.namespace: Str(mine)", "run: Str(a)"):
+        assert f"-> {attribute}" in told
+    found = re.findall(r"Name: (\S+)$.*?^Value: (\S+)", told, re.MULTILINE | re.DOTALL)
+    assert {"swerl.step": "2", "swerl.reward": "0.5", "swerl.eval.heldout": "0.75"}.items() <= dict(
+        found
+    ).items()
 
 
 def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
