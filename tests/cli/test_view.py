@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
 from swerl.cli.view import _charts, _evals, _server, _talk
-from swerl.cli.view._site import GROUPS_A_PAGE, Site
+from swerl.cli.view._site import GROUPS_A_PAGE, Site, _templates
 from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
@@ -186,6 +186,8 @@ async def test_two_runs_are_drawn_in_the_same_charts(client: TestClient, tmp_pat
     assert 'data-steps="0,1,2"' in reward
     assert 'data-name="a run" data-values="0.5,0.5,"' in reward
     assert 'data-name="other" data-values="0.5,0.5,0.75"' in reward
+    assert '"key c1">a run <b>0.5</b>' in reward and '"key c2">other <b>0.75</b>' in reward
+    assert '"key c2">other <b>3</b>' in page
     for title in ("Evaluation: heldout", "Evaluation: heldout/unseen-agent", "own_metric"):
         assert f'aria-label="{title},' in page
     assert 'href="with/other.html"' in pages[f"/{TOKEN}/r/a%20run/index.html"]
@@ -257,10 +259,10 @@ async def test_two_attempts_are_shown_from_where_they_part(
     record.write(run / "episodes" / "00001" / "some_task.1", other)
     address = f"/{TOKEN}/r/a run/e/00001/some_task.0/vs-some_task"
     page = await (await client.get(f"{address}.1.html")).text()
-    assert "The first 1 turn is the same" in page and "already see something different" in page
+    assert "The first turn is the same" in page and "already see something different" in page
     assert "Another result." in page and "Fix it." not in page
     page = await (await client.get(f"{address}.0.html")).text()
-    assert "they say the same in every turn" in page
+    assert "The first 3 turns are the same. The attempts do not differ" in page
     assert (await client.get(f"{address}.9.html")).status == 404
 
 
@@ -582,6 +584,14 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
     ]  # fmt: skip
     assert found["length"][-1].cheats is None
     assert _charts.parts([]) == {"length": [], "difficulty": []}
+    equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
+    assert [(p.label, p.num) for p in _charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
+
+
+def test_commands_in_a_remedy_are_code_and_nothing_else_is_markup() -> None:
+    text = "{% import 'macros.html' as m %}{{ m.marked('<b> `swerl why` or `<i>`') }}"
+    shown = _templates().from_string(text).render()
+    assert shown == "&lt;b&gt; <code>swerl why</code> or <code>&lt;i&gt;</code>"
 
 
 def test_time_in_which_nothing_works_is_waiting() -> None:

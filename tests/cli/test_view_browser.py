@@ -65,6 +65,24 @@ async def test_every_page_fits_both_widths_and_breaks_no_policy(tab: Tab, url: s
     assert tab.complaints == []
 
 
+async def test_no_cell_is_cut_by_the_next(tab: Tab, url: str) -> None:
+    for width in (1280, 390):
+        await tab.size(width)
+        await tab.go(url + PAGES[2])
+        # What a long Episode has: thousands of tokens, hundreds of seconds.
+        await tab.eval(
+            "document.querySelectorAll('.cell small:last-child')"
+            ".forEach((e) => e.textContent = '123,456 t · 1,200 s')"
+        )
+        inner = """[...document.querySelectorAll('.cell a')].map((e) => {
+            const last = document.createRange(); last.selectNodeContents(e.lastElementChild);
+            return e.getBoundingClientRect().right - last.getBoundingClientRect().right; })"""
+        assert min(await tab.eval(inner)) >= 0, width
+        await tab.press("?")
+        left = "document.querySelector('#help').getBoundingClientRect().left"
+        assert await tab.eval(left) >= 8
+
+
 async def test_two_evaluations_are_opened_compared_and_sorted(
     tab: Tab, url: str, tmp_path: Path
 ) -> None:

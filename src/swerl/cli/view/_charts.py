@@ -49,6 +49,13 @@ class Line:
     values: Sequence[float]
     band: str = ""
     """Area of a confidence interval, or below a stacked line."""
+    colour: int = 0
+    """Number of its colour; 0: its place in the panel."""
+
+    @property
+    def last(self) -> float:
+        """The newest value: a line may end before the others."""
+        return next((value for value in reversed(self.values) if _is_number(value)), math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,8 @@ def _lines(
 def _panel(
     title: str, names: Iterable[str], history: RunHistory, *, is_main: bool = True
 ) -> Panel | None:
-    series = {name: points for name in names if (points := _points(history, name))}
+    every = list(names)
+    series = {name: points for name in every if (points := _points(history, name))}
     if not series:
         return None
     steps = sorted({step for points in series.values() for step, _ in points})
@@ -111,7 +119,12 @@ def _panel(
     if title == "Reward":
         high = max(high, 1.0)
     lines = [
-        Line(name, _path(points, steps, low, high), _at(points, steps))
+        Line(
+            name,
+            _path(points, steps, low, high),
+            _at(points, steps),
+            colour=every.index(name) + 1,
+        )
         for name, points in series.items()
     ]
     return Panel(title, steps, lines, low, high, is_main)
@@ -243,11 +256,11 @@ def parts(entries: Sequence[GroupEntry]) -> dict[str, list[Part]]:
     ]
     rows.sort(key=lambda row: row[0])
     ends = [round(quarter * len(rows) / 4) for quarter in range(5)]
-    by_length = {
-        f"{rows[start][0]:,} to {rows[stop - 1][0]:,} tokens": rows[start:stop]
-        for start, stop in pairwise(ends)
-        if start < stop
-    }
+    by_length: dict[str, list[_Row]] = {}
+    for start, stop in pairwise(ends):
+        if start < stop:  # Quarters of Episodes of one length are one part.
+            label = f"{rows[start][0]:,} to {rows[stop - 1][0]:,} tokens"
+            by_length.setdefault(label, []).extend(rows[start:stop])
     by_rate: dict[str, list[_Row]] = {name: [] for name in _RATES}
     for row in rows:
         if row[1]:
