@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from swerl.cli.main import whole_command
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -112,6 +114,17 @@ def test_an_output_that_lacks_characters_is_no_error() -> None:
 
 def test_shell_completion_is_offered() -> None:
     assert "--install-completion" in _swerl("--help").stdout
+
+
+def test_every_command_that_a_text_of_swerl_names_exists() -> None:
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.html")]
+    text = "\n".join(file.read_text() for file in [*files, *(ROOT / "recipes").glob("*.toml")])
+    whole = whole_command()
+    for name, word in set(re.findall(r"`swerl ([a-z]+)(?: ([a-z-]+))?(?=[ `])", text)):
+        assert name in whole.commands, name
+        below = getattr(whole.commands[name], "commands", None)
+        if below is not None and word and name not in ("train", "eval"):  # a recipe, a task file
+            assert word in below, f"swerl {name} {word}"
 
 
 def test_a_missing_package_is_one_error_with_its_extra() -> None:

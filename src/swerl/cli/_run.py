@@ -153,7 +153,8 @@ def spinner(out: Console) -> Progress:
     return _progress(out, SpinnerColumn(), TimeElapsedColumn())
 
 
-_NARROW = 80
+NARROW = 80
+"""Columns of a terminal below which something must give way."""
 
 
 def _progress(out: Console, *columns: ProgressColumn) -> Progress:
@@ -162,16 +163,4 @@ def _progress(out: Console, *columns: ProgressColumn) -> Progress:
     from rich.table import Column
 
     words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
-    is_narrow = out.width < _NARROW
-    return Progress(words, *columns, console=out, transient=True, expand=is_narrow)
-
-
-def add_old_name(app: typer.Typer, old: str, new: str, command: Callable[..., None]) -> None:
-    """Keep a command's former name as a hidden alias that prints a notice."""
-
-    @functools.wraps(command)
-    def alias(**options: Any) -> None:
-        stderr().print(f"notice: this command is now `swerl {new}`", style="yellow")
-        command(**options)
-
-    app.command(old, hidden=True)(alias)
+    return Progress(words, *columns, console=out, transient=True, expand=out.width < NARROW)

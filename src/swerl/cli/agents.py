@@ -9,7 +9,7 @@ import typer
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli._output import console, counted, print_json
-from swerl.cli._run import add_old_name, progress_bar, run, waiting
+from swerl.cli._run import progress_bar, run, waiting
 from swerl.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ _WANTED_SHARE = 0.99
 
 
 app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs, and try them offline.")
-
-
-@app.callback()
-def _agents() -> None:
-    """Fetch agent CLIs, and try them offline."""
 
 
 def compat(
@@ -258,4 +253,3 @@ def _release(agent: str, module: Any, version: str | None) -> str:
 
 app.command("compat")(compat)
 app.command("replay")(replay)
-add_old_name(app, "lab", "agents compat", compat)

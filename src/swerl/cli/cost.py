@@ -20,12 +20,7 @@ AssumeOption = Annotated[
     typer.Option("--assume", metavar="KEY=VALUE", help="Override one assumption."),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Say what a run costs before it starts.")
-
-
-@app.callback()
-def _cost() -> None:
-    """Estimate the cost of a run before it starts."""
+app = typer.Typer(no_args_is_help=True, help="Estimate the cost of a run before it starts.")
 
 
 @app.command("estimate")

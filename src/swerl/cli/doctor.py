@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,11 @@ import typer
 
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, simple_table
-from swerl.cli._run import waiting
+from swerl.cli._run import NARROW, waiting
 
 if TYPE_CHECKING:
     from swerl.checks.doctor import Check
 
-_NARROW = 80
-"""Columns below which a table breaks words: the checks are then printed as sentences."""
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
 
@@ -33,21 +30,11 @@ def doctor(
         checks = asyncio.run(examine(runs))
     good = twin_runs(checks)
     if as_json:
-        _print_json(checks, good)
+        print_json({"twin_runs": good, "checks": checks})
     else:
         _show(checks, good)
     if not good:
         raise typer.Exit(1)
-
-
-def _print_json(checks: list[Check], good: bool) -> None:
-
-    # Released versions call this key `mend`.
-    rows = [
-        {"mend" if key == "fix" else key: value for key, value in asdict(check).items()}
-        for check in checks
-    ]
-    print_json({"twin_runs": good, "checks": rows})
 
 
 def _show(checks: list[Check], good: bool) -> None:
@@ -57,9 +44,9 @@ def _show(checks: list[Check], good: bool) -> None:
     for check in checks:
         state = f"[{_COLOURS[check.state]}]{check.state}[/]"
         table.add_row(state, check.name, escape(check.found), check.enables)
-        if console().width < _NARROW:
+        if console().width < NARROW:  # a table would break words
             console().print(f"{state} {check.name}: {escape(check.found)}; for {check.enables}")
-    if console().width >= _NARROW:
+    if console().width >= NARROW:
         console().print(table)
     for check in checks:
         if check.fix:

@@ -154,11 +154,6 @@ app.command("verify")(images_store.verify)
 app.command("gc")(images_store.gc)
 
 
-@app.callback()
-def _images() -> None:
-    """Plan, fetch, check and build task images."""
-
-
 @app.command("mirror")
 def mirror_images(
     tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],

@@ -5,19 +5,12 @@ from __future__ import annotations
 import typer
 
 from swerl.cli import sandbox_attacks, sandbox_ledger, sandbox_serve, sandbox_smoke
-from swerl.cli._run import add_old_name
 
 app = typer.Typer(no_args_is_help=True, help="Start, check and measure sandboxes.")
 
 app.command("serve")(sandbox_serve.serve)
 app.command("attacks")(sandbox_attacks.attacks)
-add_old_name(app, "probe", "sandbox attacks", sandbox_attacks.attacks)
 app.command("smoke")(sandbox_smoke.smoke)
 app.command("ps")(sandbox_ledger.ps)
 app.command("reap")(sandbox_ledger.reap)
 app.command("bill")(sandbox_ledger.bill)
-
-
-@app.callback()
-def _sandbox() -> None:
-    """Start, check and measure sandboxes."""

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from swerl.cli import (
-    convert,
-    tasks_redteam,
-    tasks_scan_leaks,
-    tasks_select,
-    tasks_vet,
-)
-from swerl.cli._run import add_old_name
+from swerl.cli import convert, tasks_redteam, tasks_scan_leaks, tasks_select, tasks_vet
 from swerl.cli.eval import solve_rate
 
 app = typer.Typer(no_args_is_help=True, help="Show, check and select the tasks of a file.")
@@ -26,10 +19,3 @@ app.command("vet")(tasks_vet.vet)
 app.command("solve-rate")(solve_rate)
 app.command("scan-leaks")(tasks_scan_leaks.scan_leaks)
 app.command("redteam")(tasks_redteam.redteam)
-add_old_name(app, "probe", "tasks solve-rate", solve_rate)
-add_old_name(app, "sweep", "tasks scan-leaks", tasks_scan_leaks.scan_leaks)
-
-
-@app.callback()
-def _tasks() -> None:
-    """Show, check and select the tasks of a file."""

@@ -138,14 +138,14 @@ def _say(num_chosen: int, num_all: int, out: Path, *, as_json: bool) -> None:
 _COLUMNS = {
     "id": "task",
     "grader": "grader",
-    "num_fail_to_pass": "mend",
-    "num_pass_to_pass": "keep",
+    "num_fail_to_pass": "fail to pass",
+    "num_pass_to_pass": "pass to pass",
     "patch_lines": "lines",
     "difficulty": "difficulty",
     "solve_rate": "solved",
 }
 """Fact -> title; facts that no listed Task has are left out."""
-_NUMBERS = {"mend", "keep", "lines", "solved"}
+_NUMBERS = {"fail to pass", "pass to pass", "lines", "solved"}
 _NUM_VALUES = 12
 """Maximum values listed per group; the rest are counted."""
 
@@ -249,8 +249,8 @@ def _hidden(task: Task) -> dict[str, str]:
     return {
         "setup": task.setup,
         "test command": spec.test_command,
-        "must mend": "\n".join(spec.fail_to_pass),
-        "must keep": "\n".join(spec.pass_to_pass),
+        "fail to pass": "\n".join(spec.fail_to_pass),
+        "pass to pass": "\n".join(spec.pass_to_pass),
         "expected": "\n".join(f"{status} {name}" for name, status in spec.expected.items()),
         "files": "\n".join(f"{path} ({len(text):,} characters)" for path, text in files.items()),
         "test patch": spec.test_patch,

@@ -232,7 +232,7 @@ RULES: Sequence[Rule] = (
         outcomes.evaluated_training,
         "tasks are trained on and evaluated, so the evaluation is too good",
         "tasks.heldout",
-        "remove them from one of the two files: `swerl tasks select`",
+        "remove them from one of the two files: `swerl tasks filter`",
     ),
     Rule(
         "entropy-collapse",

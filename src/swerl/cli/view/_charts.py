@@ -119,12 +119,7 @@ def _panel(
     if title == "Reward":
         high = max(high, 1.0)
     lines = [
-        Line(
-            name,
-            _path(points, steps, low, high),
-            _at(points, steps),
-            colour=every.index(name) + 1,
-        )
+        Line(name, _path(points, steps, low, high), _at(points, steps), "", every.index(name) + 1)
         for name, points in series.items()
     ]
     return Panel(title, steps, lines, low, high, is_main)
