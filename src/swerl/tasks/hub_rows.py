@@ -17,7 +17,7 @@ from swerl.core.errors import InputError
 from swerl.tasks import task_folders
 from swerl.tasks.rows import RowFile, Rows, RowSource, read_files
 
-_HINT = "check id, split and network, or pass --rows FILE; the same command resumes"
+_HINT = "check id, split and network, or read the rows of a file; the same command resumes"
 _READ = (".parquet", ".jsonl")
 
 
@@ -111,7 +111,7 @@ def _reported(what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         message = "reading from the hub needs the packages `datasets` and `huggingface-hub`"
-        hint = "install them with `pip install 'swerl[datasets]'`, or pass --rows FILE"
+        hint = "install them with `pip install 'swerl[datasets]'`, or read the rows of a file"
         raise InputError(message, hint=hint) from error
     except InputError:
         raise
