@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import ImageError, UnknownNameError
+from swerl.core.errors import ImageError, InputError, UnknownNameError
 from swerl.images import build, instances
 
 NAME = "pallets__flask-4045"
@@ -80,3 +80,13 @@ def test_the_docs_list_every_instance() -> None:
     page = Path(__file__).parents[2] / "docs" / "start" / "first-task.md"
     listed = set(re.findall(r"^- `(\S+__\S+)`", page.read_text(), re.MULTILINE))
     assert listed == instances.shipped().keys()
+
+
+def test_without_the_hub_the_hint_names_no_option_of_another_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    spec = instances.shipped()[NAME]
+    with pytest.raises(InputError, match="needs the packages") as error:
+        instances.prepare(spec, None, print)
+    assert "--rows" not in error.value.hint and "rows of a file" in error.value.hint

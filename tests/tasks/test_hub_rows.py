@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import InputError
 from swerl.core.task import read_tasks
 
 from .fake_hub import COMMIT, Hub, serve
@@ -140,15 +139,3 @@ def test_what_the_hub_does_not_have_is_one_clear_error(
     assert done.returncode == 2
     assert said in done.stderr and "hint:" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_without_the_hub_the_hint_names_no_option_of_another_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from swerl.images import instances
-
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    spec = instances.shipped()["pallets__flask-4045"]
-    with pytest.raises(InputError, match="needs the packages") as error:
-        instances.prepare(spec, None, print)
-    assert "--rows" not in error.value.hint and "rows of a file" in error.value.hint
