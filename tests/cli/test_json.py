@@ -102,6 +102,11 @@ def test_stdout_is_json_with_these_keys(line: str, place: Path) -> None:
     assert first == [] if SHOWN[line] is None else SHOWN[line] <= first.keys()
 
 
+def test_a_recipe_is_described_by_its_whole_first_sentence(place: Path) -> None:
+    about = {row["name"]: row["about"] for row in json.loads(swerl("recipes --json").stdout)}
+    assert about["sft_twin"].endswith("by cross-entropy of the sampled tokens")
+
+
 def test_a_shown_task_keeps_its_solution_to_itself(place: Path, some: list[Task]) -> None:
     line = f"tasks show tasks.jsonl {some[0].id} --json"
     assert "solution" not in json.loads(swerl(line).stdout)

@@ -141,6 +141,20 @@ def test_a_run_that_cannot_be_read_hides_no_other(root: Path) -> None:
     assert {row["run"]: row["standing"] for row in rows}["broken"] == "unreadable"
 
 
+def test_an_evaluation_is_not_called_an_untouched_run(root: Path) -> None:
+    evaluated = root.parent / "eval-a"
+    (evaluated / "episodes" / "0f" / "task.0").mkdir(parents=True)
+    write_json(evaluated / "recipe.resolved.json", RECIPE.model_dump(mode="json"))
+    [line] = [
+        each
+        for each in swerl("status", "--runs", str(root.parent)).output.splitlines()
+        if each.startswith(" eval-a")
+    ]
+    assert "evaluated" in line and "0/" not in line
+    one = swerl("status", "eval-a", "--runs", str(root.parent)).output
+    assert "resume" not in one and "swerl view" in one
+
+
 def test_status_lists_all_runs_and_says_where_there_are_none(root: Path, tmp_path: Path) -> None:
     assert "3/9" in swerl("status", "--runs", str(root.parent)).output
     empty = swerl("status", "--runs", str(tmp_path / "none"))

@@ -16,7 +16,7 @@ from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import EngineLostError, RunError, SandboxError
+from swerl.core.errors import EngineLostError, RecipeError, RunError, SandboxError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
@@ -228,14 +228,15 @@ async def test_a_bug_that_one_episode_meets_is_its_own_and_visible(task: Task) -
     assert "episode 00000/one.0 met a bug" in notice.text
 
 
-async def test_a_bug_of_the_reward_rule_is_the_episodes_own(task: Task) -> None:
-    def reward(attempt: object) -> float:
-        raise ZeroDivisionError("no tests")
-
+async def test_an_error_in_a_users_reward_stops_the_run_and_is_no_lost_episode(
+    task: Task, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("def reward(attempt):\n    return attempt.nothing\n")
     async with parts(Replies(say("submit"))) as shared:
-        result = await episode.run(task, "00000/one.0", replace(shared, reward=reward))
-    assert (result.verdict, result.reward) == (Verdict.INFRA, 0.0)
-    assert "ZeroDivisionError: no tests" in result.error
+        changed = replace(shared, reward=reward_of(f"{tmp_path}/mine.py"))
+        with pytest.raises(RecipeError, match="attribute 'nothing'") as error:
+            await episode.run(task, "00000/one.0", changed)
+    assert error.value.hint == f"correct {tmp_path}/mine.py:2"
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import typer
 
 from swerl.cli._options import JsonOption
@@ -15,10 +17,10 @@ def recipes(as_json: JsonOption = False) -> None:
     rows = []
     for path in shipped():
         recipe = load([path])
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        lines = takewhile(lambda line: line.startswith("#"), path.read_text("utf-8").splitlines())
+        sentence = " ".join(line.lstrip("# ") for line in lines).partition(". ")[0]
         gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
-        about = first.lstrip("# ").partition(". ")[0]
-        rows.append({"name": path.stem, "gpus": gpus, "about": about, "file": str(path)})
+        rows.append({"name": path.stem, "gpus": gpus, "about": sentence, "file": str(path)})
     if as_json:
         print_json(rows)
         return

@@ -62,15 +62,17 @@ def facts_of(root: Path, *, waits: bool = True) -> dict[str, Any]:
     """Return all facts about a run; `waits` for a heartbeat from another machine."""
 
     from swerl.runs.history import read_progress
+    from swerl.runs.index import FoundRun
     from swerl.runs.status import BEAT_S, requested_stop, run_status
 
     recipe, progress = stored_recipe(root), read_progress(root)
+    run = FoundRun(root.name, root, is_trained=True)
     seen = run_status(root, patience_s=3 * BEAT_S if waits else 0.0, notify=stderr().print)
     return {
         "run": root.name,
         "called": called(root),
         "folder": str(root),
-        "standing": str(seen.status),
+        "standing": "evaluated" if run.is_evaluated and run.stages() else str(seen.status),
         "steps": recipe.steps,
         "process": asdict(seen.process) if seen.process else None,
         "beat_s": round(seen.beat_s, 1),
@@ -114,7 +116,7 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             row["run"],
             _coloured(row["standing"]),
-            f"{row['step']}/{row['steps']}",
+            "" if row["standing"] == "evaluated" else f"{row['step']}/{row['steps']}",
             "" if reward is None else f"{reward:.2f}",
             where,
         )
@@ -132,6 +134,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
 
     process, standing = facts["process"], facts["standing"]
     yield f"[bold]{facts['run']}[/]: {_coloured(standing)}{_WHAT.get(standing, '')}"
+    if standing == "evaluated":
+        yield f"folder     {facts['folder']}"
+        yield f"next       swerl view {facts['folder']}"
+        return
     if process:
         ended = f", ended {_ago(process['ended'])}" if process["ended"] else ""
         is_here = not process["ended"] and standing != "copied"
@@ -172,6 +178,7 @@ _WHAT = {
     "copied": ": a copy of a run folder; see the original folder for the state of the run",
     "silent": ": its process is on another machine and gives no sign; or this is a copy",
     "untouched": ": nothing has worked here yet",
+    "evaluated": ": attempts without training; the command that made it continues it",
 }
 
 _WHEN = {"step": "after the step under way", "now": "at once"}

@@ -24,6 +24,7 @@ from swerl.core.errors import (
     BrokenImageError,
     BudgetError,
     GatewayError,
+    RecipeError,
     SandboxError,
     SwerlError,
 )
@@ -69,8 +70,10 @@ async def run(
     draft, clock = _Draft(replay=replay), Clock(episode_id, parts.emit)
     try:
         episode = await _attempt(task, episode_id, parts, draft, clock)
+    except RecipeError:  # The recipe's reward failed, and would fail again.
+        raise
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
-        # The Session or the reward rule failed, so there are no turns to keep.
+        # The Session failed, so there are no turns to keep.
         grade = _unexpected(error, episode_id, parts, draft)
         seconds = {**clock.seconds, "total": clock.total}
         episode = Episode(

@@ -206,7 +206,7 @@ def _claimed(out: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror}",
-            hint="pass -o with a file in a folder that exists",
+            hint="pass -o with a file in a folder that you may write to",
         ) from error
 
 

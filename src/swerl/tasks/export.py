@@ -89,7 +89,7 @@ def _export_file(
     except OSError as error:
         raise InputError(
             f"cannot write {out}: {error.strerror}",
-            hint="pass -o with a file in a folder that exists",
+            hint="pass -o with a file in a folder that you may write to",
         ) from error
     finally:
         part.unlink(missing_ok=True)

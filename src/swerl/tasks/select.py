@@ -134,7 +134,7 @@ def _written(paths: Mapping[str, Path]) -> Iterator[dict[str, BinaryIO]]:
     except OSError as error:
         raise InputError(
             f"cannot write {error.filename or 'the tasks'}: {error.strerror}",
-            hint="name a file in a folder that exists",
+            hint="name a file in a folder that you may write to",
         ) from error
     finally:
         for part in parts.values():
