@@ -16,7 +16,7 @@ from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import EngineLostError, RecipeError, RunError, SandboxError
+from swerl.core.errors import EngineLostError, RunError, SandboxError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
@@ -228,15 +228,18 @@ async def test_a_bug_that_one_episode_meets_is_its_own_and_visible(task: Task) -
     assert "episode 00000/one.0 met a bug" in notice.text
 
 
-async def test_an_error_in_a_users_reward_stops_the_run_and_is_no_lost_episode(
+async def test_an_error_in_a_reward_is_the_episodes_own_and_names_the_line(
     task: Task, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text("def reward(attempt):\n    return attempt.nothing\n")
+    events: list[Event] = []
     async with parts(Replies(say("submit"))) as shared:
-        changed = replace(shared, reward=reward_of(f"{tmp_path}/mine.py"))
-        with pytest.raises(RecipeError, match="attribute 'nothing'") as error:
-            await episode.run(task, "00000/one.0", changed)
-    assert error.value.hint == f"correct {tmp_path}/mine.py:2"
+        changed = replace(shared, reward=reward_of(f"{tmp_path}/mine.py"), emit=events.append)
+        result = await episode.run(task, "00000/one.0", changed)
+    assert (result.verdict, result.reward) == (Verdict.INFRA, 0.0)
+    (notice,) = (event for event in events if isinstance(event, Notice))
+    assert "attribute 'nothing'" in notice.text
+    assert f"{tmp_path}/mine.py:2" in notice.text
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])

@@ -24,7 +24,6 @@ from swerl.core.errors import (
     BrokenImageError,
     BudgetError,
     GatewayError,
-    RecipeError,
     SandboxError,
     SwerlError,
 )
@@ -70,10 +69,8 @@ async def run(
     draft, clock = _Draft(replay=replay), Clock(episode_id, parts.emit)
     try:
         episode = await _attempt(task, episode_id, parts, draft, clock)
-    except RecipeError:  # The recipe's reward failed, and would fail again.
-        raise
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
-        # The Session failed, so there are no turns to keep.
+        # The Session or the reward failed, so there are no turns to keep.
         grade = _unexpected(error, episode_id, parts, draft)
         seconds = {**clock.seconds, "total": clock.total}
         episode = Episode(
@@ -250,6 +247,8 @@ def _unexpected(error: Exception, episode_id: str, parts: Parts, draft: _Draft) 
     text = "".join(traceback.format_exception(error))
     draft.log = f"{draft.log}\n{text}".lstrip("\n")
     brief = first_line(f"{type(error).__name__}: {error}")
+    if isinstance(error, SwerlError):
+        brief = f"{brief}; {error.hint}"
     parts.emit(Notice(f"episode {episode_id} met a bug, and its log has the traceback: {brief}"))
     return Grade(Verdict.INFRA, f"an unexpected error: {brief}")
 
