@@ -84,6 +84,11 @@ _STOP = re.compile(
 _BASES = frozenset(
     {"Exception", "BaseException", "Error", "StandardError", "Throwable", "Warning", "ImportError"}
 )
+_TELLING = re.compile(r"[^\W\d_]+|\d+")
+_ODD = 0.15
+"""A value that stands out more is used last."""
+_DRAWS = 8
+"""Tries to find a step after which the test still tells as much of a value."""
 _VOCABULARY_BYTES = 400_000
 _MAX_POOL = 400
 
@@ -99,6 +104,7 @@ class Plausible:
         self._rng = rng
         self._num_uses = Counter(each.source for each in found)
         self._used = Counter((each.source, each.opposite) for each in found)
+        self._words_of: dict[tuple[int, int], Counter[str]] = {}
         self._pools: dict[tuple[str, ...], list[Expectation]] = defaultdict(list)
         for each in found:
             self._pools[_form(each)].append(each)
@@ -119,17 +125,20 @@ class Plausible:
         if self._is_word_of_text(each):
             # The text of another honest patch may hold both words.
             return []
-        edits = [option for option in self._edited(each) if self._suits(each, option.new)]
+        drawn = [option for _ in range(_DRAWS) for option in self._edited(each)]
+        drawn.sort(key=lambda option: self._stands_out(each, option))
+        edits = [option for option in drawn if self._suits(each, option.new)][:1]
         if each.is_near or each.content is Content.WORDS:
             return edits
         exchanges, values = self._exchanged(each), self._others(each)
         # A value that stands alone in its file becomes another such value; one that the file
         # repeats becomes one that the file repeats.
+        options = [*edits, *exchanges, *values]
         if self._num_uses[each.source] > 1:
-            return [*exchanges, *values, *edits]
-        if exchanges and exchanges[0].partner < 0:
-            return [*exchanges, *edits, *values]
-        return [*edits, *exchanges, *values]
+            options = [*exchanges, *values, *edits]
+        elif exchanges and exchanges[0].partner < 0:
+            options = [*exchanges, *edits, *values]
+        return sorted(options, key=lambda option: self._stands_out(each, option) > _ODD)
 
     def _is_word_of_text(self, each: Expectation) -> bool:
         """Return True for a single word that must be a part of a text."""
@@ -220,22 +229,40 @@ class Plausible:
         ]
         if each.content is Content.STRING:
             values.sort(key=lambda value: -_likeness(value, each.source))
-        return [Replacement(Kind.VALUE, each.start, each.end, value) for value in values[:1]]
+        options = [Replacement(Kind.VALUE, each.start, each.end, value) for value in values]
+        return sorted(options, key=lambda option: self._stands_out(each, option))[:1]
+
+    def _stands_out(self, each: Expectation, option: Replacement) -> float:
+        """Return how much the share of its words and numbers that the rest of the test has differs.
+
+        Answers often repeat what a test gives; one that suddenly does so, or no longer, shows.
+        """
+        old = self._text[option.start : option.end].decode(errors="replace")
+        was, now = (_TELLING.findall(text.lower()) for text in (old, option.new))
+        if each.span not in self._words_of:
+            text = self._text[slice(*each.span)].decode(errors="replace").lower()
+            self._words_of[each.span] = Counter(_TELLING.findall(text))
+        told, own = self._words_of[each.span], Counter(was)
+        one, two = (
+            sum(told[word] > own[word] for word in words) / max(len(words), 1)
+            for words in (was, now)
+        )
+        return abs(one - two)
 
     # Small steps.
 
     def _edited(self, each: Expectation) -> list[Replacement]:
         if each.content is Content.NUMBER:
-            new = _other_number(each.source, self._rng, is_far=each.is_near)
+            texts = [_other_number(each.source, self._rng, is_far=each.is_near)]
         elif each.content is Content.STRING and (match := QUOTES.fullmatch(each.source)):
-            body = self._other_text(match["body"])
-            new = f"{match['start']}{body}{match['end']}" if body else ""
+            bodies = filter(None, self._other_texts(match["body"]))
+            texts = [f"{match['start']}{body}{match['end']}" for body in bodies]
         else:
-            new = self._other_text(each.source)
-        return [Replacement(Kind.EDIT, each.start, each.end, new)] if new else []
+            texts = self._other_texts(each.source)
+        return [Replacement(Kind.EDIT, each.start, each.end, new) for new in texts if new]
 
-    def _other_text(self, text: str) -> str:
-        """Return the text with one number or word replaced, "" if it has none."""
+    def _other_texts(self, text: str) -> list[str]:
+        """Return the text with a number replaced, and with a word; "" for what it does not have."""
         tokens = list(_TOKEN.finditer(text))
         words = [
             token
@@ -243,11 +270,9 @@ class Plausible:
             if (word := token["word"]) and len(word) > 2 and not _STOP.match(word)
         ]
         digits = [token for token in tokens if token["digits"] and _is_countable(text, token)]
-        ways = [self._step_digits] * bool(digits) + [self._turn_words] + [self._replace_word]
-        for way in ways:
-            if new := way(text, digits if way == self._step_digits else words):
-                return new
-        return self._other_letter(text)
+        numbers = [self._step_digits(text, digits)] if digits else []
+        other = self._turn_words(text, words) or self._replace_word(text, words)
+        return [*numbers, other] if other or numbers else [self._other_letter(text)]
 
     def _step_digits(self, text: str, digits: Sequence[re.Match[str]]) -> str:
         token = self._rng.choice(digits)
@@ -386,15 +411,8 @@ def _likeness(one: str, two: str) -> float:
 
 
 def _case(word: str) -> str:
-    return (
-        "lower"
-        if word.islower()
-        else "upper"
-        if word.isupper()
-        else "title"
-        if word.istitle()
-        else "mixed"
-    )
+    kinds = ("lower", "upper", "title")
+    return next((kind for kind in kinds if getattr(word, f"is{kind}")()), "mixed")
 
 
 def _put(text: str, token: re.Match[str], new: str) -> str:
