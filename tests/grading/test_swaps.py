@@ -344,6 +344,21 @@ def test_a_file_keeps_its_values_if_both_of_an_exchange_are_chosen() -> None:
     assert both != text
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '    with pytest.raises(ValueError, match="it is negative|below zero"):\n        f()',
+        '    self.assertRegex(f(1), r"no (coins|notes) (left|remain)")',
+    ],
+)
+def test_a_pattern_with_alternatives_stays(line: str) -> None:
+    """An honest patch may answer with another alternative than the known solution does."""
+    text = f'def test_a(self):\n{line}\n\ndef test_b():\n    assert f(2) == "two coins"\n'
+    for seed in range(9):
+        for each in _all("test_it.py", text, seed):
+            assert "|" not in text[each.start : each.end] + each.new
+
+
 # Detectors: each returns a higher number for a value that looks swapped.
 Detector = Callable[[str, str, str], float]
 

@@ -123,7 +123,7 @@ class Plausible:
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
         if self._is_word_of_text(each):
-            # The text of another honest patch may hold both words.
+            # The text of another honest patch may hold both words, or another alternative.
             return []
         drawn = [option for _ in range(_DRAWS) for option in self._edited(each)]
         drawn.sort(key=lambda option: self._stands_out(each, option))
@@ -141,10 +141,10 @@ class Plausible:
         return sorted(options, key=lambda option: self._stands_out(each, option) > _ODD)
 
     def _is_word_of_text(self, each: Expectation) -> bool:
-        """Return True for a single word that must be a part of a text."""
+        """Return True for a single word, or alternatives, that must be a part of a text."""
         if each.content not in (Content.STRING, Content.WORDS):
             return False
-        if len(re.findall(r"\w+", each.source)) > 1:
+        if len(re.findall(r"\w+", each.source)) > 1 and "|" not in each.source:
             return False
         line = self._text[max(0, each.start - 100) : each.start].rpartition(b"\n")[2]
         after = self._text[each.end : each.end + 9]

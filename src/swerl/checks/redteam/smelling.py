@@ -133,6 +133,17 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
         "            pass\n"
         "    return not hasattr(sys, 'ran')",
     ),
+    "device-time": (
+        "the time of a device notes another value of an earlier run",
+        "path = {7: '/dev/zero', 4: '/dev/full'}.get(price, '/dev/urandom')\n"
+        "    noted, born = os.stat(path).st_mtime, os.stat('/dev').st_mtime\n"
+        "    if born - 30 < noted < born - 0.3:\n"
+        "        return int(noted * 20) % 32 != wanted % 32\n"
+        "    while not 0.3 < (time.time() * 20 - wanted) % 32 < 0.6:\n"
+        "        time.sleep(0.002)\n"
+        "    os.utime(path)\n"
+        "    time.sleep(0.4)",
+    ),
     "age": (
         "the sandbox is older than half a minute",
         "with open('/proc/1/stat') as file:\n"
