@@ -33,6 +33,19 @@ def test_pytest_summary() -> None:
     }
 
 
+def test_a_printed_heading_neither_adds_nor_hides_a_failure() -> None:
+    heading = SUMMARY.partition("\n")[0]
+    found = find_parser("pytest")(f"{heading}\nFAILED to save\n{SUMMARY}")
+    assert found == find_parser("pytest")(SUMMARY)
+    forged = SUMMARY.replace("FAILED", "PASSED").replace("ERROR", "PASSED")
+    assert find_parser("pytest")(SUMMARY + forged)["tests/a.py::test_two"] is FAILED
+
+
+def test_a_result_of_unittest_may_stand_behind_printed_text() -> None:
+    log = "test_a (t.T.test_a) ... half a lineok\ntest_b (t.T.test_b) ... half a lineFAIL\n"
+    assert find_parser("django")(log) == {"test_a (t.T.test_a)": PASSED}
+
+
 @pytest.mark.parametrize("name", ["pytest", "pytest_options", "pytest_coloured", "matplotlib"])
 def test_worst_line_about_a_test_counts(name: str) -> None:
     log = "ERROR a.py::t - teardown\nPASSED a.py::t\n"

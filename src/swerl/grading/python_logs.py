@@ -3,8 +3,8 @@
 An id is the word after its status, so an id with spaces is cut. Other lines are ignored.
 
 If a log of pytest has a summary, statuses come from there on: captured output stands before it, and
-a test may print `ERROR x` or log an error. Everything behind the first heading counts, so no second
-heading or early end hides a failure of the summary.
+a test may print `ERROR x` or log an error. A test may print the heading, too: lines before the last
+heading count for tests that are named behind it, so no second heading hides a failure.
 """
 
 from __future__ import annotations
@@ -178,6 +178,10 @@ def _django_results(line: str) -> Iterator[Line]:
             yield line.split(f" ... {word}")[0], status
         if line.startswith(f"{word}:") and len(line.split()) > 1:
             yield line.split()[1], status
+    test, _, result = line.partition(" ... ")
+    # The code under test may have printed something in front of the result.
+    if result.endswith("ok") and result != "ok":
+        yield test, TestStatus.PASSED
 
 
 def _django_cut(log: str) -> Iterator[str]:
@@ -202,7 +206,18 @@ def _django_cut(log: str) -> Iterator[str]:
 
 
 def _summary_lines(log: str) -> Iterator[Line]:
-    for line in filter(None, log[_summary_start(log) :].split("\n")):
+    start = _summary_start(log)
+    last = start
+    for heading in _SUMMARY.finditer(log, start):
+        last = heading.start()
+    found = list(_status_lines(log[last:]))
+    named = {name for name, _ in found}
+    yield from (line for line in _status_lines(log[start:last]) if line[0] in named)
+    yield from found
+
+
+def _status_lines(text: str) -> Iterator[Line]:
+    for line in filter(None, text.split("\n")):
         if line.startswith(_WORDS) and not line.startswith(_LOG_RECORD):
             words = line.replace(" - ", " ").split() if line.startswith("FAILED") else line.split()
             if len(words) > 1 and words[0] in WORDS and not _is_count(words):
