@@ -41,6 +41,19 @@ def test_a_printed_heading_neither_adds_nor_hides_a_failure() -> None:
     assert find_parser("pytest")(SUMMARY + forged)["tests/a.py::test_two"] is FAILED
 
 
+@pytest.mark.parametrize(
+    ("name", "log"),
+    [
+        ("go_test", "half--- PASS: a (0.00s)\nhalf--- FAIL: b (0.00s)\n"),
+        ("tap", "halfok 1 a\nhalfnot ok 2 b\nok 3 a book 12 long\n"),
+    ],
+)
+def test_a_result_may_stand_behind_half_a_line(name: str, log: str) -> None:
+    found = dict(find_parser(name)(log))
+    assert found.pop("a book 12 long", PASSED) is PASSED
+    assert found == {"a": PASSED, "b": FAILED}
+
+
 def test_a_result_of_unittest_may_stand_behind_printed_text() -> None:
     log = "test_a (t.T.test_a) ... half a lineok\ntest_b (t.T.test_b) ... half a lineFAIL\n"
     assert find_parser("django")(log) == {"test_a (t.T.test_a)": PASSED}

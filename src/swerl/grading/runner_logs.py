@@ -39,6 +39,7 @@ vitest = by_line(
 tap = by_line(
     r"(?P<status>ok|not ok) \d+ (?P<name>.+)",
     {"ok": _PASSED, "not ok": _FAILED},
+    begins=r"(?:not )?ok \d+ ",
 )
 """Read the Test Anything Protocol; the name is the text after the number, with directives."""
 
@@ -159,6 +160,7 @@ micropython = by_line(
 go_test = by_line(
     r"(?=.*\)$)--- (?P<status>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$",
     {"PASS": _PASSED, "FAIL": _FAILED, "SKIP": _SKIPPED},
+    begins=r"--- (?:PASS|FAIL|SKIP): ",
 )
 """Read `go test -v`, subtests included."""
 

@@ -52,8 +52,10 @@ def worst(lines: Iterable[Line]) -> Statuses:
     return found
 
 
-def by_line(pattern: str, words: Mapping[str, TestStatus]) -> Parser:
+def by_line(pattern: str, words: Mapping[str, TestStatus], *, begins: str = "") -> Parser:
     """Return a parser that matches the pattern at the start of each stripped line.
+
+    A line also starts with each text `begins`, behind half a line that code under test printed.
 
     The pattern has the groups `status`, which is looked up in `words`, and `name`. It must take
     linear time, because code under test prints the lines: no two adjacent parts may match the same
@@ -61,6 +63,9 @@ def by_line(pattern: str, words: Mapping[str, TestStatus]) -> Parser:
     """
 
     def parse(log: str) -> Statuses:
+        if begins:
+            half = re.compile(rf"^(?![ \t]*{begins})(.*?\S)(?={begins})", re.MULTILINE)
+            log = half.sub(r"\1\n", log)
         # Compiled at its first use: there are many parsers, and most runs use one.
         matches = map(re.compile(pattern).match, lines(log))
         return worst((match["name"], words[match["status"]]) for match in matches if match)
