@@ -155,7 +155,29 @@ NAMES = [
     own("helper", "helper.py", "git rm -q tests/helper.py; "),
     loaded("bin.txt"),
 ]
-HONEST = [*GIT, *WRITE, *LEFT, *NAMES]
+# Other ways in which the old module reaches the fix.
+WAYS = [
+    *(
+        own(f"{folder}.m", f"{folder}/m.py", f"mkdir {folder}; ")
+        for folder in ("bin", "tools", "ci")
+    ),
+    *(
+        own(f"{folder}.m", f"{folder}/m.py", f"mkdir {folder}; ")
+        for folder in ("env", "dist", "spec")
+    ),
+    own("test_utils", "test_utils.py"),
+    own("now", "v2/__init__.py", "mkdir v2; ln -s v2 now; "),
+    f"rm calc.py; mkdir impl; {MODULE}impl/real.py; ln -s impl/real.py calc.py",
+    "printf 'def __getattr__(name):\n    import m\n    return getattr(m, name)\n' >calc.py; "
+    f"{MODULE}m.py",
+    f"{MODULE}m.py; python3 -m zipfile -c more.zip m.py; rm m.py; "
+    "printf 'import sys\nsys.path.insert(0, \"more.zip\")\nfrom m import add\n' >calc.py",
+    'printf \'class add(int, metaclass=type("M", (type,), {"__call__": lambda *a: a[1] + a[2]})):\n'
+    "    pass\n' >calc.py",
+    f"mkdir gen; touch gen/__init__.py; for n in $(seq 1500); do {MODULE}gen/m$n.py; done; "
+    + OWN.format("gen.m7"),
+]
+HONEST = [*GIT, *WRITE, *LEFT, *NAMES, *WAYS]
 
 
 @pytest.fixture(scope="module")

@@ -45,11 +45,12 @@ def test_a_printed_heading_neither_adds_nor_hides_a_failure() -> None:
     ("name", "log"),
     [
         ("go_test", "half--- PASS: a (0.00s)\nhalf--- FAIL: b (0.00s)\n"),
+        ("phpunit", "T (T)\nhalf ✔ a\nhalf ✘ b\n"),
         ("tap", "halfok 1 a\nhalfnot ok 2 b\nok 3 a book 12 long\n"),
     ],
 )
 def test_a_result_may_stand_behind_half_a_line(name: str, log: str) -> None:
-    found = dict(find_parser(name)(log))
+    found = {test.rpartition("> ")[2]: end for test, end in find_parser(name)(log).items()}
     assert found.pop("a book 12 long", PASSED) is PASSED
     assert found == {"a": PASSED, "b": FAILED}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from swerl.core.grade import TestStatus
-from swerl.grading.statuses import Line, Parser, Statuses, by_line, lines, worst
+from swerl.grading.statuses import Line, Parser, Statuses, by_line, lines, without_half_lines, worst
 
 _PASSED, _FAILED, _SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
 
@@ -270,7 +270,8 @@ def phpunit(log: str) -> Statuses:
 
 def _php_lines(log: str) -> Iterator[Line]:
     suite: str | None = None
-    for line in filter(None, log.split("\n")):
+    marks = "".join(_PHP_MARKS)
+    for line in filter(None, without_half_lines(log, rf" [{marks}] ").split("\n")):
         if line.endswith(")") and (match := _PHP_SUITE.fullmatch(line)):
             suite = match[1]
         elif match := _PHP_TEST.fullmatch(line):

@@ -64,13 +64,18 @@ def by_line(pattern: str, words: Mapping[str, TestStatus], *, begins: str = "") 
 
     def parse(log: str) -> Statuses:
         if begins:
-            half = re.compile(rf"^(?![ \t]*{begins})(.*?\S)(?={begins})", re.MULTILINE)
-            log = half.sub(r"\1\n", log)
+            log = without_half_lines(log, begins)
         # Compiled at its first use: there are many parsers, and most runs use one.
         matches = map(re.compile(pattern).match, lines(log))
         return worst((match["name"], words[match["status"]]) for match in matches if match)
 
     return parse
+
+
+def without_half_lines(log: str, begins: str) -> str:
+    """Return the log with a newline before each text `begins` that stands behind half a line."""
+    half = re.compile(rf"^(?![ \t]*{begins})(.*?\S)(?={begins})", re.MULTILINE)
+    return half.sub(r"\1\n", log)
 
 
 @dataclass(frozen=True, slots=True)
