@@ -150,3 +150,15 @@ def test_tasks_that_start_tests_are_restored(tool: str) -> None:
     changed = base.replace('"pytest"', '"true"').replace("till", "shop")
     kept = without_steering("pyproject.toml", base, changed)
     assert tomllib.loads(kept) == tomllib.loads(base.replace("till", "shop"))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("pyproject.toml", f"a = {'9' * 5000}\n[tool.pytest]\nb = 1\n"),
+        ("setup.cfg", "[a]\nkey\n  more\n"),
+        ("package.json", '{"name": "\\ud800", "scripts": {"test": "true"}}'),
+    ],
+)
+def test_a_text_that_breaks_its_parser_is_restored(path: str, text: str) -> None:
+    assert without_steering(path, "", text) == ""

@@ -37,9 +37,11 @@ def without_steering(path: str, base: str, changed: str) -> str:
     if restore is None:
         return changed
     try:
-        return restore(base, changed) if len(changed) <= _MAX_CHARS else base
-    except RecursionError:  # deeply nested values
+        kept = restore(base, changed) if len(changed) <= _MAX_CHARS else base
+        kept.encode("utf-8", "surrogateescape")  # JSON can spell half a character
+    except Exception:  # noqa: BLE001  deep nesting, huge numbers, faults of the parsers
         return base
+    return kept
 
 
 def holds_steering(path: str) -> bool:
