@@ -270,7 +270,7 @@ class _Builder:
         try:
             if not Path(source).is_dir():
                 place.parent.mkdir(exist_ok=True)
-                shutil.copyfile(source, place)
+                shutil.copy(source, place)
                 return str(place)
             if not _has_mounts(source):
                 place.mkdir(parents=True)
