@@ -53,12 +53,12 @@ class Rates:
 
 
 _LINKS = {
-    "a100": (300e9, 25e9, 19.5e12),
-    "h100": (450e9, 50e9, 67e12),
-    "h200": (450e9, 50e9, 67e12),
-    "b200": (900e9, 50e9, 75e12),
+    "a100": (25e9, 19.5e12),
+    "h100": (50e9, 67e12),
+    "h200": (50e9, 67e12),
+    "b200": (50e9, 75e12),
 }
-"""NVLink, network card, fp32. NVIDIA's data sheets of A100, H100, H200 (SXM) and B200 (HGX)."""
+"""Network card, fp32. NVIDIA's data sheets of A100, H100, H200 (SXM) and B200 (HGX)."""
 MEMORY_SHARE = 0.78
 """Of the bandwidth: what a large elementwise kernel reaches. Assumed."""
 PRODUCT_SHARE = 0.455
@@ -83,8 +83,8 @@ ISSUE_S = 1e-5
 
 def rates(gpu: str) -> Rates:
     """Return the rates of a GPU of `plan.memory.GPUS`."""
-    nvlink, network, fp32 = _LINKS[gpu]
-    return Rates(GPUS[gpu].bf16_flops, GPUS[gpu].bytes_per_s, nvlink, network, fp32)
+    known, (network, fp32) = GPUS[gpu], _LINKS[gpu]
+    return Rates(known.bf16_flops, known.bytes_per_s, known.link_bytes_per_s, network, fp32)
 
 
 @dataclass(slots=True)

@@ -296,13 +296,15 @@ class GpuModel:
     """Dense bf16 matrix operations per second, from the data sheet."""
     bytes_per_s: float
     """Memory bandwidth, from the data sheet."""
+    link_bytes_per_s: float
+    """NVLink in one direction, from the data sheet."""
 
 
 GPUS = {
-    "a100": GpuModel(79.2, 312e12, 2.04e12),
-    "h100": GpuModel(79.1, 989e12, 3.35e12),
-    "h200": GpuModel(139.8, 989e12, 4.8e12),
-    "b200": GpuModel(178.4, 2250e12, 8.0e12),
+    "a100": GpuModel(79.2, 312e12, 2.04e12, 300e9),
+    "h100": GpuModel(79.1, 989e12, 3.35e12, 450e9),
+    "h200": GpuModel(139.8, 989e12, 4.8e12, 450e9),
+    "b200": GpuModel(178.4, 2250e12, 8.0e12, 900e9),
 }
 """SXM versions, with NVIDIA's peaks without sparsity. A real matrix product reaches about 70 % of
 the peak, so a fraction of the peak understates how busy a GPU is."""

@@ -10,11 +10,14 @@ from typer.testing import CliRunner
 
 from swerl.cli.cost import app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.plan.layout import layout
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.plan import plan
+from swerl.plan.shape import shape_of
 from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
-from swerl.plan.simulation.simulate import Simulation, simulate
+from swerl.plan.simulation.simulate import Simulation, assumptions, simulate, values
+from swerl.plan.simulation.training import TrainerSpeed, trainer_speed
 from swerl.recipe.load import load
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
@@ -54,20 +57,55 @@ def test_8_node_run_waits_for_tools_and_other_schedules_help() -> None:
     assert hours["async"] < 0.7 * hours["sync"]
 
 
-def test_training_time_is_arithmetic_over_rate() -> None:
-    assumed = (
-        "train_mfu=0.1",
-        "imbalance=0",
-        "turns.median=1",
-        "turns.spread=0",
-        "first_prompt=99",
+def trainer(*settings: str, recipe: Path = RECIPE, **assume: float) -> TrainerSpeed:
+    found = load([recipe], settings)
+    shape, value = shape_of(found.model), {**values(assumptions(found)), **assume}
+    return trainer_speed(found, shape, layout(found, shape), GPUS[found.cluster.gpu], value)
+
+
+def test_training_time_is_arithmetic_over_rate_starts_and_exchanges() -> None:
+    fast = {"network_bytes_per_s": 1e30, "link_share": 1e30}
+    settings = ("trainer.offload_optimizer=false", "trainer.recompute=false")
+    plain = {"train_mfu": 0.1, "imbalance": 0.0, "train_layer_s": 0.0, **fast}
+    rows = [100] * 4
+    found = trainer(*settings, **plain)
+    arithmetic = row_cost(shape_of(load([RECIPE]).model)).of(100) / (
+        16 * GPUS["h100"].bf16_flops * 0.1
     )
-    fixed = ("reply_tokens.median=1", "reply_tokens.spread=0", "lost_share=0")
-    found = simulated("trainer.offload_optimizer=false", assume=(*assumed, *fixed), num_steps=1)
-    shape = plan(load([RECIPE])).shape
-    operations = 64 * row_cost(shape).of(100) * 4 / 3  # a forward pass is repeated
-    rate = 64 * GPUS["h100"].bf16_flops * 0.1
-    assert found.own.steps[0].train_s == pytest.approx(operations / rate)
+    assert found(rows) == pytest.approx(arithmetic)
+    assert found([100] * 6) == pytest.approx(2 * arithmetic)  # two ranks have two rows each
+    repeated = trainer(settings[0], **plain)
+    assert repeated(rows) == pytest.approx(arithmetic * 4 / 3)
+    started = trainer(*settings, **{**plain, "train_layer_s": 0.5})
+    assert started(rows) == pytest.approx(arithmetic + 40 * 0.5)
+    assert started([60_000] * 8) > started([48_000] * 8)  # two rows of 48,000 fill one micro-batch
+
+
+def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
+    recipe = RECIPE.with_name("qwen4b_1node.toml")
+    settings = ("trainer.pipeline_parallel=4", "trainer.tensor_parallel=1")
+    one = trainer(*settings, recipe=recipe, link_share=1e30)
+    assert (one.stages, one.copies) == (4, 2)
+    full = [one.budget] * 2
+    rows = one([*full]) - one.step_s
+    assert one(full * 4) - one.step_s == pytest.approx(rows / 4 * (4 + 3))
+
+
+def test_exchanges_are_those_of_the_counted_roofline() -> None:
+    """docs/measurements/gpu-roofline.md: 62.7 GB over NVLink and 7.0 GB between nodes."""
+    found = trainer(link_share=1.0, network_bytes_per_s=1e30)
+    assert found.token_s * 96_000 * 450e9 == pytest.approx(62.7e9, rel=0.05)
+
+
+def test_layouts_of_equal_size_differ() -> None:
+    inside = ("trainer.context_parallel=4", "trainer.tokens_per_micro_batch=24000")
+    rows = [31_000] * 64
+    assert trainer(*inside)(rows) < 0.97 * trainer()(rows)
+
+
+def test_experts_are_as_slow_on_one_expert_rank() -> None:
+    found = load([RECIPE], ["trainer.expert_parallel=1"])
+    assert values(assumptions(found)) == values(assumptions(load([RECIPE])))
 
 
 @pytest.mark.parametrize(

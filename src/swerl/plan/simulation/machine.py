@@ -15,9 +15,10 @@ from swerl.plan.memory import (
     state_bytes,
     token_bytes,
 )
-from swerl.plan.parameters import RowCost, model_params, row_cost, trained_params
+from swerl.plan.parameters import RowCost, model_params, row_cost
 from swerl.plan.shape import Shape
 from swerl.plan.simulation.engine import Speed
+from swerl.plan.simulation.training import trainer_speed
 from swerl.recipe.schema import Recipe
 
 _BF16 = 2
@@ -121,30 +122,12 @@ def machine(
         num_engines=layout.num_engines,
         speed=EngineSpeed.of(shape, gpu, layout.gpus_per_engine, value),
         cache_tokens=cache.tokens,
-        train_s=_training(recipe, shape, layout, gpu, value),
+        train_s=trainer_speed(recipe, shape, layout, gpu, value),
         update_s=weights / value["update_bytes_per_s"] + value["update_fixed_s"],
         switch_s=_switch(recipe, shape, layout, value) if layout.colocated else 0.0,
         gateway_s=value["gateway_s"],
         step_s=value["step_fixed_s"],
     )
-
-
-def _training(
-    recipe: Recipe, shape: Shape, layout: Layout, gpu: GpuModel, value: Mapping[str, float]
-) -> Callable[[Sequence[int]], float]:
-    """Return the seconds of a step. Recomputation repeats a third of the arithmetic, which MFU
-    does not count."""
-    lora = recipe.trainer.lora
-    cost = row_cost(shape, lora)
-    # With frozen weights the forward pass is about half of the arithmetic.
-    forward = 1 / 2 if lora.rank else 1 / 3
-    repeated = 1 + forward * recipe.trainer.recompute
-    rate = layout.ranks * gpu.bf16_flops * value["train_mfu"] * (1 - value["imbalance"])
-    adam = 0.0
-    if recipe.trainer.offload_optimizer:
-        owned = trained_params(shape, lora) / layout.num_nodes
-        adam = owned / value["host_adam_per_s"]
-    return lambda rows: repeated * sum(map(cost.of, rows)) / rate + adam
 
 
 def _switch(recipe: Recipe, shape: Shape, layout: Layout, value: Mapping[str, float]) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from swerl.plan.cost import LOST_SHARE, PASSING_SHARE, Assumption, override
 from swerl.plan.layout import Layout
 from swerl.plan.memory import KvCache
-from swerl.plan.shape import Shape
+from swerl.plan.shape import Shape, shape_of
 from swerl.plan.simulation.episodes import DrawnLoads, LoadLimits, LoadSource
 from swerl.plan.simulation.machine import SimulatedMachine, machine
 from swerl.plan.simulation.schedule import MODES, ScheduleSimulation, SimulatedRun
@@ -153,16 +153,24 @@ def _spread(
 
 
 def _machine_assumptions(recipe: Recipe) -> Iterator[Assumption]:
+    has_experts = bool(shape_of(recipe.model).num_experts)
     yield Assumption(
         "train_mfu",
-        0.30 if recipe.trainer.expert_parallel == 1 else 0.05,
+        0.05 if has_experts else 0.30,
         "of the GPU's peak",
         "assumed: 0.3 dense, 0.05 with experts; a published run at 64k has 0.033",
+    )
+    yield Assumption(
+        "train_layer_s", 0.0015, "s a layer", "assumed: start of 400 kernels, each micro-batch"
+    )
+    yield Assumption("link_share", 0.8, "of a link", "assumed: exchanges between ranks")
+    yield Assumption(
+        "network_bytes_per_s", 50e9, "bytes/s a GPU", "one 400 Gb/s card a GPU, one direction"
     )
     yield Assumption("imbalance", 0.03, "of a step", "docs/design/trainer.md: at most, measured")
     yield Assumption(
         "prompt_mfu",
-        0.40 if recipe.trainer.expert_parallel == 1 else 0.20,
+        0.20 if has_experts else 0.40,
         "of the GPU's peak",
         "assumed: reading prompts",
     )
