@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json, stderr
 from swerl.cli.train_status import called, facts_of, find_run, status, stored_recipe
+from swerl.cli.train_tune import tune
 from swerl.core.errors import RunError, RunStoppedError, unknown
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _refuse_typo(word: str, commands: Collection[str]) -> None:
 
 app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
 app.command("status")(status)
+app.command("tune")(tune)
 
 
 @app.command(RUN)

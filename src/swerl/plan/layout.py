@@ -261,7 +261,7 @@ def _divides(key: str, value: int, part: str, size: int) -> None:
         raise RecipeError(message, hint=f"{below} does, or change the {part}")
 
 
-_KEYS = (
+LAYOUT_KEYS = (
     "tensor_parallel",
     "pipeline_parallel",
     "context_parallel",
@@ -276,8 +276,8 @@ def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
     Distance counts doublings and halvings. Ties go to fewer changed keys, then to the layout that
     splits the model more, then to whole experts.
     """
-    given = {key: getattr(recipe.trainer, key) for key in _KEYS}
-    for sizes in sorted(_candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):
+    given = {key: getattr(recipe.trainer, key) for key in LAYOUT_KEYS}
+    for sizes in sorted(candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):
         trainer = recipe.trainer.model_copy(update=sizes)
         try:
             check_layout(recipe.model_copy(update={"trainer": trainer}), shape)
@@ -287,7 +287,8 @@ def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
     return {}
 
 
-def _candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
+def candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
+    """Yield sizes that the ranks of a recipe divide into, legal for the model or not."""
     ranks = recipe.trainer.ranks
     divisors = [size for size in range(1, ranks + 1) if ranks % size == 0]
     expert_sizes = divisors if shape.num_experts else [1]
@@ -297,10 +298,10 @@ def _candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
         for expert, expert_tensor in product(expert_sizes, repeat=2):
             if ranks % (expert * expert_tensor * pipeline) == 0:
                 sizes = (tensor, pipeline, context, expert, expert_tensor)
-                yield dict(zip(_KEYS, sizes, strict=True))
+                yield dict(zip(LAYOUT_KEYS, sizes, strict=True))
 
 
 def _distance(sizes: Mapping[str, int], given: Mapping[str, int]) -> tuple[float, ...]:
-    doublings = sum(abs(math.log2(sizes[key] / given[key])) for key in _KEYS)
-    changed = sum(sizes[key] != given[key] for key in _KEYS)
+    doublings = sum(abs(math.log2(sizes[key] / given[key])) for key in LAYOUT_KEYS)
+    changed = sum(sizes[key] != given[key] for key in LAYOUT_KEYS)
     return doublings, changed, -math.prod(sizes.values()), sizes["expert_tensor_parallel"]

@@ -10,6 +10,7 @@ pass as in the forward pass. Norms, softmax and rotary embeddings are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from swerl.plan.layout import Layout
 from swerl.plan.shape import Shape
@@ -98,6 +99,7 @@ def _stage(shape: Shape, layout: Layout, stage: int, lora: LoraSection | None) -
     )
 
 
+@cache
 def _sum(shape: Shape, layers: range) -> ParamCounts:
     found = ParamCounts()
     for layer in layers:

@@ -194,13 +194,14 @@ def _unknown_gpu(recipe: Recipe) -> Iterator[InputError]:
 
 def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
     # Adapters that are turned off leave the reference.
-    reference = _needs_reference(recipe) and not recipe.trainer.lora.rank
+    reference = needs_reference(recipe) and not recipe.trainer.lora.rank
     planned = plan_memory(recipe, shape, found, reference=reference)
     check_memory(recipe, shape, planned, reference=reference)
     return planned
 
 
-def _needs_reference(recipe: Recipe) -> bool:
+def needs_reference(recipe: Recipe) -> bool:
+    """Return whether the algorithm compares the policy with the first weights."""
     try:
         options = plugin_options("algorithms", recipe.algorithm, section="algorithm")
     except RecipeError:

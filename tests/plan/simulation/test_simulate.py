@@ -78,7 +78,7 @@ def test_training_time_is_arithmetic_over_rate_starts_and_exchanges() -> None:
     assert repeated(rows) == pytest.approx(arithmetic * 4 / 3)
     started = trainer(*settings, **{**plain, "train_layer_s": 0.5})
     assert started(rows) == pytest.approx(arithmetic + 40 * 0.5)
-    assert started([60_000] * 8) > started([48_000] * 8)  # two rows of 48,000 fill one micro-batch
+    assert started([48_000] * 9) > started([48_000] * 8) + 40 * 0.5  # three micro-batches a rank
 
 
 def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
@@ -93,8 +93,9 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
 
 def test_exchanges_are_those_of_the_counted_roofline() -> None:
     """docs/measurements/gpu-roofline.md: 62.7 GB over NVLink and 7.0 GB between nodes."""
-    found = trainer(link_share=1.0, network_bytes_per_s=1e30)
-    assert found.token_s * 96_000 * 450e9 == pytest.approx(62.7e9, rel=0.05)
+    fast = {"train_mfu": 1e30, "network_bytes_per_s": 1e30}
+    found = trainer(link_share=1.0, **fast)
+    assert found.row.per_token * 96_000 * 450e9 == pytest.approx(62.7e9, rel=0.05)
 
 
 def test_layouts_of_equal_size_differ() -> None:

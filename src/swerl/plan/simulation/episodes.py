@@ -43,6 +43,8 @@ class EpisodeLoad:
     """Seconds of diff, fresh sandbox and tests."""
     lost: tuple[int, ...] = ()
     """Turns of each earlier attempt that infrastructure lost."""
+    engine_s: float = 0.0
+    """Seconds of its requests, if they were recorded."""
 
     def rows(self) -> Iterator[int]:
         """Yield the lengths of its training rows; a prompt shorter than the history starts one."""
@@ -135,8 +137,11 @@ class _RecordedEpisode:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def read_recorded(run: Path) -> tuple[EpisodeLoad, ...]:
-    """Return the finished Episodes of a run. Raises InputError if there are none."""
+def read_recorded(run: Path, *, prefixes: tuple[str, ...] = ("",)) -> tuple[EpisodeLoad, ...]:
+    """Return the finished Episodes of a run whose names begin with one of the prefixes.
+
+    Raises InputError if there are none.
+    """
     path = run / "events.jsonl"
     if not path.is_file():
         raise InputError(
@@ -145,7 +150,9 @@ def read_recorded(run: Path) -> tuple[EpisodeLoad, ...]:
         )
     drafts: dict[str, _RecordedEpisode] = {}
     found = []
-    for event in _events(path):
+    for event in read_events(path):
+        if not event.get("episode", "").startswith(prefixes):
+            continue
         draft = drafts.setdefault(event.get("episode", ""), _RecordedEpisode())
         match event["event"]:
             case "TurnEnded":
@@ -182,11 +189,12 @@ def _load(draft: _RecordedEpisode) -> EpisodeLoad:
             for (_, _, prompt, output), gap in zip(turns, gaps, strict=True)
         ),
         boot_s=before,
+        engine_s=sum(turn[1] for turn in turns),
         grading_s=sum(s for name, s in draft.phases.items() if name not in known),
     )
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events; cut lines are skipped."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:

@@ -22,6 +22,8 @@ from swerl.plan.simulation.training import trainer_speed
 from swerl.recipe.schema import Recipe
 
 _BF16 = 2
+_CPU = GpuModel(0.0, bf16_flops=1e11, bytes_per_s=2e10, link_bytes_per_s=1e10)
+"""Two cores, roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +110,28 @@ class EngineSpeed:
 
 
 def machine(
-    recipe: Recipe, shape: Shape, layout: Layout, cache: KvCache, value: Mapping[str, float]
+    recipe: Recipe, shape: Shape, layout: Layout, cache: KvCache | None, value: Mapping[str, float]
 ) -> SimulatedMachine:
-    """Return the speeds of a GPU recipe. Raises RecipeError on an unknown GPU."""
-    gpu = GPUS.get(recipe.cluster.gpu)
+    """Return the speeds of a recipe; on CPU only a fit to a real run makes them real.
+
+    Raises RecipeError on an unknown GPU.
+    """
+    gpu = GPUS.get(recipe.cluster.gpu) if layout.num_gpus else _CPU
     if gpu is None:
         raise RecipeError(
             f"the speed of a {recipe.cluster.gpu!r} is unknown",
             hint=f"known are {', '.join(sorted(GPUS))}",
         )
-    weights = model_params(shape).total * _BF16 / layout.gpus_per_engine
+    size = layout.gpus_per_engine or 1
+    weights = model_params(shape).total * _BF16 / size
+    whole = recipe.rollout.concurrency * recipe.rollout.max_context_tokens
     return SimulatedMachine(
         num_engines=layout.num_engines,
-        speed=EngineSpeed.of(shape, gpu, layout.gpus_per_engine, value),
-        cache_tokens=cache.tokens,
+        speed=EngineSpeed.of(shape, gpu, size, value),
+        cache_tokens=cache.tokens if cache else whole,
         train_s=trainer_speed(recipe, shape, layout, gpu, value),
         update_s=weights / value["update_bytes_per_s"] + value["update_fixed_s"],
-        switch_s=_switch(recipe, shape, layout, value) if layout.colocated else 0.0,
+        switch_s=_switch(recipe, shape, layout, value) if layout.colocated and cache else 0.0,
         gateway_s=value["gateway_s"],
         step_s=value["step_fixed_s"],
     )

@@ -34,7 +34,7 @@ def simulate(
     recipe: Recipe,
     shape: Shape,
     layout: Layout,
-    cache: KvCache,
+    cache: KvCache | None,
     *,
     settings: Iterable[str] = (),
     recorded: LoadSource | None = None,
@@ -48,7 +48,7 @@ def simulate(
     rows = override(assumptions(recipe), settings)
     value = values(rows)
     made = machine(recipe, shape, layout, cache, value)
-    source = recorded or DrawnLoads(value, _limits(recipe), refills=recipe.rollout.refills)
+    source = recorded or load_source(recipe, value)
 
     def run(mode: str, on: SimulatedMachine) -> SimulatedRun:
         schedule = ScheduleSimulation(
@@ -65,6 +65,11 @@ def simulate(
     own = run(recipe.schedule.mode, made)
     others = tuple(run(mode, on) for mode, on in _others(recipe, made, layout)) if compare else ()
     return Simulation(rows, own, others, split=layout.colocated)
+
+
+def load_source(recipe: Recipe, value: Mapping[str, float]) -> LoadSource:
+    """Return the assumed Episodes of a recipe."""
+    return DrawnLoads(value, _limits(recipe), refills=recipe.rollout.refills)
 
 
 def _limits(recipe: Recipe) -> LoadLimits:

@@ -1,0 +1,115 @@
+"""Compare the search of `swerl train tune` with an exhaustive one, and its fit with a real run.
+
+    python bench/tune.py                          12 pairs of machine and model
+    python bench/tune.py --pairs 3                the first of them
+    python bench/tune.py --run runs/twin          fit two steps, predict the next twenty
+
+The exhaustive search simulates every combination of a reduced grid, each with the same trainer. No
+GPU is used: both searches rest on the simulation's assumptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+
+from swerl.cli.train_status import stored_recipe
+from swerl.plan.plan import plan
+from swerl.plan.simulation.fit import fit_run, measured
+from swerl.plan.simulation.simulate import simulate
+from swerl.plan.tune import PlanSearch
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+MODELS = (
+    ("Qwen3-4B", "qwen4b_1node"),
+    ("Qwen3-8B", "qwen4b_1node"),
+    ("Qwen3-30B-A3B", "qwen35b_1node"),
+    ("Qwen3.6-35B-A3B", "qwen35b_1node"),
+)
+MACHINES = (("h100", 1), ("h200", 1), ("h100", 2))
+"""GPU and nodes of 8."""
+FIRST, NEXT = 2, 20
+"""Steps that are fitted, and steps that are predicted."""
+
+
+def pairs() -> Iterator[tuple[str, Recipe]]:
+    """Yield the name and the recipe of every pair."""
+    for (model, name), (gpu, nodes) in product(MODELS, MACHINES):
+        settings = (
+            f"model.path=/models/{model}",
+            f"cluster.gpu={gpu}",
+            f"cluster.nodes={nodes}",
+            *("rollout.groups_per_step=4", "rollout.episodes_per_group=8"),
+            "rollout.concurrency=32",
+        )
+        yield f"{model}, {nodes} x 8 {gpu}", load([RECIPES / f"{name}.toml"], settings)
+
+
+def reduced(recipe: Recipe) -> PlanSearch:
+    """Return a search over two or three values of each key."""
+    search = PlanSearch(recipe, most_sandboxes=64)
+    share, schedule, engines, groups, slots = search.axes
+    share[:] = [share[0], share[len(share) // 3], share[-2]]
+    schedule[:] = [schedule[0], schedule[2], schedule[4]]
+    engines[:] = engines[1:3]
+    groups[:], slots[:] = groups[1:3], slots[-2:]
+    return search
+
+
+def compare(recipe: Recipe) -> tuple[float, float, float, int, float]:
+    """Return rollouts an hour of both searches, the search's CPU seconds and plans on the reduced
+    grid, and CPU seconds on the whole grid."""
+    began = time.process_time()
+    whole = PlanSearch(recipe).best()
+    whole_s = time.process_time() - began
+    for each in whole:
+        memory = plan(each.recipe).memory
+        assert memory is not None and memory.fits
+    search = reduced(recipe)
+    found = search.best()[0].episodes_per_hour
+    every = reduced(recipe)
+    for place in product(*(range(len(axis)) for axis in every.axes)):
+        every.at(place)
+    return found, every.found[0].episodes_per_hour, len(search.plans), len(every.plans), whole_s
+
+
+def predict(run: Path) -> None:
+    """Fit the first steps of a run and print how well they predict the next ones."""
+    planned = plan(stored_recipe(run))
+    source, value = fit_run(run, planned, end=FIRST)
+    cache = planned.memory.cache if planned.memory else None
+    settings = [f"{key}={number!r}" for key, number in value.items()]
+    known = planned.recipe, planned.shape, planned.layout, cache
+    found = simulate(*known, settings=settings, recorded=source, num_steps=NEXT).own
+    later = measured(run, FIRST, FIRST + NEXT)
+    off = found.step_s / later["step_s"] - 1
+    print(
+        f"{found.step_s:.2f} s a step from {FIRST} steps; {later['step_s']:.2f} s in the next "
+        f"{later['steps']:.0f}: {off:+.1%} (goal: within 15 %)"
+    )
+
+
+def main() -> None:
+    """Print one line a pair."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=len(MODELS) * len(MACHINES))
+    parser.add_argument("--run", type=Path, help="folder of a real run with 22 steps")
+    args = parser.parse_args()
+    if args.run:
+        predict(args.run)
+        return
+    print("pair                        search  exhaustive  share   plans  whole search, CPU s")
+    for name, recipe in islice(pairs(), args.pairs):
+        found, best, tried, every, seconds = compare(recipe)
+        row = f"{name:<27} {found:6.0f}  {best:10.0f}  {found / best:5.1%}  {tried:>2}/{every:<3}"
+        print(f"{row}  {seconds:18.1f}", flush=True)
+    print("goals: share of 95 % or more, 60 s or less, every plan fits")
+
+
+if __name__ == "__main__":
+    main()

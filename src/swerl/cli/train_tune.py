@@ -1,0 +1,188 @@
+"""`swerl train tune`: search the plan that makes the most Episodes an hour."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swerl.cli._options import ForceOption, JsonOption, RecipeSettingsOption, require_new
+from swerl.cli._output import console, print_json, simple_table
+from swerl.core.errors import InputError, RecipeError
+
+if TYPE_CHECKING:
+    from swerl.plan.tune import TunedPlan
+    from swerl.recipe.schema import Recipe
+
+_WHY = {
+    "cluster.colocate": "apart, engines and trainer work at the same time",
+    "cluster.gpus_per_engine": "few make many engines, many a large cache",
+    "trainer.ranks": "the other GPUs sample",
+    "schedule.mode": "async: a slow Episode delays no other Group",
+    "schedule.pool": "Groups under way keep engines busy during a step",
+    "rollout.groups_per_step": "a large batch shares the fixed seconds of a step",
+    "rollout.concurrency": "Episodes, and so sandboxes, at once",
+}
+_RESULTS = {
+    "rollouts an hour": "{:,.0f}",
+    "seconds a step": "{:,.1f}",
+    "dollars of 1,000 rollouts": "{:,.0f}",
+    "waits longest for": "{}",
+    "engines busy": "{:.0%}",
+    "trainer busy": "{:.0%}",
+}
+
+
+def tune(
+    recipes: Annotated[
+        list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
+    ],
+    settings: RecipeSettingsOption = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs; default: the recipe's.")] = None,
+    dollars: Annotated[float | None, typer.Option(help="Dollars of the whole run.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="RUN", help="Fit to a run; without --gpus, for its next start."
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="A recipe key that stays as it is.")
+    ] = None,
+    sandboxes: Annotated[
+        int | None, typer.Option(min=1, help="Most Episodes at once; default: 4 x if rented.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", help="File for the best plan's keys, a recipe.")
+    ] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Search layout, batch, schedule and concurrency for the most Episodes an hour."""
+    from swerl.plan.tune import PlanSearch, changed
+    from swerl.recipe.load import load
+
+    if out:
+        require_new(out, force=force)
+    base, given = load(recipes), load(recipes, settings or ())
+    node = given.cluster.gpus_per_node
+    if gpus is not None and (gpus < 1 or gpus % min(node or 1, gpus)):
+        raise InputError(
+            f"--gpus {gpus} is no number of nodes of {node} GPUs",
+            hint="give a multiple, or --set cluster.gpus_per_node",
+        )
+    recipe = changed(given, _nodes(node, gpus)) if gpus and node else given
+    if given.sft.sources or not (node or (run and gpus is None)):
+        raise RecipeError(
+            f"{given.name} has no GPUs to sample on, so its speed is unknown",
+            hint="name a recipe with cluster.gpus_per_node, or a run with --from",
+        )
+    fitted = _fit(run) if run else {}
+    search = PlanSearch(
+        recipe, keep or (), sandboxes, resumed=run is not None and gpus is None, **fitted
+    )
+    best, sets = search.best(), [each.partition("=")[0] for each in settings or ()]
+    plans = [_facts(each, base, sets, dollars) for each in best]
+    own = _facts(search.own, base, sets, dollars) if search.own else None
+    if as_json:
+        fit = fitted.get("settings", ())
+        print_json({"recipe": given.name, "own": own, "plans": plans, "fit": fit, "file": out})
+    _show(base, own, plans)
+    if out:
+        out.write_text(_overlay(base, recipes, plans[0]))
+    files = " ".join(map(str, (*recipes, *([out] if out else ()))))
+    after = f"swerl train {files} --dry-run" if out else "the same command with -o FILE"
+    console().print(f"next: {after}", soft_wrap=True)
+
+
+def _nodes(node: int, gpus: int) -> dict[str, int]:
+    size = min(node, gpus)
+    return {"cluster.nodes": gpus // size, "cluster.gpus_per_node": size}
+
+
+def _fit(run: Path) -> dict[str, Any]:
+    """Return the Episodes and assumptions of a run."""
+    from swerl.cli.train_status import stored_recipe
+    from swerl.plan.plan import plan
+    from swerl.plan.simulation.fit import fit_run, measured
+
+    source, value = fit_run(run, plan(stored_recipe(run)))
+    settings = tuple(f"{key}={number:.4g}" for key, number in value.items())
+    kept = ", ".join(each for each in settings if not each.endswith(("=0", "e+30")))
+    console().print(f"fitted to {run}, whose step took {measured(run)['step_s']:.1f} s: {kept}")
+    return {"source": source, "settings": settings}
+
+
+def _facts(
+    tuned: TunedPlan, base: Recipe, sets: Sequence[str], dollars: float | None
+) -> dict[str, Any]:
+    """Return a plan's changes to the recipe files, `--set` included, and its results."""
+    from swerl.plan.tune import value_of
+
+    try:
+        each = tuned.dollars_per_step
+    except InputError:
+        if dollars is not None:
+            raise
+        each = None
+    keys = (*sets, "cluster.nodes", "cluster.gpus_per_node", *tuned.changes)
+    values = {key: value_of(tuned.recipe, key) for key in keys}
+    changes = {key: value for key, value in values.items() if value != value_of(base, key)}
+    if dollars is not None and each:
+        if dollars < each:
+            raise InputError(
+                f"--dollars {dollars:g} does not pay one step of ${each:,.2f}", hint="give more"
+            )
+        steps = min(tuned.recipe.steps, int(dollars / each))
+        changes |= {"cost.max_dollars": dollars, "steps": steps}
+    run, rate, step_s = tuned.run, tuned.episodes_per_hour, tuned.step_s
+    thousand = each and 1000 * each / (rate * step_s / 3600)
+    waits = f"{run.bottleneck}, {run.parts[run.bottleneck]:.0%}"
+    shown = (rate, step_s, thousand, waits, run.engine_busy, run.trainer_busy)
+    return {"changes": changes, **dict(zip(_RESULTS, shown, strict=True))}
+
+
+def _show(given: Recipe, own: Mapping[str, Any] | None, plans: Sequence[dict[str, Any]]) -> None:
+    from swerl.plan.tune import value_of
+
+    names = ("recipe", *map(str, range(1, len(plans) + 1)))
+    table = simple_table("", *names, numbers=names, title=f"The best plans of {given.name}")
+    for key in sorted({key for each in plans for key in each["changes"]}):
+        cells = (_text(each["changes"].get(key, "")) for each in plans)
+        table.add_row(key, _text(value_of(given, key)), *cells)
+    table.add_section()
+    for name, form in _RESULTS.items():
+        values = [each and each[name] for each in (own, *plans)]
+        table.add_row(name, *("-" if value is None else form.format(value) for value in values))
+    console().print(table)
+    if own:
+        times = plans[0]["rollouts an hour"] / own["rollouts an hour"]
+        console().print(f"- plan 1 makes {times:.2f} x the recipe's rollouts an hour")
+    console().print("- simulated from assumptions: `swerl cost simulate` lists them")
+
+
+def _text(value: Any) -> str:
+    """Return a value as in a recipe."""
+    return "" if value == "" else "none" if value is None else json.dumps(value)
+
+
+def _overlay(given: Recipe, recipes: Sequence[Path], best: Mapping[str, Any]) -> str:
+    """Return the changed keys as a recipe file, each with its value before and a reason."""
+    from swerl.plan.tune import value_of
+
+    lines = [
+        "# Keys that `swerl train tune` changed in " + " ".join(map(str, recipes)) + ".",
+        f"# Simulated: {best['rollouts an hour']:,.0f} rollouts an hour; the run waits longest for",
+        f"# {best['waits longest for']} of its time.",
+    ]
+    last = ""
+    for key, value in sorted(best["changes"].items(), key=lambda item: ("." in item[0], item[0])):
+        section, _, name = key.rpartition(".")
+        lines += ["", f"[{section}]"] if section != last else []
+        last = section
+        why = _WHY.get(key, "paid for" if section in ("", "cost") else "fits and is fastest")
+        lines.append(f"{name} = {_text(value)}  # was {_text(value_of(given, key))}: {why}")
+    return "\n".join(lines) + "\n"
