@@ -63,6 +63,13 @@ def test_kept_keys_stay() -> None:
     assert not any(key in each.changes for each in search.found for key in keep)
 
 
+def test_a_kept_schedule_leaves_the_gpus_to_share() -> None:
+    search = PlanSearch(load([RECIPE], SMALL), ("schedule.mode", "cluster.gpus_per_engine"))
+    assert search.best()
+    assert {each.recipe.schedule.mode for each in search.found} == {"sync"}
+    assert {each.recipe.cluster.colocate for each in search.found} == {True, False}
+
+
 def test_a_written_recipe_has_only_the_changed_keys_and_passes_the_plan(tmp_path: Path) -> None:
     out = tmp_path / "tuned.toml"
     printed = run(str(RECIPE), "--dollars", "300", "-o", str(out), "--json")

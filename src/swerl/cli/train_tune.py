@@ -74,7 +74,9 @@ def tune(
             f"--gpus {gpus} is no number of nodes of {node} GPUs",
             hint="give a multiple, or --set cluster.gpus_per_node",
         )
-    recipe = changed(given, _nodes(node, gpus)) if gpus and node else given
+    size = min(node, gpus or node) or 1
+    nodes = {"cluster.nodes": (gpus or 0) // size, "cluster.gpus_per_node": size}
+    recipe = changed(given, nodes) if gpus and node else given
     if given.sft.sources or not (node or (run and gpus is None)):
         raise RecipeError(
             f"{given.name} has no GPUs to sample on, so its speed is unknown",
@@ -87,6 +89,8 @@ def tune(
     best, sets = search.best(), [each.partition("=")[0] for each in settings or ()]
     plans = [_facts(each, base, sets, dollars) for each in best]
     own = _facts(search.own, base, sets, dollars) if search.own else None
+    if plans[0]["changes"].get("steps") == 0:
+        raise InputError(f"--dollars {dollars:g} does not pay one step", hint="give more")
     if as_json:
         fit = fitted.get("settings", ())
         print_json({"recipe": given.name, "own": own, "plans": plans, "fit": fit, "file": out})
@@ -96,11 +100,6 @@ def tune(
     files = " ".join(map(str, (*recipes, *([out] if out else ()))))
     after = f"swerl train {files} --dry-run" if out else "the same command with -o FILE"
     console().print(f"next: {after}", soft_wrap=True)
-
-
-def _nodes(node: int, gpus: int) -> dict[str, int]:
-    size = min(node, gpus)
-    return {"cluster.nodes": gpus // size, "cluster.gpus_per_node": size}
 
 
 def _fit(run: Path) -> dict[str, Any]:
@@ -132,10 +131,6 @@ def _facts(
     values = {key: value_of(tuned.recipe, key) for key in keys}
     changes = {key: value for key, value in values.items() if value != value_of(base, key)}
     if dollars is not None and each:
-        if dollars < each:
-            raise InputError(
-                f"--dollars {dollars:g} does not pay one step of ${each:,.2f}", hint="give more"
-            )
         steps = min(tuned.recipe.steps, int(dollars / each))
         changes |= {"cost.max_dollars": dollars, "steps": steps}
     run, rate, step_s = tuned.run, tuned.episodes_per_hour, tuned.step_s

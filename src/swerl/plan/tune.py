@@ -121,8 +121,8 @@ class PlanSearch:
     """Values of keys to search, apart from the trainer's layout."""
     _rows: list[int] = field(init=False)
     """Rows of a step, which rank the trainers."""
-    _trainers: dict[tuple[bool, int], Changes | None] = field(default_factory=dict)
-    """Keys of the fastest trainer by share of the GPUs."""
+    _trainers: dict[tuple[bool, int, int], Changes | None] = field(default_factory=dict)
+    """Keys of the fastest trainer by share of the GPUs and size of engines on the same ones."""
     _turns: int = 0
     _nearest: tuple[float, str] = (inf, "has a layout that is not legal")
     """GiB over a GPU's memory of the plan that comes closest, and the reason."""
@@ -136,7 +136,8 @@ class PlanSearch:
         self.axes = list(self._all_axes())
         for key in self.keep:
             kept = value_of(recipe, key)
-            self.axes = [[e for e in axis if e.get(key, kept) == kept] for axis in self.axes]
+            axes = ([e for e in axis if e.get(key, kept) == kept] for axis in self.axes)
+            self.axes = [axis or [{}] for axis in axes]
         source, chance = self.source or load_source(recipe, self._value), Random(recipe.seed)
         drawn = (source.draw(chance) for _ in range(batch_size(recipe)))
         self._rows = [row for load in drawn for row in load.rows()]
@@ -158,13 +159,12 @@ class PlanSearch:
         self.simulate({})
         for start in self._starts():
             self._climb(start)
-        found = self.found
-        if not found:
+        if not self.found:
             raise RecipeError(
                 f"no plan of {self.recipe.name} fits: the nearest {self._nearest[1]}",
                 hint="give more or larger GPUs, or shorten rollout.max_context_tokens",
             )
-        return found[:number]
+        return self.found[:number]
 
     def simulate(self, changes: Changes) -> TunedPlan | None:
         """Plan and simulate a recipe with these changes; None if it does not fit."""
@@ -206,10 +206,9 @@ class PlanSearch:
                 *({"schedule.mode": "async", "schedule.pool": p} for p in (1.5, 2.0, 3.0, 4.0)),
             ]
             yield [{"cluster.gpus_per_engine": each} for each in (1, 2, 4, 8)]
-            most = max(_MOST // rollout.episodes_per_group, rollout.groups_per_step)
-            groups = {round(rollout.groups_per_step * each) for each in _TIMES} & {
-                *range(1, most + 1)
-            }
+            own = rollout.groups_per_step
+            most = max(_MOST // rollout.episodes_per_group, own)
+            groups = {max(1, min(round(own * each), most)) for each in _TIMES}
             yield [{"rollout.groups_per_step": each} for each in sorted(groups)]
         times = max(_TIMES) if self.recipe.sandbox.type in _RENTED else 1
         most = self.most_sandboxes or int(times * rollout.concurrency)
@@ -248,7 +247,10 @@ class PlanSearch:
 
     def _trainer(self, recipe: Recipe) -> Changes | None:
         """Return the fastest trainer that fits its share of the GPUs; None if there is none."""
-        share = (recipe.cluster.colocate, recipe.trainer.ranks)
+        cluster = recipe.cluster
+        if not cluster.colocate:
+            recipe = changed(recipe, {"cluster.gpus_per_engine": 1})  # Its size may not divide.
+        share = (cluster.colocate, recipe.trainer.ranks, recipe.cluster.gpus_per_engine)
         if share not in self._trainers:
             rated = ((self._step_s(changed(recipe, each)), each) for each in self._fitting(recipe))
             self._trainers[share] = min(rated, key=lambda each: each[0], default=(inf, None))[1]
@@ -289,12 +291,11 @@ class PlanSearch:
             check_layout(recipe, self._shape)
         except RecipeError:
             return False
-        found = layout(recipe, self._shape)
+        found, gib = layout(recipe, self._shape), GPUS[recipe.cluster.gpu].memory_gib
         planned = plan_memory(recipe, self._shape, found, reference=reference)
-        assert planned.capacity is not None
         fullest = max(planned.phases[1:], key=lambda phase: phase.total)
         sizes = ", ".join(f"{key} = {getattr(recipe.trainer, key)}" for key in LAYOUT_KEYS)
-        need = f"needs {fullest.total:.1f} of {planned.capacity:.1f} GiB in {fullest.name}: {sizes}"
-        if (over := fullest.total - planned.capacity) > 0:
-            self._nearest = min(self._nearest, (over, need))
-        return over <= 0
+        need = f"needs {fullest.total:.1f} of {gib:.1f} GiB in {fullest.name}: {sizes}"
+        if fullest.total > gib:
+            self._nearest = min(self._nearest, (fullest.total - gib, need))
+        return fullest.total <= gib
