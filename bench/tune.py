@@ -1,7 +1,7 @@
 """Compare the search of `swerl train tune` with an exhaustive one, and its fit with a real run.
 
     python bench/tune.py                          12 pairs of machine and model
-    python bench/tune.py --pairs 3                the first of them
+    python bench/tune.py --only "2 x 8"           those with this text in their name
     python bench/tune.py --run runs/twin          fit two steps, predict the next twenty
 
 The exhaustive search simulates every combination of a reduced grid, each with the same trainer. No
@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 
 from swerl.cli.train_status import stored_recipe
+from swerl.plan import tune
 from swerl.plan.plan import plan
 from swerl.plan.simulation.fit import fit_run, measured
 from swerl.plan.simulation.simulate import simulate
@@ -54,10 +55,10 @@ def reduced(recipe: Recipe) -> PlanSearch:
     """Return a search over two or three values of each key."""
     search = PlanSearch(recipe, most_sandboxes=64)
     share, schedule, engines, groups, slots = search.axes
-    share[:] = [share[0], share[len(share) // 3], share[-2]]
+    share[:] = [share[0], *(share[2::2] or share[1:])]
     schedule[:] = [schedule[0], schedule[2], schedule[4]]
     engines[:] = engines[1:3]
-    groups[:], slots[:] = groups[1:3], slots[-2:]
+    groups[:], slots[:] = groups[1:3], slots[-1:]
     return search
 
 
@@ -96,15 +97,16 @@ def predict(run: Path) -> None:
 
 def main() -> None:
     """Print one line a pair."""
+    tune._STEPS = 6
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=len(MODELS) * len(MACHINES))
+    parser.add_argument("--only", default="", help="text in the names of the pairs to compare")
     parser.add_argument("--run", type=Path, help="folder of a real run with 22 steps")
     args = parser.parse_args()
     if args.run:
         predict(args.run)
         return
     print("pair                        search  exhaustive  share   plans  whole search, CPU s")
-    for name, recipe in islice(pairs(), args.pairs):
+    for name, recipe in (each for each in pairs() if args.only in each[0]):
         found, best, tried, every, seconds = compare(recipe)
         row = f"{name:<27} {found:6.0f}  {best:10.0f}  {found / best:5.1%}  {tried:>2}/{every:<3}"
         print(f"{row}  {seconds:18.1f}", flush=True)

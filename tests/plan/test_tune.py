@@ -46,6 +46,15 @@ def test_a_search_finds_a_faster_plan_that_fits_and_repeats() -> None:
     assert [each.changes for each in again] == [each.changes for each in found]
 
 
+def test_a_search_starts_from_plans_that_fit() -> None:
+    """Only six of eight GPUs hold this trainer apart from the engines; the middle is four."""
+    settings = ("model.path=/models/Qwen3-30B-A3B", *SMALL)
+    search = PlanSearch(load([RECIPE.with_name("qwen35b_1node.toml")], settings))
+    search.best()
+    shares = {(each.recipe.cluster.colocate, each.recipe.trainer.ranks) for each in search.found}
+    assert (False, 6) in shares and len(shares) > 1
+
+
 def test_the_trainer_of_a_share_is_the_fastest_that_fits() -> None:
     search = PlanSearch(load([RECIPE], SMALL))
     recipe = search.recipe

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from math import ceil, inf
 from random import Random
 from typing import Any
@@ -197,6 +197,7 @@ class PlanSearch:
             unit = cluster.gpus_per_node if cluster.nodes > 1 else 1
             apart = {ceil(num_gpus * n / 8 / unit) * unit for n in range(1, 8)} - {num_gpus}
             together = {"cluster.colocate": True, "schedule.mode": "sync"}
+            together["schedule.pool"] = self.recipe.schedule.pool
             yield [
                 {**together, "trainer.ranks": num_gpus},
                 *({"cluster.colocate": False, "trainer.ranks": each} for each in sorted(apart)),
@@ -216,11 +217,16 @@ class PlanSearch:
         yield [{"rollout.concurrency": each} for each in sorted(slots) if each <= most]
 
     def _starts(self) -> Iterator[list[int]]:
-        """Yield places on the axes: the middle of each, and GPUs in turns; with all sandboxes."""
+        """Yield places of plans that fit: GPUs of their own, and in turns; with all sandboxes."""
         middle, last = [(len(axis) - 1) // 2 for axis in self.axes[:-1]], len(self.axes[-1]) - 1
-        yield [*middle, last]
-        if middle:
-            yield [0, *middle[1:], last]
+        if not middle:
+            yield [last]
+            return
+        share, schedule, engine, groups = middle
+        for shares in (sorted(range(1, len(self.axes[0])), key=lambda n: abs(n - share)), [0]):
+            engines = sorted(range(len(self.axes[2])), key=lambda n: abs(n - engine))
+            places = ([s, schedule, e, groups, last] for s in shares for e in engines)
+            yield from islice(filter(self.at, places), 1)
 
     def at(self, place: Sequence[int]) -> float:
         """Return Episodes an hour of a place on the axes; 0 if its plan does not fit."""

@@ -22,7 +22,8 @@ _STEPS = 6
 def measured(run: Path, first: int = 0, end: int | None = None) -> dict[str, float]:
     """Return mean metrics of the ended steps `first` to `end`, and their number as `steps`."""
     events = read_events(run / "events.jsonl") if (run / "events.jsonl").is_file() else ()
-    found = [e["metrics"] for e in events if e["event"] == "StepEnded"][first:end]
+    ended = {e["step"]: e["metrics"] for e in events if e["event"] == "StepEnded"}
+    found = [*ended.values()][first:end]
     if not found:
         raise InputError(f"{run} has no ended step", hint="let a run finish two steps first")
     keys = ("step_s", "train_s", "publish_s")
