@@ -62,21 +62,13 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Search layout, batch, schedule and concurrency for the most Episodes an hour."""
-    from swerl.plan.tune import PlanSearch, changed
+    from swerl.plan.tune import PlanSearch
     from swerl.recipe.load import load
 
     if out:
         require_new(out, force=force)
     base, given = load(recipes), load(recipes, settings or ())
-    node = given.cluster.gpus_per_node
-    if gpus is not None and (gpus < 1 or gpus % min(node or 1, gpus)):
-        raise InputError(
-            f"--gpus {gpus} is no number of nodes of {node} GPUs",
-            hint="give a multiple, or --set cluster.gpus_per_node",
-        )
-    size = min(node, gpus or node) or 1
-    nodes = {"cluster.nodes": (gpus or 0) // size, "cluster.gpus_per_node": size}
-    recipe = changed(given, nodes) if gpus and node else given
+    node, recipe = given.cluster.gpus_per_node, _on_gpus(given, gpus)
     if given.sft.sources or not (node or (run and gpus is None)):
         raise RecipeError(
             f"{given.name} has no GPUs to sample on, so its speed is unknown",
@@ -100,6 +92,20 @@ def tune(
     files = " ".join(map(str, (*recipes, *([out] if out else ()))))
     after = f"swerl train {files} --dry-run" if out else "the same command with -o FILE"
     console().print(f"next: {after}", soft_wrap=True)
+
+
+def _on_gpus(given: Recipe, gpus: int | None) -> Recipe:
+    from swerl.plan.tune import changed
+
+    node = given.cluster.gpus_per_node
+    size = min(node, gpus or node) or 1
+    if gpus is not None and (gpus < 1 or gpus % size):
+        raise InputError(
+            f"--gpus {gpus} is no number of nodes of {node} GPUs",
+            hint="give a multiple, or --set cluster.gpus_per_node",
+        )
+    nodes = {"cluster.nodes": (gpus or 0) // size, "cluster.gpus_per_node": size}
+    return changed(given, nodes) if gpus and node else given
 
 
 def _fit(run: Path) -> dict[str, Any]:
