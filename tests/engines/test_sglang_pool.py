@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -136,7 +136,8 @@ async def test_a_server_that_ignores_aborts_does_not_hold_the_session(
         abort = asyncio.create_task(engine.abort("s"))
         reply = await asyncio.wait_for(task, 60)
         assert (reply.finish, reply.ids) == (Finish.ABORT, ())
-        await abort
+        with pytest.raises(EngineLostError):
+            await abort
 
 
 async def test_more_requests_than_connections_wait_their_turn(servers: list[FakeServer]) -> None:
@@ -225,6 +226,22 @@ async def test_a_reply_that_never_comes_is_an_error(servers: list[FakeServer]) -
         with pytest.raises(EngineLostError, match="no reply within"):
             await engine.generate([5], LONG, "s")
         await until(lambda: not servers[0].running)
+
+
+async def test_an_abort_tells_if_the_server_of_a_cancelled_request_does_not_answer(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.2,))
+    async with opened(servers[:1]) as engine:
+        for unresponsive in (False, True):
+            sampled = asyncio.create_task(engine.generate([5], LONG, "s"))
+            await until(lambda: servers[0].running)
+            servers[0].unresponsive = unresponsive
+            sampled.cancel()
+            await asyncio.wait([sampled])
+            with pytest.raises(EngineLostError) if unresponsive else nullcontext():
+                await engine.abort("s")
+            await until(lambda: not servers[0].running)
 
 
 async def test_a_restarted_server_is_used_once_it_has_the_weights(

@@ -276,6 +276,22 @@ async def test_an_engine_that_is_too_slow_is_aborted(
     assert engine.aborted == ["s"]
 
 
+async def test_an_engine_that_does_not_even_answer_an_abort_is_broken(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(session: str) -> None:
+        raise EngineLostError("gone")
+
+    engine.gate = asyncio.Event()
+    monkeypatch.setattr(engine, "abort", lost)
+    session = open_session(model_call_s=0.05)
+
+    await post(session, json=body())
+
+    assert isinstance(session.failure, EngineError)
+    assert "no reply within 0.05 s and does not answer" in str(session.failure)
+
+
 async def test_a_client_that_goes_away_aborts_its_reply_which_is_counted(
     engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,7 @@ class Engine(Protocol):
         """Sample one reply. Raises EngineLostError when the engine is gone."""
 
     async def abort(self, session: str) -> None:
-        """Stop the session's running requests."""
+        """Stop the session's running requests. Raises EngineError if the engine does not answer."""
 
     async def pause(self) -> None:
         """Start no new work until `resume`."""

@@ -189,7 +189,8 @@ class HttpEngine:
         self._flights: dict[str, set[_Flight]] = defaultdict(set)
         self._numbers = count()
         self._salt = token_bytes(16)
-        self._pending_aborts: set[asyncio.Task[None]] = set()
+        self._pending_aborts: dict[asyncio.Task[None], str] = {}
+        """Requests for an abort under way, with their sessions."""
         self._usage = EngineUsage()
         self._prompts = WrittenPrompts(shape.num_vocab)
 
@@ -237,11 +238,14 @@ class HttpEngine:
         raise AssertionError
 
     async def abort(self, session: str) -> None:
-        """Stop the session's requests, and return when they have stopped."""
+        """Stop the session's requests, and return when they have stopped.
+
+        Raises EngineError if the server of one does not answer.
+        """
         flights = set(self._flights.get(session, ()))
         for wait_s in ABORT_WAITS_S:
             for flight in flights:
-                self._send_abort(flight)
+                self._send_abort(flight, session)
             over = [asyncio.ensure_future(flight.over.wait()) for flight in flights]
             if over:
                 _, late = await asyncio.wait(over, timeout=wait_s)
@@ -250,6 +254,10 @@ class HttpEngine:
             flights = {flight for flight in flights if not flight.over.is_set()}
         for flight in flights:
             flight.give_up()
+        if sent := [task for task, owner in self._pending_aborts.items() if owner == session]:
+            await asyncio.wait(sent)
+            for each in sent:
+                each.result()
 
     async def pause(self) -> None:
         """Pause every server. Running requests keep their tokens, unless the pause mode differs."""
@@ -346,12 +354,12 @@ class HttpEngine:
                 await asyncio.wait(both, timeout=reply_s, return_when=asyncio.FIRST_COMPLETED)
                 if call.done():
                     return call.result()
-                self._send_abort(flight)
+                self._send_abort(flight, session)
                 if flight.stop.done():
                     return flight.stop.result()
                 raise lost(server.url, f"no reply within {reply_s} s")
             except asyncio.CancelledError:
-                self._send_abort(flight)
+                self._send_abort(flight, session)
                 raise
             finally:
                 call.cancel()
@@ -374,7 +382,7 @@ class HttpEngine:
             if not self._flights[session]:
                 del self._flights[session]
 
-    def _send_abort(self, flight: _Flight) -> None:
+    def _send_abort(self, flight: _Flight, session: str) -> None:
         """Abort a request at its server, in the background.
 
         A router does not report which server has a request, so all of them get the abort. If a
@@ -387,12 +395,16 @@ class HttpEngine:
         async def send() -> None:
             body, limit = {"rid": flight.rid}, sum(ABORT_WAITS_S)
             calls = [each.post("/abort_request", body, timeout_s=limit) for each in targets]
-            with contextlib.suppress(EngineError):
-                await asyncio.gather(*calls)
+            await asyncio.gather(*calls)
+
+        def forget(task: asyncio.Task[None]) -> None:
+            del self._pending_aborts[task]
+            if not task.cancelled():
+                task.exception()  # read, because nobody may wait for it
 
         task = asyncio.create_task(send())
-        self._pending_aborts.add(task)
-        task.add_done_callback(self._pending_aborts.discard)
+        self._pending_aborts[task] = session
+        task.add_done_callback(forget)
 
     def _check_versions(self, completion: Completion, num_updates: int) -> None:
         """Refuse tokens of weights that were not published, such as those of a restarted server."""

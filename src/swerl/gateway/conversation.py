@@ -36,6 +36,8 @@ _MOST_KEPT = 32
 """Delivered replies of one Session that a retry can have again."""
 _ABORT_S = 1.0
 """Seconds to wait for the end of an aborted reply, so that its tokens can be counted."""
+_ANSWER_S = 10.0
+"""Seconds for an engine to answer at all."""
 
 _NAME_HEADERS = ("x-claude-code-agent-id", "thread-id", "Idempotency-Key")
 """Headers that differ between the branches of an agent: of Claude Code, of Codex, of any client."""
@@ -221,14 +223,15 @@ class Conversation:
             async with asyncio.timeout(budget_s):
                 sampled = await self._prompter.sample(prompt, self.limits, sampling)
         except TimeoutError as error:
-            message = f"the engine gave no reply within {budget_s:g} s"
             hint = "raise budgets.model_call_s, or lower rollout.max_new_tokens"
-            self.failure = BudgetError(message, hint=hint)
+            self.failure = BudgetError(f"the engine gave no reply within {budget_s:g} s", hint=hint)
             # An abort stops the whole Session, so it waits until no other branch samples.
             if len(self._running) == 1:
-                with suppress(EngineError, TimeoutError):
-                    async with asyncio.timeout(_ABORT_S):
+                try:
+                    async with asyncio.timeout(_ANSWER_S):
                         await self._prompter.abort()
+                except (EngineError, TimeoutError):  # the engine is broken, the reply not too long
+                    self.failure = EngineError(f"{self.failure} and does not answer", hint=hint)
             raise self.failure from error
         except EngineError as error:
             self.failure = error

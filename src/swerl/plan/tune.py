@@ -238,8 +238,10 @@ class PlanSearch:
         return made.episodes_per_hour if made else 0.0
 
     def _climb(self, place: list[int]) -> None:
-        """Move one key after the other while the plan becomes better; fewer sandboxes that do as
-        well are better, too."""
+        """Move one key after the other while the plan becomes better.
+
+        Fewer sandboxes that do as well are better, too.
+        """
         best, before = self.at(place), 0.0
         while best > before * _BETTER and self._turns < _TURNS:
             before = best

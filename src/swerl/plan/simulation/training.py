@@ -50,8 +50,10 @@ class TrainerSpeed:
 def trainer_speed(
     recipe: Recipe, shape: Shape, layout: Layout, gpu: GpuModel, value: Mapping[str, float]
 ) -> TrainerSpeed:
-    """Return the speed of a recipe's trainer. Recomputation repeats the forward pass, which MFU
-    does not count."""
+    """Return the speed of a recipe's trainer.
+
+    Recomputation repeats the forward pass, which MFU does not count.
+    """
     trainer, lora = recipe.trainer, recipe.trainer.lora
     cost, links = row_cost(shape, lora), _Links(layout, gpu, value)
     # With frozen weights the forward pass is about half of the arithmetic.

@@ -351,8 +351,10 @@ def _write_base(base: Path, plan: SandboxPlan) -> None:
 
 
 def _fill_devices(folder: Path, shm_mib: int) -> None:
-    """Make device nodes of the sandbox's own: in times and locks of shared ones it could leave
-    notes for others."""
+    """Make device nodes of the sandbox's own.
+
+    In times and locks of shared ones it could leave notes for others.
+    """
     own = Path(STAGE, "nodes")
     own.mkdir()
     kernel.mount("tmpfs", str(own), "tmpfs", flags=kernel.MS_NOSUID, data="size=64k,nr_inodes=16")
