@@ -6,12 +6,15 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message, Role, ToolCall
 from swerl.core.contracts import Exit, Sandbox
 from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Exec
+from swerl.core.sandbox import Exec, Mount
+
+OptionsT = TypeVar("OptionsT")
 
 NO_PROXY = "unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY; "
 """Shell command: an image may set a proxy, but the gateway is not behind one."""
@@ -19,6 +22,20 @@ ENDLESS_CONTEXT = 10_000_000
 """A context size in tokens that no run fills, for a CLI that must not compact."""
 UNCAPPED_TOKENS = 131_072
 """Maximum reply tokens that a CLI requests; the session's own limit decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundledAgent(Generic[OptionsT]):
+    """An agent whose program and its files are mounted into the sandbox, and run there."""
+
+    options: OptionsT
+    bundle: tuple[Mount, ...]
+    dialect: str = "openai-chat"
+    inside: bool = True
+
+    def mounts(self) -> Sequence[Mount]:
+        """Return the program and what it needs."""
+        return self.bundle
 
 
 async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:

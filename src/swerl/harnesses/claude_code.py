@@ -23,7 +23,7 @@ from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import exit_of, gather, prepare, said_last
+from swerl.harnesses._cli import BundledAgent, exit_of, gather, prepare, said_last
 
 DEFAULT_VERSION = "2.1.112"
 
@@ -119,17 +119,10 @@ def build(options: Options) -> ClaudeCode:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaudeCode:
+class ClaudeCode(BundledAgent[Options]):
     """Runs `claude -p` on a Task."""
 
-    options: Options
-    bundle: tuple[Mount, ...]
     dialect: str = "anthropic"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        """Return the CLI, with Node if the release needs it."""
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Check that the CLI runs, and configure the answers to its first-start questions.

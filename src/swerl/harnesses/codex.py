@@ -22,7 +22,15 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import NO_PROXY, edit_command, exit_of, gather, prepare, said_last
+from swerl.harnesses._cli import (
+    NO_PROXY,
+    BundledAgent,
+    edit_command,
+    exit_of,
+    gather,
+    prepare,
+    said_last,
+)
 
 DEFAULT_VERSION = "0.169.0"
 
@@ -117,17 +125,10 @@ def fetch(version: str) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Codex:
+class Codex(BundledAgent[Options]):
     """Runs `codex exec` on a Task."""
 
-    options: Options
-    bundle: tuple[Mount, ...]
     dialect: str = "openai-responses"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        """Return the CLI and its search tool."""
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Create the CLI's session folder."""

@@ -31,7 +31,7 @@ from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import edit_command, exit_of
+from swerl.harnesses._cli import BundledAgent, edit_command, exit_of
 
 DEFAULT_VERSION = "2.4.6"
 
@@ -90,17 +90,8 @@ def fetch(version: str) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class MiniSweAgent:
+class MiniSweAgent(BundledAgent[Options]):
     """Runs mini-swe-agent on a Task."""
-
-    options: Options
-    bundle: tuple[Mount, ...]
-    dialect: str = "openai-chat"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        """Return the agent's packages, its Python, and the driver."""
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Do nothing: the agent stores nothing in the sandbox."""

@@ -106,16 +106,8 @@ def fetch(version: str) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCode:
+class OpenCode(_cli.BundledAgent[Options]):
     """Runs `opencode run` on a Task."""
-
-    options: Options
-    bundle: tuple[Mount, ...]
-    dialect: str = "openai-chat"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Create the CLI's session folder."""

@@ -78,16 +78,8 @@ def fetch(version: str) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pi:
+class Pi(_cli.BundledAgent[Options]):
     """Runs `pi --print` on a Task."""
-
-    options: Options
-    bundle: tuple[Mount, ...]
-    dialect: str = "openai-chat"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Create the CLI's folder for settings and sessions."""

@@ -96,16 +96,8 @@ def fetch(version: str) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class QwenCode:
+class QwenCode(_cli.BundledAgent[Options]):
     """Runs `qwen` on a Task."""
-
-    options: Options
-    bundle: tuple[Mount, ...]
-    dialect: str = "openai-chat"
-    inside: bool = True
-
-    def mounts(self) -> Sequence[Mount]:
-        return self.bundle
 
     async def install(self, sandbox: Sandbox) -> None:
         """Create the CLI's settings folder."""
