@@ -33,6 +33,7 @@ def test_the_readme_has_four_links_narrow_prose_and_the_commands_that_explain_a_
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines()
     assert not [line for line in prose if len(line) > 100 and not line.startswith("|")]
     start = "".join(page.read_text() for page in (ROOT / "docs" / "start").glob("*.md"))
+    assert "\npython3 bootstrap.py train " in text and "\npython3 bootstrap.py test " in text
     for command in ("view", "why", "eval"):
         assert f"\n| `swerl {command}` |" in text
         assert f"swerl {command} " in start
