@@ -270,9 +270,9 @@ def _labels(plan: ContainerPlan) -> dict[str, str]:
 
 def _pull_hint(detail: str) -> str:
     detail = detail.lower()
-    if "toomanyrequests" in detail or "429" in detail:
+    if "toomanyrequests" in detail or re.search(r"\b429\b", detail):
         return "the registry limits pulls: `docker login`, wait, or mirror (`swerl images mirror`)"
-    if "unauthorized" in detail or "denied" in detail or "401" in detail:
+    if "unauthorized" in detail or "denied" in detail or re.search(r"\b401\b", detail):
         return "check the name; log in on the daemon's machine: `docker login REGISTRY`"
     if "no space left" in detail:
         return "the daemon's disk is full: `docker system df`, then `docker system prune`"
