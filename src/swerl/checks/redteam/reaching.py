@@ -245,7 +245,12 @@ POLICIES = (
         harmless="it only costs the grader time",
     ),
     _reach("output-closed", "Prints a forged log and closes all files", _CLOSED),
-    _reach("after-the-end", "Prints a forged log when its parent has ended", _AFTER),
+    _reach(
+        "after-the-end",
+        "Prints a forged log when its parent has ended",
+        _AFTER,
+        harmless="the shell prints the end marker first",
+    ),
     _reach("log-cut", "Prints a forged log, and 12 MB that push failures out of it", _CUT),
     _reach(
         "log-with-zeros",
