@@ -151,14 +151,14 @@ def check_flags(recipe: Recipe) -> None:
     Quantised weights or keys and values are another policy, which a correction accounts for. Tokens
     of speculative decoding may lack log-probabilities or have those of its draft model.
     """
-    flags = dict.fromkeys(flag.partition("=")[0] for flag in recipe.engine.options.get("flags", ()))
-    hint = "leave the flag out of engine.flags"
-    for flag in flags:
+    algorithm, hint = recipe.algorithm, "leave the flag out of engine.flags"
+    is_corrected = algorithm.options.get("mismatch", "none") != "none" or algorithm.type == "sft"
+    for given in recipe.engine.options.get("flags", ()):
+        flag = given.partition("=")[0]
         if flag.startswith(_SPECULATES):
             message = f"{flag}: the log-probabilities may not be the sampled tokens'"
             raise RecipeError(message, hint=hint)
-        is_corrected = recipe.algorithm.options.get("mismatch", "none") != "none"
-        if flag in _QUANTISES and not is_corrected and recipe.algorithm.type != "sft":
+        if flag in _QUANTISES and not is_corrected:
             message = f"{flag}: the engine would sample from another policy than the trainer's"
             raise RecipeError(message, hint=f"set algorithm.mismatch = 'token-tis', or {hint}")
 

@@ -247,7 +247,7 @@ def _unexpected(error: Exception, episode_id: str, parts: Parts, draft: _Draft) 
     text = "".join(traceback.format_exception(error))
     draft.log = f"{draft.log}\n{text}".lstrip("\n")
     brief = first_line(f"{type(error).__name__}: {error}")
-    if isinstance(error, SwerlError):
+    if isinstance(error, SwerlError) and error.hint:
         brief = f"{brief}; {error.hint}"
     parts.emit(Notice(f"episode {episode_id} met a bug, and its log has the traceback: {brief}"))
     return Grade(Verdict.INFRA, f"an unexpected error: {brief}")

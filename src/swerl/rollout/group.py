@@ -68,9 +68,9 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
     async with parts.provisioner.slot:
         try:
             log = record.TurnLog(path)
-            if not parts.rollout.resume_turns:
-                log.clear()
             kept = log if parts.rollout.resume_turns else None
+            if kept is None:
+                log.clear()
             result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=kept)
             written = record.write(path, result)
             log.clear()
