@@ -99,6 +99,12 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def nightly(session: nox.Session) -> None:
+    """Run the tests that repeat others for more releases of agents and more real tasks."""
+    session.run("pytest", "-m", "nightly", *session.posargs, env={"SWERL_NIGHTLY": "1"})
+
+
+@nox.session
 def compat(session: nox.Session) -> None:
     """Run every agent through every case and renew the report in the docs: `-- --jobs 2`."""
     session.run("python", str(BENCHES / "_compat.py"), *session.posargs)

@@ -28,6 +28,15 @@ MACHINES = ("/", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/opt", "/run",
 """Folders of the machine that no test may change the mode or owner of."""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of the night unless this is one."""
+    if os.environ.get("SWERL_NIGHTLY"):
+        return
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.skip(reason="runs at night: nox -s nightly"))
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of real data beside the checkout; tests that need it skip where it is absent."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ INSTANCES = (
     "pytest-dev__pytest-7571",
     "psf__requests-5414",
 )
+IN_CI = ("pallets__flask-4045", "pytest-dev__pytest-7571")
+"""Instances that CI also certifies and gives to Claude Code; the others at night."""
 CANNOT = ("no Python", "npm", "bubblewrap")
 """What a machine may lack: the tests skip and say so."""
 
@@ -35,6 +38,7 @@ class Swerl:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.scripted = cache(self._scripted)
         self._env = {**os.environ, "SWERL_CACHE": str(folder / "cache")}
 
     def __call__(self, *arguments: str) -> str:
@@ -56,6 +60,10 @@ class Swerl:
         )
         return result
 
+    def _scripted(self, instance: str, script: str) -> dict[str, Any]:
+        """Return the JSON of a scripted attempt; each runs once."""
+        return self.rollout(instance, "--engine", f"scripted:{script}")
+
 
 @pytest.fixture(scope="module")
 def swerl(tmp_path_factory: pytest.TempPathFactory) -> Swerl:
@@ -74,12 +82,22 @@ def instance(request: pytest.FixtureRequest, swerl: Swerl, shared_dir: Path) -> 
     return name
 
 
+_nightly_but_two = pytest.mark.parametrize(
+    "instance",
+    [
+        each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly)
+        for each in INSTANCES
+    ],
+    indirect=True,
+)
+
+
 def test_the_known_solution_is_solved(swerl: Swerl, instance: str) -> None:
-    assert swerl.rollout(instance, "--engine", "scripted:gold")["verdict"] == "solved"
+    assert swerl.scripted(instance, "gold")["verdict"] == "solved"
 
 
 def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
-    assert swerl.rollout(instance, "--engine", "scripted:noop")["verdict"] == "unsolved"
+    assert swerl.scripted(instance, "noop")["verdict"] == "unsolved"
 
 
 def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
@@ -87,6 +105,7 @@ def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
     assert swept["raw"]["leaks"] == swept["scrubbed"]["leaks"] == []
 
 
+@_nightly_but_two
 def test_it_is_certified(swerl: Swerl, instance: str) -> None:
     """What vetting does for one: nothing is unsolved, gold is solved, cheats get nowhere."""
     [vetted] = json.loads(swerl("tasks", "vet", f"{instance}.jsonl", "--gold-runs", "1", "--json"))
@@ -109,7 +128,7 @@ def test_the_swebench_package_comes_to_the_same_verdict(
     known = json.loads((shared_dir / "instances" / "instances.json").read_text())
     [parser] = {each["log_parser"] for each in known if each["instance_id"] == instance}
     task = from_row(json.loads((swerl.folder / f"{instance}.jsonl").read_text()))
-    result = swerl.rollout(instance, "--engine", f"scripted:{script}")
+    result = swerl.scripted(instance, script)
     text = json.loads((swerl.folder / result["artefacts"]["grade"]).read_text())["log"]
     log = Log(
         instance, parser, text, int(script == "noop"), swerl.folder / f"{instance}-{script}.log"
@@ -121,6 +140,7 @@ def test_the_swebench_package_comes_to_the_same_verdict(
     assert theirs.passed or script == "noop"
 
 
+@_nightly_but_two
 @pytest.mark.agents
 def test_claude_code_solves_it_with_its_own_tools(swerl: Swerl, instance: str) -> None:
     result = swerl.rollout(instance, "--agent", "claude-code", "--engine", "scripted:gold")

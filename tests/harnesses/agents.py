@@ -36,10 +36,12 @@ class Agent:
         """Return a reply that asks for a shell command."""
         return Message(Role.ASSISTANT, tool_calls=(self.shell(command),))
 
-    def param(self) -> Any:
-        """Return the agent as a test's parameter."""
+    def param(self, *, at_night: bool = False) -> Any:
+        """Return the agent as a test's parameter; with `at_night` an older release waits for it."""
         words = [self.name, *map(str, self.options.values())]
         marks = [pytest.mark.agents] if self.is_cli else []
+        if at_night and "version" in self.options:
+            marks.append(pytest.mark.nightly)
         return pytest.param(self, id=" ".join(words), marks=marks)
 
 

@@ -46,6 +46,12 @@ echo 'hosts: files dns' >/etc/nsswitch.conf
 """
 
 
+NEWEST = pytest.mark.parametrize(
+    "agent", [each.param(at_night=True) for each in AGENTS], indirect=True
+)
+"""Repeats with older releases of an agent at night only."""
+
+
 class Traced:
     """A sandbox in which every call that could reach somebody is written down."""
 
@@ -109,11 +115,13 @@ async def test_the_gold_edit_is_made_and_every_sampled_token_is_trained(harness:
     worked.assert_trained_whole()
 
 
+@NEWEST
 async def test_no_request_is_made_that_the_script_does_not_answer(harness: Harness) -> None:
     worked = await work(harness, delay_s=0.3)
     assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), WORKDIR))
 
 
+@NEWEST
 async def test_calls_of_one_reply_are_all_done(harness: Harness) -> None:
     parts = ([FileEdit(f"{name}.py", "", f"{name} = 1\n")] for name in ("a", "b"))
     worked = await work(
@@ -124,6 +132,7 @@ async def test_calls_of_one_reply_are_all_done(harness: Harness) -> None:
     worked.assert_trained_whole()
 
 
+@NEWEST
 @pytest.mark.parametrize("wrong", ["unknown tool", "missing argument"])
 async def test_a_call_that_cannot_be_done_is_recovered_from(
     harness: Harness, agent: Agent, wrong: str
@@ -154,6 +163,7 @@ async def test_the_budget_ends_the_agent_with_all_that_it_started_and_keeps_what
     assert (b"mark-42" in worked.exit.records) == agent.keeps_records
 
 
+@NEWEST
 async def test_the_gateways_turn_limit_ends_the_agent_and_keeps_its_work(
     harness: Harness, agent: Agent
 ) -> None:
@@ -165,12 +175,14 @@ async def test_the_gateways_turn_limit_ends_the_agent_and_keeps_its_work(
     assert changed(worked) == ["kept.txt"]
 
 
+@NEWEST
 async def test_a_full_context_ends_the_agent_without_a_turn(harness: Harness) -> None:
     worked = await work(harness, limits=SessionLimits(max_context_tokens=2))
     assert not worked.exit.timed_out
     assert not worked.trajectory.turns
 
 
+@NEWEST
 @pytest.mark.parametrize(
     "prompt",
     ["/etc is wrong.", "-h $(touch x) `touch y` \"'\\", "é漢🙂\t" * 10_000 + "end"],
@@ -192,6 +204,7 @@ async def test_the_session_key_is_hidden_from_other_users(harness: Harness, agen
     assert not readable
 
 
+@NEWEST
 async def test_nobody_but_the_gateway_is_called(harness: Harness) -> None:
     if not harness.inside:
         pytest.skip("it does not live in the sandbox")
@@ -204,6 +217,7 @@ async def test_nobody_but_the_gateway_is_called(harness: Harness) -> None:
     assert not [(host, port) for port, host in called if host != "127.0.0.1" or port == "53"]
 
 
+@NEWEST
 async def test_a_home_that_cannot_be_written_is_an_error_with_a_hint(
     harness: Harness, agent: Agent
 ) -> None:
