@@ -130,7 +130,8 @@ class Recorder(TorchDispatchMode):
         self.counts.syncs.append(_place())
 
     def add(self, op: Op) -> None:
-        self.counts.ops.append(op)
+        if not self._quiet:
+            self.counts.ops.append(op)
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -362,14 +363,39 @@ class Fused(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *inputs, _ = ctx.saved_tensors
         _record(Op("fused backward", "fused elementwise", 2 * _bytes(*inputs) + _bytes(grad)))
-        # Blocks write parts of the weight's gradient, which a second kernel sums.
-        _record(Op("sum", "fused elementwise", _bytes(inputs[-1])))
+        if inputs[-1].numel() < inputs[0].numel():
+            # Blocks write parts of the weight's gradient, which a second kernel sums.
+            _record(Op("sum", "fused elementwise", _bytes(inputs[-1])))
         return tuple(torch.empty_like(each) for each in inputs)
+
+
+def _one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Count a formula that is compiled on a GPU as one kernel."""
+
+    def call(*inputs: Any) -> Any:
+        if not _recorder:
+            return function(*inputs)
+        with _recorder[-1].quiet():
+            out = function(*inputs)
+        moved = _bytes(*_tensors((inputs, out)))
+        _record(Op(function.__name__, "fused elementwise", moved))
+        return out
+
+    return call
 
 
 def replace_kernels() -> None:
     """Put one operation in place of each kernel; the code around the kernels stays as it is."""
-    from swerl.training.rank import attention, gated_delta, moe
+    from megatron.core.fusions import fused_bias_swiglu
+    from megatron.core.transformer.attention import Attention
+
+    from swerl.training.rank import attention, fused, gated_delta, moe
+
+    swiglu = ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back")
+    for module, names in ((fused, ("norm", "norm_gradients")), (fused_bias_swiglu, swiglu)):
+        for name in names:
+            setattr(module, name, _one_kernel(getattr(module, name)))
+    Attention._apply_output_gate = lambda _, x, gate: Fused.apply(x, gate.reshape(x.shape))
 
     def rule(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **unused: Any) -> tuple[Any, None]:
         return Rule.apply(q, k, v, g, beta), None

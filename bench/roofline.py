@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from swerl.plan.activations import CHUNK_LOGITS
+from swerl.plan.activations import CHUNK_LOGITS, recomputed_layers
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import Shape, shape_from_config
@@ -66,6 +66,8 @@ PRODUCT_SHARE = 0.455
 ATTENTION_SHARE = (0.30, 0.26)
 """Of the bf16 peak, forward and backward: FlashAttention 2 with heads of 256 on an H100.
 Assumed."""
+FLASH3_SPEEDUP = 1.5
+"""Of FlashAttention 3, both ways: the lower end of what arXiv 2407.08608, section 4.1, measured."""
 LINK_SHARE = 0.8
 """Of NVLink and of the network. Assumed."""
 CHUNK_S = (2.3e-6, 5.3e-6)
@@ -133,6 +135,8 @@ class Work:
     """Share of the positions whose log-probabilities the loss reads."""
     gpus_per_node: int
     rates: Rates
+    flash3: bool = False
+    """Whether attention runs FlashAttention 3."""
 
 
 def model_config(section: ModelSection) -> dict[str, Any]:
@@ -180,23 +184,39 @@ def only(config: Mapping[str, Any], kind: str, num_layers: int) -> dict[str, Any
 
 
 def count_recipe(recipe: Recipe, work: Work) -> dict[str, Part]:
-    """Return the parts of one micro-batch: one layer of each kind by name, and `ends`."""
+    """Return the parts of one micro-batch: one layer of each kind by name, and `ends`.
+
+    If some layers are recomputed, a layer is the mean of all of its kind: each kind is taken to
+    have its share of them.
+    """
     from bench._layers import join_fake_ranks
 
     config = model_config(recipe.model)
+    stage = config["num_hidden_layers"] // recipe.trainer.pipeline_parallel
+    share = recomputed_layers(recipe.trainer.recompute, stage) / stage
+    parts: dict[str, Part] = {}
     with tempfile.TemporaryDirectory() as folder:
         options = _options(recipe, Path(folder))
         join_fake_ranks(options)
-        parts = {}
-        for kind in layer_kinds(shape_from_config(recipe.name, config)):
-            one, two = (_part(only(config, kind, number), options, work) for number in (1, 2))
-            layer = Part()
-            layer.add(two)
-            layer.add(one, -1)
-            ends = Part()
-            ends.add(one)
-            ends.add(layer, -1)
-            parts[kind], parts["ends"] = layer, ends
+        for again, times in ((False, 1 - share), (True, share)):
+            if times:
+                chosen = options.model_copy(update={"recompute": again})
+                for name, part in _count_parts(config, chosen, work).items():
+                    parts.setdefault(name, Part()).add(part, times)
+    return parts
+
+
+def _count_parts(config: Mapping[str, Any], options: Any, work: Work) -> dict[str, Part]:
+    parts = {}
+    for kind in layer_kinds(shape_from_config("counted", config)):
+        one, two = (_part(only(config, kind, number), options, work) for number in (1, 2))
+        layer = Part()
+        layer.add(two)
+        layer.add(one, -1)
+        ends = Part()
+        ends.add(one)
+        ends.add(layer, -1)
+        parts[kind], parts["ends"] = layer, ends
     return parts
 
 
@@ -295,6 +315,7 @@ def _add(part: Part, op: Any, work: Work) -> None:
         # Causal: a query sees half of its row on average.
         found.flops *= sum(row**2 / 2 for row in work.rows) / sum(work.rows)
         found.seconds = found.flops / (work.rates.bf16 * ATTENTION_SHARE[is_backward])
+        found.seconds /= FLASH3_SPEEDUP if work.flash3 else 1
     elif op.kind == "delta rule":
         found.seconds = max(moved, max(work.rows) / 64 * CHUNK_S[is_backward])
     elif op.kind == "fp32 products":
@@ -430,12 +451,14 @@ def main() -> None:
     parser.add_argument("--gpu", choices=sorted(_LINKS), help="default: the recipe's")
     parser.add_argument("--rows", type=int, nargs="+", default=[], help="tokens of each row")
     parser.add_argument("--trained", type=float, default=0.125, help="share of trained tokens")
+    parser.add_argument("--flash3", action="store_true", help="assume FlashAttention 3")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     recipe = load([args.recipe], args.set)
     gpu = args.gpu or recipe.cluster.gpu
     work = micro_batch(recipe, args.rows, args.trained, gpu)
+    work = replace(work, flash3=args.flash3)
     found = report(recipe, work, count_recipe(recipe, work), gpu)
     print("\n".join(table(found)))
     if args.json:

@@ -58,11 +58,12 @@ def test_plan_shows_every_phase_within_the_gpu() -> None:
 
 
 def test_a_layout_that_exceeds_the_gpu_is_refused_with_one_that_fits() -> None:
-    told = refused("trainer.expert_parallel=2", "trainer.offload_optimizer=false")
+    kept = ("trainer.offload_optimizer=false", "trainer.recompute=true")
+    told = refused("trainer.expert_parallel=2", *kept)
     assert "train needs" in told
     assert "of the 79.1 GiB of an H100" in told
     assert "set trainer.expert_parallel = 4" in told
-    planned("trainer.expert_parallel=4", "trainer.offload_optimizer=false")
+    planned("trainer.expert_parallel=4", *kept)
 
 
 def test_changes_that_only_fit_together_are_found() -> None:
@@ -105,10 +106,11 @@ def test_plan_counts_groups_that_a_filter_leaves_out() -> None:
 
 
 def test_fp32_on_gpus_is_planned_as_such_and_noted() -> None:
-    found = planned("trainer.dtype=fp32", "trainer.expert_parallel=64")
+    settings = ("trainer.expert_parallel=64", "trainer.recompute=true")
+    found = planned("trainer.dtype=fp32", *settings)
     assert found.memory is not None
     assert found.memory.train.parts["weights"] == pytest.approx(
-        2 * planned("trainer.expert_parallel=64").memory.train.parts["weights"]  # type: ignore[union-attr]
+        2 * planned(*settings).memory.train.parts["weights"]  # type: ignore[union-attr]
     )
     assert any("bf16 halves" in note for note in found.notes)
 

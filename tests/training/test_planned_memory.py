@@ -115,36 +115,37 @@ def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
     _, shape, found = eight_nodes()
     splits = Splits.of(found)
     assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
-    # Two norms of 2048 for half of the positions: input and scaled value in fp32, output.
-    norms = 2 * 1024 * (4 + 4 + 2)
+    # Two norms of 2048 for half of the positions: input and output.
+    norms = 2 * 1024 * (2 + 2)
     # 4096 channels; 16 heads: queries, keys and values of 128, 64 in a chunk.
     linear = 4096 * 2 + 16 * (3 * 128 + 64) * 2 + 16 * 6 * 4
     # The norm of 2048 values: input, gate and output.
     linear += 2048 * 3 * 2
-    # 2048 queries, their gates, 256 keys and values; norms in fp32; rotated; output and log-sums.
-    attention = (2 * 2048 + 2 * 256) * 2 + 2304 * (8 + 2) + 2048 * 2 + 8 * 4
-    # The gate in fp32 and its product; keys and values of eight ranks, and the output reordered.
-    attention += 2048 * 6 + (2048 + 2 * 256 * 8) * 2
+    # 2048 queries, their gates, 256 keys and values; copies of the first two; both rotated.
+    attention = (2 * 2048 + 2 * 256) * 2 + 2 * 2048 * 2 + 2304 * 2
+    # The output, log-sums, and its product with the gate; keys and values of eight ranks, and the
+    # output reordered.
+    attention += 2 * 2048 * 2 + 8 * 4 + (2048 + 2 * 256 * 8) * 2
     # Eight experts for half of the positions; the shared one and its gate; the router.
-    experts = 4 * (2048 + 5 * 512) * 2 + (5 * 256 + 1024) * 2 + (1024 + 3.5 * 128) * 4
+    experts = 4 * (2048 + 3 * 512) * 2 + (3 * 256 + 1024) * 2 + 3.5 * 128 * 4
     assert layer_bytes(shape, splits, 0) == norms + linear + experts
     assert layer_bytes(shape, splits, 3) == norms + attention + experts
 
 
 @pytest.mark.parametrize("kind", ["delta", "attention", "dense"])
 def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
-    """Within a tenth: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
+    """Within 5 %: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
     command = [sys.executable, "-m", "tests.training.rank.activation_rank", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     shape = shape_from_config(kind, CONFIGS[kind])
     planned = layer_bytes(shape, Splits(tensor=1, sequence=1, expert_tensor=1), 0)
-    assert found["held"] == pytest.approx(planned, rel=0.1)
+    assert found["held"] == pytest.approx(planned, rel=0.05)
 
 
 def test_hybrid_models_plan_is_the_one_computed_by_hand() -> None:
-    recipe, shape, found = eight_nodes()
+    recipe, shape, found = eight_nodes("trainer.recompute=true")
     gradients = 1024 * 2 + 2 * 4096 * 2
     whole = max(layer_bytes(shape, Splits.of(found), layer) for layer in (0, 3))
     kept = 40 * 2048 + whole + 2048 + gradients
@@ -189,9 +190,9 @@ def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
     assert state.gradients == dense * 4
     assert state.optimizer == dense / 4 * 12
     queries, keys, width = 2048, 512, 6144
-    # Norms: input in fp32, scaled value, output; and those of queries and keys before rotation.
-    kept = 2 * 2048 * 8 + (queries + 2 * keys) * 2 + (queries + keys) * (6 + 2)
-    kept += queries * 2 + 16 * 4 + 5 * width * 2
+    # Norms: input and output; the projection, copied queries, both rotated; the output.
+    kept = 2 * 2048 * 4 + (queries + 2 * keys) * 2 + queries * 2 + (queries + keys) * 2
+    kept += queries * 2 + 16 * 4 + 3 * width * 2
     assert layer_bytes(shape, Splits.of(found), 0) == kept
     whole = activation_bytes(shape, found, positions=1, recompute=False)
     assert whole == 36 * kept + 4096 + (2048 + 2 * width) * 2
@@ -235,9 +236,22 @@ def total(planned: MemoryPlan, part: str) -> float:
     ],
 )
 def test_each_memory_saving_setting_lowers_its_own_part(setting: str, part: str) -> None:
-    recipe, shape, found = eight_nodes(setting)
-    without = plan_memory(recipe, shape, found)
-    assert total(without, part) > 1.5 * total(plan_memory(*eight_nodes()), part)
+    saving = plan_memory(*eight_nodes("trainer.recompute=true"))
+    recipe, shape, found = eight_nodes("trainer.recompute=true", setting)
+    assert total(plan_memory(recipe, shape, found), part) > 1.5 * total(saving, part)
+
+
+def test_the_first_layers_may_be_recomputed_and_the_others_keep_theirs() -> None:
+    _, shape, found = one_node(tensor_parallel=1)
+    layer, entry = layer_bytes(shape, Splits.of(found), 0), 4096 * 2
+
+    def held(recompute: bool | int) -> float:
+        return activation_bytes(shape, found, positions=1, recompute=recompute)
+
+    assert held(1) - held(False) == entry - layer
+    # The last kept layer and a recomputed one are never whole at once.
+    assert held(36) - held(35) == entry
+    assert held(36) == held(50) == held(True)
 
 
 def test_gpus_of_their_own_hold_no_second_copy() -> None:
@@ -249,7 +263,7 @@ def test_gpus_of_their_own_hold_no_second_copy() -> None:
 
 
 def test_reference_policy_is_a_second_copy_of_the_weights() -> None:
-    planned = plan(load([RECIPE], ["algorithm.kl_coef=0.05"])).memory
+    planned = plan(load([RECIPE], ["algorithm.kl_coef=0.05", "trainer.recompute=true"])).memory
     assert planned is not None
     assert total(planned, "reference") == total(planned, "weights")
 

@@ -23,9 +23,8 @@ SHARED_COPIES = 2
 pack's positions (`training/rank/attention.py`)."""
 _CHUNK = 64
 """Positions per chunk of the gated delta rule's kernels."""
-_GATED_UNIT = 5
-"""Tensors that SwiGLU keeps: both halves of its input, SiLU's output, the other half's copy, and
-the product."""
+_GATED_UNIT = 3
+"""Tensors that SwiGLU keeps: both halves of its input, and the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +47,31 @@ class Splits:
         return cls(layout.tensor, sequence, layout.expert_tensor, layout.context, copies)
 
 
+def recomputed_layers(recompute: bool | int, num_layers: int) -> int:
+    """Return how many of a pipeline stage's layers `trainer.recompute` names: the first ones."""
+    return num_layers if recompute is True else min(recompute, num_layers)
+
+
 def activation_bytes(
-    shape: Shape, layout: Layout, *, positions: int, recompute: bool, shared: bool = False
+    shape: Shape, layout: Layout, *, positions: int, recompute: bool | int, shared: bool = False
 ) -> float:
     """Return the peak on a rank of the first pipeline stage, with `positions` per micro-batch.
 
     Under the 1F1B schedule the first stage holds as many micro-batches as there are stages
-    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). With `recompute` it keeps the input
-    of each layer, and one whole layer at a time. `shared` is whether rows share prefixes.
+    (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1). It keeps the input of each recomputed
+    layer. These are the first layers and the last ones of the backward pass, so they are whole, one
+    at a time, when all others are freed. `shared` is whether rows share prefixes.
     """
     splits = Splits.of(layout, shared=shared)
     stage = range(shape.num_layers // layout.pipeline)
     whole = [layer_bytes(shape, splits, layer) for layer in stage]
     entry = shape.hidden_size / splits.sequence * _BF16
-    kept = len(stage) * entry + max(whole) if recompute else sum(whole)
+    again = recomputed_layers(recompute, len(stage))
+    kept = again * entry + sum(whole[again:])
+    peak = again * entry + max(sum(whole[again:]), *whole[:again], 0)
     in_flight = layout.pipeline
-    extra = (in_flight - 1) * (len(stage) * entry if recompute else sum(whole))
-    return positions * (kept + extra + in_flight * entry + _gradients(shape, splits))
+    extra = (in_flight - 1) * kept
+    return positions * (peak + extra + in_flight * entry + _gradients(shape, splits))
 
 
 def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
@@ -81,33 +88,27 @@ def logit_bytes(shape: Shape, layout: Layout, *, positions: int) -> float:
 def layer_bytes(shape: Shape, splits: Splits, layer: int) -> float:
     """Return the bytes that one layer keeps per position without recomputation.
 
-    `training/rank/` computes norms and gates unfused in fp32, so these keep more than their
-    kernels would. FlashAttention, the grouped matrix product and the kernels of a delta net keep
-    their inputs and little else. A test counts the living bytes of the real layers.
+    Norms, gated units, FlashAttention, the grouped matrix product and the kernels of a delta net
+    keep their inputs and little else. A test counts the living bytes of the real layers.
     """
-    norms = 2 * (_norm(shape) + _BF16) * shape.hidden_size / splits.sequence
+    norms = 2 * 2 * shape.hidden_size / splits.sequence * _BF16
     mixer = _attention(shape, splits) if shape.has_attention(layer) else _linear(shape, splits)
     if shape.has_experts(layer):
         return norms + mixer + _experts(shape, splits)
     return norms + mixer + _GATED_UNIT * shape.ffn_size / splits.tensor * _BF16
 
 
-def _norm(shape: Shape) -> int:
-    """Bytes that a norm keeps of an element besides its output: the input in fp32, and the scaled
-    value. It is fp32 where one is added to the weights, as in models with gated attention."""
-    return 2 * _FP32 if shape.gated_attention else _FP32 + _BF16
-
-
 def _attention(shape: Shape, splits: Splits) -> float:
-    """The projection; norms of queries and keys; both after rotation; the output with one fp32
-    log-sum a head; the gate in fp32 and its product. Context ranks keep all gathered keys and
-    values, and the output in both of its orders."""
+    """The projection; copies of queries, which their norm reads, and of their gates; queries and
+    keys after rotation; the output with one fp32 log-sum a head; its product with the gate. Context
+    ranks keep all gathered keys and values, and the output in both of its orders."""
     queries = shape.num_heads * shape.head_dim / splits.tensor
     keys = max(shape.num_kv_heads / splits.tensor, 1) * shape.head_dim
-    kept = ((1 + shape.gated_attention) * queries + 2 * keys) * _BF16
-    kept += (queries + keys) * (_norm(shape) * shape.qk_norm + _BF16)
-    kept += queries * _BF16 + shape.num_heads / splits.tensor * _FP32
-    kept += queries * (_FP32 + _BF16) * shape.gated_attention
+    gates = queries * shape.gated_attention
+    kept = (queries + gates + 2 * keys) * _BF16
+    kept += (queries * shape.qk_norm + gates) * _BF16
+    kept += (queries + keys) * _BF16
+    kept += (queries + gates) * _BF16 + shape.num_heads / splits.tensor * _FP32
     if splits.context * splits.copies > 1:
         kept += (queries + 2 * keys * splits.context * splits.copies) * _BF16
     return kept
@@ -126,13 +127,13 @@ def _linear(shape: Shape, splits: Splits) -> float:
 
 def _experts(shape: Shape, splits: Splits) -> float:
     """The copies of a position that its experts read and their gated units; the shared expert's,
-    and its output before its gate; the router's fp32 input, scores, weights and choices."""
+    and its output before its gate; the router's scores, weights and choices in fp32."""
     inner = _GATED_UNIT * shape.expert_ffn_size / splits.expert_tensor
     copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
     routed = copies * (shape.hidden_size + inner) * _BF16
     gate = shape.hidden_size / splits.sequence if shape.gated_attention else 0.0
     shared = (_GATED_UNIT * shape.shared_ffn_size / splits.tensor + gate) * _BF16
-    router = (shape.hidden_size + 3.5 * shape.num_experts) / splits.sequence * _FP32
+    router = 3.5 * shape.num_experts / splits.sequence * _FP32
     return routed + shared + router
 
 

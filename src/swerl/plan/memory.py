@@ -471,7 +471,7 @@ def _changes(recipe: Recipe) -> Iterator[_Changes]:
     trainer = recipe.trainer
     savers: list[_Changes] = [{}]
     for key in ("recompute", "offload_optimizer"):
-        if not getattr(trainer, key):
+        if getattr(trainer, key) is not True:
             savers += [{**saver, key: True} for saver in savers]
     for saver in savers[1:]:
         yield saver

@@ -301,8 +301,9 @@ class TrainerSection(Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Number format of weights and activations. bf16 is for GPUs: the optimizer keeps fp32 weights
     and gradients are summed in fp32. On CPU it is slower and less exact."""
-    recompute: bool = False
-    """Recompute activations in the backward pass: slower, far less memory."""
+    recompute: bool | Annotated[int, Field(ge=1)] = False
+    """Recompute activations in the backward pass: slower, far less memory. A number recomputes so
+    many layers of each pipeline stage, and the others keep theirs."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory."""
     require_kernels: bool = True

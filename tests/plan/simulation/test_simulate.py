@@ -74,8 +74,10 @@ def test_training_time_is_arithmetic_over_rate_starts_and_exchanges() -> None:
     )
     assert found(rows) == pytest.approx(arithmetic)
     assert found([100] * 6) == pytest.approx(2 * arithmetic)  # two ranks have two rows each
-    repeated = trainer(settings[0], **plain)
+    repeated = trainer(settings[0], "trainer.recompute=true", **plain)
     assert repeated(rows) == pytest.approx(arithmetic * 4 / 3)
+    partly = trainer(settings[0], "trainer.recompute=10", **plain)
+    assert partly(rows) == pytest.approx(arithmetic * (1 + 10 / 40 / 3))
     started = trainer(*settings, **{**plain, "train_layer_s": 0.5})
     assert started(rows) == pytest.approx(arithmetic + 40 * 0.5)
     assert started([48_000] * 9) > started([48_000] * 8) + 40 * 0.5  # three micro-batches a rank
@@ -94,14 +96,15 @@ def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
 def test_exchanges_are_those_of_the_counted_roofline() -> None:
     """docs/measurements/gpu-roofline.md: 62.7 GB over NVLink and 7.0 GB between nodes."""
     fast = {"train_mfu": 1e30, "network_bytes_per_s": 1e30}
-    found = trainer(link_share=1.0, **fast)
+    found = trainer("trainer.recompute=true", link_share=1.0, **fast)
     assert found.row.per_token * 96_000 * 450e9 == pytest.approx(62.7e9, rel=0.05)
 
 
 def test_layouts_of_equal_size_differ() -> None:
-    inside = ("trainer.context_parallel=4", "trainer.tokens_per_micro_batch=24000")
+    again = "trainer.recompute=true"
+    inside = ("trainer.context_parallel=4", "trainer.tokens_per_micro_batch=24000", again)
     rows = [31_000] * 64
-    assert trainer(*inside)(rows) < 0.97 * trainer()(rows)
+    assert trainer(*inside)(rows) < 0.97 * trainer(again)(rows)
 
 
 def test_experts_are_as_slow_on_one_expert_rank() -> None:

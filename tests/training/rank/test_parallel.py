@@ -42,6 +42,7 @@ CASES = {
     "moe": Case("moe"),
     "sft": Case("dense", algorithm="sft"),
     "recompute": Case("dense", layout={"recompute": True}),
+    "recompute-one": Case("dense", layout={"recompute": 1}),
     "offload": Case("dense", layout={"offload_optimizer": True}),
     "bf16": Case("dense", algorithm="sft", layout={"dtype": "bf16", "recompute": True}),
     "data": Case("dense", 2),
@@ -176,7 +177,8 @@ def test_any_layout_takes_the_steps_of_one_rank(
 
 
 def test_recomputed_activations_change_nothing(found: dict[str, dict[str, Any]]) -> None:
-    assert set(_gap(found["recompute"], found["dense"]).values()) == {0.0}
+    for name in ("recompute", "recompute-one"):
+        assert set(_gap(found[name], found["dense"]).values()) == {0.0}
 
 
 def test_an_offloaded_optimizer_takes_the_same_steps(

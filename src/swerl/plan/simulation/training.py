@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
 
+from swerl.plan.activations import recomputed_layers
 from swerl.plan.layout import Layout
 from swerl.plan.memory import PRECISIONS, GpuModel
 from swerl.plan.parameters import RowCost, rank_params, row_cost, trained_params
@@ -57,10 +58,12 @@ def trainer_speed(
     trainer, lora = recipe.trainer, recipe.trainer.lora
     cost, links = row_cost(shape, lora), _Links(layout, gpu, value)
     # With frozen weights the forward pass is about half of the arithmetic.
-    repeated = 1 + (1 / 2 if lora.rank else 1 / 3) * trainer.recompute
+    stage = shape.num_layers // layout.pipeline
+    again = recomputed_layers(trainer.recompute, stage) / stage
+    repeated = 1 + (1 / 2 if lora.rank else 1 / 3) * again
     shared = layout.tensor * layout.pipeline * layout.context
     rate = shared * gpu.bf16_flops * value["train_mfu"] * (1 - value["imbalance"]) / repeated
-    exchanged = sum(_exchanges(shape, layout, links, passes=2 + trainer.recompute))
+    exchanged = sum(_exchanges(shape, layout, links, passes=2 + again))
     params = rank_params(shape, layout, lora if lora.rank else None)
     each = _FP32 + PRECISIONS[trainer.dtype].weight  # Gradients are added, weights gathered.
     copies, whole = layout.data * layout.context, layout.expert * layout.expert_tensor
@@ -79,7 +82,7 @@ def trainer_speed(
     )
 
 
-def _exchanges(shape: Shape, layout: Layout, links: _Links, *, passes: int) -> Iterator[float]:
+def _exchanges(shape: Shape, layout: Layout, links: _Links, *, passes: float) -> Iterator[float]:
     """Yield seconds of each exchange per position on a rank, over all layers.
 
     Tensor ranks gather and scatter a layer's positions twice a pass, and gather them once more for

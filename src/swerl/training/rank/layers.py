@@ -30,6 +30,7 @@ from swerl.core.chat import Json
 from swerl.core.errors import TrainerError
 from swerl.training.rank.attention import PackedAttention
 from swerl.training.rank.context import Forest
+from swerl.training.rank.fused import rms_norm
 from swerl.training.rank.gated_delta import GatedDeltaNet
 from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules, permute
 
@@ -104,10 +105,8 @@ def check_divides(
 
 
 class RMSNorm(torch.nn.Module):
-    """Root-mean-square norm, computed in fp32 (Zhang and Sennrich 2019, eq. 4).
-
-    If the config's gammas are centred at zero (Qwen3.5), the factor is one plus the weight.
-    """
+    """Root-mean-square norm; if the config's gammas are centred at zero (Qwen3.5), the factor is
+    one plus the weight."""
 
     def __init__(
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **unused: object
@@ -119,11 +118,7 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.adds_one:
-            return (wide * scale * (1.0 + self.weight.float())).to(x.dtype)
-        return (wide * scale).to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps, adds_one=self.adds_one)
 
 
 @dataclass

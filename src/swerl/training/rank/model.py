@@ -153,7 +153,8 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         "pipeline_dtype": dtype,
         "use_cpu_initialization": not torch.cuda.is_available(),
         "bias_dropout_fusion": False,
-        "bias_activation_fusion": False,
+        # SwiGLU keeps its input alone, and is one kernel.
+        "bias_activation_fusion": True,
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
         "apply_rope_fusion": False,
@@ -163,8 +164,9 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
     if options.recompute:
         settings |= {
             "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
+            # Each layer of the stage, or so many of its first ones.
+            "recompute_method": "uniform" if options.recompute is True else "block",
+            "recompute_num_layers": int(options.recompute),
         }
     return settings
 

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from swerl.core.chat import Json
+from swerl.training.rank.fused import wide_linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
         # In fp32, because rounding can change the choice of experts.
-        return F.linear(input.float(), self.weight.float())
+        return wide_linear(input, self.weight)
 
     def routing(
         self, logits: torch.Tensor, padding_mask: torch.Tensor | None = None
@@ -121,9 +123,8 @@ class GroupedExperts(torch.nn.Module):
         self, x_TH: torch.Tensor, tokens_per_expert: torch.Tensor, weights_T: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
         both_TF = self._multiply("fc1", x_TH, tokens_per_expert)
-        gate_TF, up_TF = both_TF.chunk(2, dim=-1)
         # The router's weight may come before the second matrix, because that is linear.
-        inner_TF = (F.silu(gate_TF) * up_TF * weights_T.unsqueeze(-1)).to(x_TH.dtype)
+        inner_TF = weighted_bias_swiglu_impl(both_TF, None, weights_T.unsqueeze(-1))
         return self._multiply("fc2", inner_TF, tokens_per_expert), None
 
     def _multiply(

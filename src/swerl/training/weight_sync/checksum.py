@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from shutil import which
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from swerl.core.chat import Json
 from swerl.core.learning import EngineTarget
 from swerl.engines.families._megatron_plan import text_config
+from swerl.training.rank.fused import fuse
 
 CERTAIN_MODELS = frozenset({"qwen3", "qwen3_moe"})
 """Model types whose parameters real engines have confirmed, all but the experts."""
@@ -292,29 +290,13 @@ def _hash_on_gpu(tensor: torch.Tensor) -> int:
     whole_words = num_words // TILE_WORDS * TILE_WORDS
     # Tensors: inductor turns bit operations on integer arguments into floats.
     start, num_bytes, total = torch.tensor([0, num_words * 4 & _MASK, 0], device=words.device)
-    add_tiles = _fused() if words.is_cuda else tiles_sum
     for first in range(0, whole_words, step):
         tiles = words[first : min(first + step, whole_words)].view(-1, TILE_WORDS)
-        total += add_tiles(tiles, start, num_bytes)
+        total += _one_kernel(tiles, start, num_bytes)
         start += tiles.numel()
     if whole_words < num_words:
         total += tiles_sum(words[whole_words:].unsqueeze(0), start, num_bytes)
     return _splitmix64(int(total))
-
-
-_Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@cache
-def _fused() -> _Sum:
-    """Return `tiles_sum` as one kernel, which reads each word once and writes a sum a tile.
-
-    Without Triton and the C compiler that it needs: torch's own kernels, 200 times the traffic.
-    """
-    if find_spec("triton") and (which("gcc") or which("clang")):
-        compiled: _Sum = torch.compile(tiles_sum, dynamic=True)
-        return compiled
-    return tiles_sum
 
 
 def tiles_sum(words_Tw: torch.Tensor, start: torch.Tensor, num_bytes: torch.Tensor) -> torch.Tensor:
@@ -332,6 +314,10 @@ def tiles_sum(words_Tw: torch.Tensor, start: torch.Tensor, num_bytes: torch.Tens
         halves.append(_fmix32(tile ^ num_bytes))
     high, low = halves
     return ((high << 32) | low).sum()  # int64 wraps, as the sum must
+
+
+_one_kernel = fuse(tiles_sum)
+"""One kernel, which reads each word once; torch's own ones take 200 times the traffic."""
 
 
 def _rotated(x: torch.Tensor, bits: int) -> torch.Tensor:
