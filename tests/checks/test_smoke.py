@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from swerl.checks import smoke
 from swerl.checks.smoke import ImageFacts, SmokeResult, SmokeSettings, interpreter_of
-from swerl.cli.sandbox import app
+from swerl.cli.main import typer_app
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import local
 from swerl.sandboxes.ledger.store import default_ledger
@@ -151,7 +151,7 @@ async def test_a_result_stands_until_the_image_is_another_one(tasks: list[Task])
 
 
 def test_the_command_fails_and_names_the_broken_image(file: Path) -> None:
-    done = CliRunner().invoke(app, ["smoke", str(file), "--json"])
+    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(file), "--json"])
     assert done.exit_code == 1
     rows = json.loads(done.stdout)
     assert [row["ok"] for row in rows] == [True, True, False]
@@ -159,24 +159,24 @@ def test_the_command_fails_and_names_the_broken_image(file: Path) -> None:
 
 def test_the_command_shows_a_table_when_all_is_well(tasks: list[Task], file: Path) -> None:
     write_tasks(file, tasks[:2])
-    done = CliRunner().invoke(app, ["smoke", str(file), "--workers", "2"])
+    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(file), "--workers", "2"])
     assert done.exit_code == 0, done.output
     assert "1 image ready, 0 failed" in done.output
 
 
 def test_the_same_command_resumes_and_again_retries_failures(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "new folder" / "results.jsonl"
-    command = ["smoke", str(file), "--json", "--out", str(out)]
+    command = ["sandbox", "smoke", str(file), "--json", "--out", str(out)]
 
     def lines() -> list[dict[str, object]]:
         return [json.loads(line) for line in out.read_text().splitlines()]
 
-    first = CliRunner().invoke(app, command)
+    first = CliRunner().invoke(typer_app, command)
     assert len(lines()) == 3
-    second = CliRunner().invoke(app, command)
+    second = CliRunner().invoke(typer_app, command)
     assert (second.exit_code, json.loads(second.stdout)) == (1, json.loads(first.stdout))
     assert len(lines()) == 3
-    CliRunner().invoke(app, [*command, "--again"])
+    CliRunner().invoke(typer_app, [*command, "--again"])
     assert [row["image"] for row in lines()[3:]] == ["built:no-such-image"]
 
 
@@ -189,7 +189,7 @@ def test_a_line_cut_short_is_checked_again_and_a_foreign_file_refused(
     out.write_bytes(out.read_bytes() + b'{"image":"c"')
     smoke.append(out, SmokeResult("d", "/w", failure="broken"), "local")
     assert [each.image for each in smoke.read(out, "local").values()] == ["a", "d"]
-    done = CliRunner().invoke(app, ["smoke", str(file), "--out", str(file)])
+    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(file), "--out", str(file)])
     assert "is not a smoke result" in str(done.exception)
     assert done.exit_code != 0
 

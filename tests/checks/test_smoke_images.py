@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.sandbox import app
+from swerl.cli.main import typer_app
 from swerl.core.task import GradingSpec, Task, write_tasks
 
 
 def smoke(folder: Path, image: str, *words: str) -> dict[str, object]:
     spec = GradingSpec("command", test_command="python3 -m pytest")
     write_tasks(folder / "tasks.jsonl", [Task("a", "r", image, "/testbed", "fix", spec)])
-    done = CliRunner().invoke(app, ["smoke", str(folder / "tasks.jsonl"), "--json", *words])
+    command = ["sandbox", "smoke", str(folder / "tasks.jsonl"), "--json", *words]
+    done = CliRunner().invoke(typer_app, command)
     (row,) = json.loads(done.stdout)
     assert isinstance(row, dict)
     return row

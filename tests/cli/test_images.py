@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli import images
-from swerl.cli.images import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.images.plan import ImagePlan, PlannedImage
@@ -28,7 +28,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def mirror(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["mirror", *arguments], catch_exceptions=False)
+    result = CliRunner().invoke(typer_app, ["images", "mirror", *arguments], catch_exceptions=False)
     return result.output
 
 
@@ -46,7 +46,7 @@ def test_a_plan_without_any_manifest_does_not_lead_to_a_pull(
     made = ImagePlan((lost, *[PlannedImage("c/d")] * num_read), frozenset())
     monkeypatch.setattr(images, "_make", lambda *_: made)
 
-    done = CliRunner().invoke(app, ["plan", str(tasks)])
+    done = CliRunner().invoke(typer_app, ["images", "plan", str(tasks)])
 
     assert done.exit_code == 1
     assert f"next: swerl images {verb} " in done.stdout
@@ -72,7 +72,7 @@ def test_prepared_tasks_are_listed_and_stay_prepared(
     write_tasks(tmp_path / "tasks.jsonl", [*made, broken])
     for _ in range(2):
         arguments = ["prepare", str(tmp_path / "tasks.jsonl"), "--jobs", "1", "--json"]
-        done = CliRunner().invoke(app, arguments)
+        done = CliRunner().invoke(typer_app, ["images", *arguments])
         assert done.exit_code == 1
         shown = json.loads(done.stdout)
         assert shown["prepared"] == [made[0].id]

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli._images import images_of, read_size
-from swerl.cli.images import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.images.store import Store, default_store
@@ -57,7 +57,7 @@ def empty_registry() -> Iterator[str]:
 
 
 def images(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*arguments], catch_exceptions=False)
+    result = CliRunner().invoke(typer_app, ["images", *arguments], catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -109,7 +109,7 @@ def test_import_then_list_then_verify_then_free(store: Store, tmp_path: Path) ->
 def test_damage_is_named_and_is_a_failure(store: Store) -> None:
     add_image(store, "docker.io/swe/task:latest", [Entry("a")])
     (store.find("swe/task").layers[0] / "new").touch()
-    result = CliRunner().invoke(app, ["verify", "all"])
+    result = CliRunner().invoke(typer_app, ["images", "verify", "all"])
     assert result.exit_code == 1
     assert "has changed files: new" in result.output
     assert "next: swerl images verify --repair" in result.output

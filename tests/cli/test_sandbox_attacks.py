@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from swerl.cli.sandbox import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, UnknownNameError
 
 FAST = ("--only", "capabilities", "--only", "host-files", "--only", "routes")
@@ -22,7 +22,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attacks(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["attacks", *arguments], catch_exceptions=False)
+    return CliRunner().invoke(typer_app, ["sandbox", "attacks", *arguments], catch_exceptions=False)
 
 
 def test_a_report_is_printed_and_kept(state: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from swerl.cli.sandbox import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.core.liveness import this_process
 from swerl.core.sandbox import new_name
@@ -56,7 +56,7 @@ def held() -> Iterator[subprocess.Popen[str]]:
 
 
 def swerl(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(typer_app, ["sandbox", *words])
 
 
 def rows(*words: str) -> list[dict[str, object]]:

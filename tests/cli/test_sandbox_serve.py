@@ -15,7 +15,7 @@ import pytest
 from e2b import Sandbox
 from typer.testing import CliRunner
 
-from swerl.cli.sandbox import app
+from swerl.cli.main import typer_app
 from tests.sandboxes.e2b_server.helpers import eventually
 
 from ..sandboxes.helpers import host_processes
@@ -132,7 +132,7 @@ def test_an_address_that_others_reach_has_tls_unless_it_says_http(
     ],
 )
 def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["serve", *options])
+    result = CliRunner().invoke(typer_app, ["sandbox", "serve", *options])
     said = f"{result.output}{result.exception}{getattr(result.exception, 'hint', '')}"
     assert result.exit_code != 0
     assert words in said, said
@@ -140,6 +140,7 @@ def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -
 
 def test_a_short_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short")
-    result = CliRunner().invoke(app, ["serve", "--api-key-file", os.fspath(tmp_path / "key")])
+    command = ["sandbox", "serve", "--api-key-file", os.fspath(tmp_path / "key")]
+    result = CliRunner().invoke(typer_app, command)
     assert result.exit_code != 0
     assert "16" in f"{result.output}{result.exception}"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from swerl.cli.train import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import RunError, UnknownNameError
 from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
 from swerl.core.files import write_json
@@ -51,7 +51,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swerl(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    return CliRunner().invoke(typer_app, ["train", *arguments], catch_exceptions=False)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.cost import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.plan import cost as arithmetic
 from swerl.plan.cost import (
@@ -144,21 +144,25 @@ def test_assumptions_name_their_sources() -> None:
 
 
 def test_command_prints_every_assumption_and_case() -> None:
-    shown = CliRunner().invoke(app, ["estimate"], catch_exceptions=False).output
+    shown = CliRunner().invoke(typer_app, ["cost", "estimate"], catch_exceptions=False).output
     assert all(row.key in shown for row in example())
     assert all(text in shown for text in ("$0.048", "$0.105", "$0.221", "$8,000"))
 
 
 def test_command_prints_json() -> None:
     arguments = ["estimate", "--json", "--assume", "gpus=0"]
-    answer = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
+    answer = json.loads(
+        CliRunner().invoke(typer_app, ["cost", *arguments], catch_exceptions=False).output
+    )
     assert [case["gpu_dollars"] for case in answer["cases"]] == [0, 0, 0]
     assert answer["cases"][0]["total_dollars"] == pytest.approx(306.176 * 1.0204)
 
 
 def test_missing_recipe_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot read recipe"):
-        CliRunner().invoke(app, ["estimate", str(tmp_path / "none.toml")], catch_exceptions=False)
+        CliRunner().invoke(
+            typer_app, ["cost", "estimate", str(tmp_path / "none.toml")], catch_exceptions=False
+        )
 
 
 def section(**settings: object) -> RolloutSection:
@@ -217,9 +221,9 @@ def test_set_overrides_a_recipe_key_and_assume_an_assumption() -> None:
     recipe = str(Path(__file__).parents[2] / "recipes" / "qwen35b_8node.toml")
     run = CliRunner()
     arguments = ["estimate", recipe, "--json", "--set", "cluster.nodes=8", "--set", "steps=7"]
-    answer = json.loads(run.invoke(app, arguments, catch_exceptions=False).output)
+    answer = json.loads(run.invoke(typer_app, ["cost", *arguments], catch_exceptions=False).output)
     assert {row["key"]: row["value"] for row in answer["assumptions"]}["steps"] == 7
     with pytest.raises(InputError, match="overrides a recipe's key"):
-        run.invoke(app, ["estimate", "--set", "steps=7"], catch_exceptions=False)
-    simulated = run.invoke(app, ["simulate", recipe, "--steps", "1", "--json"])
+        run.invoke(typer_app, ["cost", "estimate", "--set", "steps=7"], catch_exceptions=False)
+    simulated = run.invoke(typer_app, ["cost", "simulate", recipe, "--steps", "1", "--json"])
     assert json.loads(simulated.output)["assumptions"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.train import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError
 from swerl.plan import tune
 from swerl.plan.plan import plan
@@ -30,7 +30,8 @@ def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str) -> str:
     sets = [part for each in SMALL for part in ("--set", each)]
-    shown = CliRunner().invoke(app, ["tune", *arguments, *sets], catch_exceptions=False)
+    command = ["train", "tune", *arguments, *sets]
+    shown = CliRunner().invoke(typer_app, command, catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     return shown.stdout
 

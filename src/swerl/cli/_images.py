@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from swerl.cli._options import tasks_in
 from swerl.cli._output import stderr
-from swerl.core.errors import InputError
+from swerl.core.errors import InputError, SwerlError
 from swerl.core.image_reference import is_local, parse
-
-if TYPE_CHECKING:
-    from swerl.core.errors import SwerlError
 
 ImagesArgument = Annotated[
     list[str], typer.Argument(metavar="TASKS...", help="Task files, or names of images.")
@@ -73,8 +71,6 @@ def failures(found: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:
 
 def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
     """Print an image's failure and its remedy."""
-    from rich.markup import escape
-
     for image, error in failures:
         hint = f" ({error.hint})" if error.hint else ""
         stderr().print(f"[red]failed[/] {image}: {escape(f'{error}{hint}')}", soft_wrap=True)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
 
 from swerl.cli._output import console, print_json, simple_table
+from swerl.engines.sglang import server_command
+from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe
+from swerl.plan.layout import crossing
+from swerl.plan.memory import MemoryPlan
+from swerl.plan.parameters import active_params, model_params
+from swerl.plan.plan import RecipePlan
 from swerl.plan.simulation.schedule import SimulatedRun
 from swerl.plan.simulation.simulate import Simulation
 from swerl.recipe.schema import Recipe
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from swerl.plan.cost import Assumption, Estimate
-    from swerl.plan.memory import MemoryPlan
-    from swerl.plan.plan import RecipePlan
-
+from swerl.rollout.wiring import sglang_launch
 
 _FIGURES = ("layout", "memory", "disk", "cost", "notes", "obstacles")
 
@@ -43,9 +46,6 @@ def show_plan(recipe: Recipe, *, as_json: bool = False) -> bool:
 
 def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[RenderableType]:
     """Yield the plan's tables and lines, without the obstacles."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     title = f"Plan of {found.recipe.name}"
     table = Table("", "", title=title, title_justify="left", box=SIMPLE, show_header=False)
     table.columns[0].no_wrap = True
@@ -82,8 +82,6 @@ def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
 
 def _dollars_by(recipe: Recipe, found: Simulation) -> str:
     """Return the cost by the simulation, which has no low and high case."""
-    from swerl.plan.cost import estimate, from_recipe
-
     minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
     settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
     middle = estimate(from_recipe(recipe), settings).cases[1]
@@ -94,8 +92,6 @@ def _dollars_by(recipe: Recipe, found: Simulation) -> str:
 
 
 def _show_ending(plan: RecipePlan) -> None:
-    from rich.markup import escape
-
     out = console()
     checked = (
         "every key and name, nested time budgets, the parallel layout against the model's sizes"
@@ -125,8 +121,6 @@ def _rows(plan: RecipePlan) -> Iterator[tuple[str, str]]:
 
 
 def _model(plan: RecipePlan) -> str:
-    from swerl.plan.parameters import active_params, model_params
-
     shape = plan.shape
     text = f"{shape.name}: {_count(model_params(shape).total)} parameters"
     if shape.num_experts:
@@ -145,8 +139,6 @@ def _machines(plan: RecipePlan) -> Iterator[tuple[str, str]]:
 
 
 def _parallel(plan: RecipePlan) -> str:
-    from swerl.plan.layout import crossing
-
     layout = plan.layout
     sizes = {
         "tensor": layout.tensor,
@@ -180,11 +172,6 @@ def _engines(plan: RecipePlan) -> str:
 
 def _flags(plan: RecipePlan) -> str:
     """Return the flags of a server's command, without its model and address."""
-    from pathlib import Path
-
-    from swerl.engines.sglang import server_command
-    from swerl.rollout.wiring import sglang_launch
-
     options, planned = sglang_launch(plan.recipe)
     given = options.model_copy(update={"flags": (*planned, *options.flags)})
     size, saver = plan.layout.gpus_per_engine, plan.layout.colocated

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
+from rich.console import Console
 
 from swerl.cli._output import console, counted, safe
 from swerl.core.chat import Message
@@ -31,9 +31,6 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout import record, wiring
 from swerl.rollout.episode import brief, first_line
 from swerl.training import batch
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _LOOK_S = 1.0
 """Seconds between checks for idle sessions."""

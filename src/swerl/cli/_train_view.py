@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.table import Table
 
 from swerl.cli._output import console, safe, simple_table
 from swerl.core.events import (
@@ -27,10 +29,6 @@ from swerl.core.events import (
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory
 from swerl.training.efficiency import MEASURED, PLANNED, compare_memory
-
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
 
 _BARS = "▁▂▃▄▅▆▇█"
 _REFRESH_S = 0.25
@@ -55,8 +53,6 @@ class TrainView:
         self._step_s: deque[float] = deque(maxlen=_ETA_STEPS)
 
     def __enter__(self) -> TrainView:
-        from rich.live import Live
-
         if sys.stdout.isatty():
             self._live = Live(console=console(), auto_refresh=False, transient=True)
             self._live.start()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from rich.box import SIMPLE
+from rich.table import Table
 
+from swerl.checks.compat import report
+from swerl.checks.compat.cases import CASES, choose_agents, find_case
+from swerl.checks.compat.report import HEADINGS, attempts, cells, reasons
+from swerl.checks.compat.trial import Trial, TrialResult, TrialResults, plan, run_all
 from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli._output import console, counted, print_json
 from swerl.cli._run import progress_bar, run, waiting
+from swerl.core import plugins
 from swerl.core.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.checks.compat.trial import Trial, TrialResult, TrialResults
+from swerl.rollout.wiring import open_backend
+from swerl.sandboxes import local
 
 _NARROW = {
     "branches": "bran-\nches",
@@ -28,9 +33,6 @@ _COLOURS = {"done": "green", "limit": "green", "gave up": "yellow", "failed": "b
 _LOG_CHARS = 400
 _WANTED_SHARE = 0.99
 """Share of all turns that must replay."""
-
-
-app = typer.Typer(no_args_is_help=True, help="Fetch agent CLIs, and try them offline.")
 
 
 def compat(
@@ -57,8 +59,6 @@ def compat(
     as_json: JsonOption = False,
 ) -> None:
     """Run agents offline against a scripted model; exit code 1 if one fails."""
-    from swerl.checks.compat import report
-
     if out:
         report.check(out)
         require_new(out, force=force)
@@ -102,8 +102,6 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Play each case, and again from its record; exit code 1 under 99 % of the turns."""
-    from swerl.checks.compat import report
-
     if out:
         report.check(out)
         require_new(out, force=force)
@@ -125,10 +123,6 @@ def replay(
 
 
 def _trials(agents: str, cases: str, families: str, *, full: bool) -> tuple[Trial, ...]:
-    from swerl.checks.compat.cases import CASES, choose_agents, find_case
-    from swerl.checks.compat.trial import plan
-    from swerl.core import plugins
-
     names = _split(families)
     for name in names:
         plugins.load("families", name)
@@ -143,10 +137,6 @@ def _split(names: str) -> tuple[str, ...]:
 def _run(
     trials: tuple[Trial, ...], models: Path | None, jobs: int, *, replay: bool = False
 ) -> TrialResults:
-    from swerl.checks.compat.trial import run_all
-    from swerl.rollout.wiring import open_backend
-    from swerl.sandboxes import local
-
     backend = open_backend("local", local.Options(), run="compat")
     with progress_bar("trials", len(trials)) as advance:
 
@@ -171,8 +161,6 @@ def _list(trials: tuple[Trial, ...], *, as_json: bool) -> None:
 
 
 def _table(rows: list[TrialResult]) -> Table:
-    from swerl.checks.compat.report import HEADINGS, cells
-
     table = _empty_table(*HEADINGS)
     table.title = f"family {rows[0].family}"
     for row in rows:
@@ -183,8 +171,6 @@ def _table(rows: list[TrialResult]) -> Table:
 
 def _print_reasons(found: TrialResults) -> None:
     """Print why trials failed or were impossible, and contact attempts to the outside."""
-    from swerl.checks.compat.report import attempts, reasons
-
     console().print()
     for line in (*reasons(found.rows), *attempts(found.rows)):
         console().print(line, markup=False, soft_wrap=True)
@@ -195,9 +181,6 @@ def _print_reasons(found: TrialResults) -> None:
 
 
 def _empty_table(*names: str) -> Table:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     table = Table(box=SIMPLE, show_edge=False, pad_edge=False, padding=0, title_justify="left")
     for name in names:
         head = _NARROW.get(name, name)
@@ -205,7 +188,6 @@ def _empty_table(*names: str) -> Table:
     return table
 
 
-@app.command()
 def fetch(
     agent: Annotated[str, typer.Argument(help="An agent, such as claude-code.")],
     version: Annotated[
@@ -214,8 +196,6 @@ def fetch(
     as_json: JsonOption = False,
 ) -> None:
     """Download an agent's CLI into the cache, once."""
-    from swerl.core import plugins
-
     module = plugins.load("harnesses", agent)
     if not hasattr(module, "fetch"):
         console().print(f"{agent} is part of swerl; there is nothing to fetch")
@@ -238,8 +218,6 @@ def fetch(
 
 def _release(agent: str, module: Any, version: str | None) -> str:
     """Return the release to fetch. Raises InputError if the agent's settings refuse it."""
-    from pydantic import ValidationError
-
     default: str = module.DEFAULT_VERSION
     try:
         module.Options(version=version or default)
@@ -249,7 +227,3 @@ def _release(agent: str, module: Any, version: str | None) -> str:
             message = f"{agent} cannot be run here: {why['ctx']['error']}"
         raise InputError(message, hint=f"give the exact version, such as {default}") from error
     return version or default
-
-
-app.command("compat")(compat)
-app.command("replay")(replay)

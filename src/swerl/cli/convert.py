@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import INTERRUPTED, progress_bar
 from swerl.cli.tasks_select import TasksArgument
 from swerl.core.errors import InputError, TaskError, unknown
-
-if TYPE_CHECKING:
-    from swerl.tasks.convert import Settings, Summary
-    from swerl.tasks.datasets import Converter
-    from swerl.tasks.export import Exported
-    from swerl.tasks.rows import RowSource
+from swerl.grading.log_parsers import unsupported
+from swerl.images.mirror import LockFile
+from swerl.tasks import convert as converting
+from swerl.tasks import datasets, select
+from swerl.tasks.convert import Settings, Summary, is_begun
+from swerl.tasks.datasets import Converter
+from swerl.tasks.export import FORMATS, Exported
+from swerl.tasks.hub_rows import hub_file_rows, hub_rows
+from swerl.tasks.rows import RowSource, file_rows, splits_in
 
 _NUM_REASONS = 20
 _TELL_EVERY = 100
@@ -61,9 +65,6 @@ def convert(
     The same command resumes an interrupted conversion. With --format the tasks are kept beside the
     files for the other trainer.
     """
-    from swerl.tasks import convert as converting
-    from swerl.tasks import datasets
-
     if name == "list":
         _list(as_json=as_json)
         return
@@ -85,8 +86,6 @@ def convert(
 
 def _check_outputs(tasks: Path, out: Path | None, to: str, rows: RowSource, *, force: bool) -> None:
     """Raise InputError if a conversion would replace a file that it did not write."""
-    from swerl.tasks.convert import is_begun
-
     # An input file is refused even with --force, by the conversion itself.
     if not is_begun(tasks) and tasks.resolve() not in rows.files:
         require_new(tasks, force=force)
@@ -111,8 +110,6 @@ def _tasks_file(out: Path | None, to: str) -> Path:
 
 
 def _list(*, as_json: bool) -> None:
-    from swerl.tasks import datasets
-
     found = {name: datasets.find_converter(name) for name in datasets.converter_names()}
     if as_json:
         rows = found.items()
@@ -125,8 +122,6 @@ def _list(*, as_json: bool) -> None:
 
 
 def _settings(lock: Path | None, assets: Path | None) -> Settings:
-    from swerl.tasks.convert import Settings
-
     if assets and not assets.is_dir():
         raise InputError(
             f"--assets {assets} is not a folder",
@@ -136,8 +131,6 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
 
 
 def _mirrored(lock: Path) -> dict[str, str]:
-    from swerl.images.mirror import LockFile
-
     pinned = LockFile(lock).images if lock.is_file() else {}
     if not pinned:
         raise InputError(
@@ -147,9 +140,6 @@ def _mirrored(lock: Path) -> dict[str, str]:
 
 
 def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
-    from swerl.tasks.hub_rows import hub_file_rows, hub_rows
-    from swerl.tasks.rows import file_rows, splits_in
-
     if rows is not None and repo_id:
         raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
     if rows is not None and rows.is_dir() and not split and len(found := splits_in(rows)) > 1:
@@ -186,10 +176,6 @@ def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
 
 def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None:
     """Print the counts of a conversion. Raises TaskError if no row became a Task."""
-    from rich.markup import escape
-
-    from swerl.grading.log_parsers import unsupported
-
     if as_json:
         found = {
             "num_tasks": summary.num_tasks,
@@ -249,19 +235,12 @@ def export(
 
 def check_format(to: str) -> None:
     """Raise UnknownNameError on an unknown format."""
-    from swerl.tasks.export import FORMATS
-
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
 
 
 def _export_file(tasks: Path, out: Path, to: str) -> Exported:
     """Write a task file in a format and print the result. Raises TaskError if it is empty."""
-    from rich.markup import escape
-
-    from swerl.tasks import select
-    from swerl.tasks.export import FORMATS
-
     if out.resolve() == tasks.resolve():
         raise InputError(
             f"{out} is the task file itself, and {to} loses some of its fields",

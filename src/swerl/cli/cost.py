@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption
 from swerl.cli._output import console, print_json
+from swerl.cli._plan_view import assumptions_table, cases_table, show_simulation
 from swerl.core.errors import InputError, RecipeError
-
-if TYPE_CHECKING:
-    from swerl.plan.cost import Estimate
+from swerl.plan.cost import Estimate, estimate, example, from_recipe
+from swerl.plan.plan import plan
+from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
+from swerl.plan.simulation.simulate import simulate
+from swerl.recipe.load import load
 
 AssumeOption = Annotated[
     list[str] | None,
     typer.Option("--assume", metavar="KEY=VALUE", help="Override one assumption."),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Estimate the cost of a run before it starts.")
 
-
-@app.command("estimate")
 def estimate_cost(
     recipes: Annotated[
         list[Path] | None, typer.Argument(help="Recipe files; without one, the 8-node example.")
@@ -33,9 +33,6 @@ def estimate_cost(
     as_json: JsonOption = False,
 ) -> None:
     """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
-    from swerl.plan.cost import estimate, example, from_recipe
-    from swerl.recipe.load import load
-
     if settings and not recipes:
         raise InputError("--set overrides a recipe's key", hint="name a recipe, or use --assume")
     assumptions = from_recipe(load(recipes, settings or ())) if recipes else example()
@@ -47,7 +44,6 @@ def estimate_cost(
         _show(result)
 
 
-@app.command("simulate")
 def simulate_run(
     recipes: Annotated[list[Path], typer.Argument(help="Recipe files of a GPU run.")],
     settings: RecipeSettingsOption = None,
@@ -60,12 +56,6 @@ def simulate_run(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
-    from swerl.cli._plan_view import show_simulation
-    from swerl.plan.plan import plan
-    from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
-    from swerl.plan.simulation.simulate import simulate
-    from swerl.recipe.load import load
-
     recipe = load(recipes, settings or ())
     planned = plan(recipe)
     if planned.memory is None:
@@ -90,8 +80,6 @@ def simulate_run(
 
 
 def _show(result: Estimate) -> None:
-    from swerl.cli._plan_view import assumptions_table, cases_table
-
     console().print(assumptions_table(result.assumptions, _number))
     console().print(cases_table(result))
     console().print(

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
+from rich.markup import escape
 
+from swerl.checks.doctor import Check, examine, twin_runs
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, simple_table
 from swerl.cli._run import NARROW, waiting
-
-if TYPE_CHECKING:
-    from swerl.checks.doctor import Check
 
 _COLOURS = {"ok": "green", "warn": "yellow", "missing": "red"}
 
@@ -22,10 +21,6 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine and print what to fix; exit code 1 if the twin cannot run."""
-    import asyncio
-
-    from swerl.checks.doctor import examine, twin_runs
-
     with waiting("opening a sandbox, importing torch"):
         checks = asyncio.run(examine(runs))
     good = twin_runs(checks)
@@ -38,8 +33,6 @@ def doctor(
 
 
 def _show(checks: list[Check], good: bool) -> None:
-    from rich.markup import escape
-
     table = simple_table("", "check", "found", "enables", whole=("", "check"))
     for check in checks:
         state = f"[{_COLOURS[check.state]}]{check.state}[/]"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from statistics import fmean
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from rich.table import Table
 
 from swerl.cli._options import (
     LIMITS,
@@ -27,44 +29,29 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr
 from swerl.cli._run import progress_bar, run, waiting
+from swerl.cli.rollout import replies
 from swerl.cli.tasks_select import TasksArgument
+from swerl.core.certificate import row_digest
+from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import InputError
+from swerl.core.events import Event, Notice
+from swerl.core.plugins import short
 from swerl.core.task import Task, find_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from rich.table import Table
-
-    from swerl.core.chat import Message
-    from swerl.recipe.schema import Recipe
-    from swerl.rollout.evaluation import Evaluated
-    from swerl.runs.evaluation import Evaluation
+from swerl.recipe.schema import Recipe
+from swerl.rollout import wiring
+from swerl.rollout.evaluation import Evaluated, report_of, write, write_rates
+from swerl.runs import evaluation
+from swerl.runs.evaluation import Evaluation, find
+from swerl.runs.layout import RunFolder, open_run
 
 _SCRIPTS = ("gold", "noop")
 _NUM_SHOWN = 100
 """Tasks of a table of solve rates."""
 _NUM_COLUMNS = 8
 """Repositories of a matrix: with more the table is wider than a terminal."""
-_RUN = "run"
-"""The default command: `swerl eval TASKS`."""
 
 
-class _EvaluatesByDefault(TyperGroup):
-    """A group that accepts a task file instead of a command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `run` if the first argument is not a command."""
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = [_RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_EvaluatesByDefault, no_args_is_help=True)
-
-
-@app.command(_RUN)
 def evaluate(
     tasks: TasksArgument,
     *,
@@ -96,11 +83,6 @@ def evaluate(
     Each agent runs with each engine and model. The same command resumes, and more attempts add
     to fewer.
     """
-    from swerl.core.plugins import short
-    from swerl.rollout.evaluation import report_of, write
-    from swerl.runs import evaluation
-    from swerl.runs.layout import RunFolder
-
     if sequential and against is None:
         raise InputError("--sequential compares with a baseline", hint="name it with --against")
     baseline = None if against is None else evaluation.find(against, runs)
@@ -126,7 +108,6 @@ def evaluate(
         raise typer.Exit(1)
 
 
-@app.command()
 def compare(
     a: Annotated[
         str, typer.Argument(help="The baseline: a file, a run's name or folder, or RUN@STEP.")
@@ -137,7 +118,6 @@ def compare(
 ) -> None:
     """Compare two evaluations task by task; RUN@STEP names one inside a training run."""
     from swerl.runs.evaluation import compare as compared
-    from swerl.runs.evaluation import find
 
     found = compared(find(a, runs), find(b, runs))
     if as_json:
@@ -159,10 +139,7 @@ def attempt_all(
     Raises RunError if the folder belongs to another recipe, TaskError for the script `gold` if a
     Task has no known solution.
     """
-    from swerl.core.events import Event, Notice
-    from swerl.rollout import wiring
     from swerl.rollout.evaluation import evaluate
-    from swerl.runs.layout import open_run
 
     def emit(event: Event) -> None:
         if isinstance(event, Notice):
@@ -198,10 +175,6 @@ def attempt_all(
 
 def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
     """Return each session's replies; a session id begins with the digest of its Task's row."""
-    from swerl.cli.rollout import replies
-    from swerl.core.certificate import row_digest
-    from swerl.rollout import wiring
-
     harness = wiring.harness_of(recipe)
     known = {row_digest(task): replies(name, harness, task) for task in tasks}
     return lambda session: known[session.partition("/")[0]]
@@ -230,8 +203,6 @@ def solve_rate(
 
     The same command resumes after an interruption, and more attempts add to fewer.
     """
-    from swerl.rollout.evaluation import write_rates
-
     chosen, recipe = _policy(f"probe-{tasks.stem}-{agent}", agent, engine, model, settings)
     out = out or tasks.with_name(f"{tasks.stem}.probed.jsonl")
     if out.resolve() == tasks.resolve():
@@ -324,8 +295,6 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
 
 def _by_repository(reports: Sequence[Mapping[str, Any]]) -> Table | None:
     """Return a table of pass@1 by policy and repository, if there are several of both."""
-    from statistics import fmean
-
     rates: dict[str, dict[str, list[float]]] = {}
     for report in reports:
         for task in report["tasks"]:

@@ -12,6 +12,7 @@ import typer
 from swerl.cli._options import ForceOption, JsonOption, RunsOption, require_new
 from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr, with_docs
 from swerl.cli._run import waiting
+from swerl.cli.train_status import find_run
 from swerl.core.errors import InputError, RunError, UnknownNameError, unknown
 
 
@@ -61,8 +62,6 @@ def export(
 
 def _find(run: Path, runs: Path) -> Path:
     """Return a folder, or that of the run with this name. Raises UnknownNameError."""
-    from swerl.cli.train_status import find_run
-
     # A folder without a recipe, such as an older or cut copy, can still hold rows.
     return run if run.is_dir() else find_run(str(run), runs)
 
@@ -92,14 +91,11 @@ def _peak_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-samples_app = typer.Typer(no_args_is_help=True, help="Show and export the rows that a run trained.")
-
 _RUN = Annotated[Path, typer.Argument(help="Name of a run, or its folder.")]
 _RUNS = Annotated[Path, typer.Option(help="Folder of all run folders.")]
 _STEP = Annotated[int | None, typer.Option(min=0, help="One step; all by default.")]
 
 
-@samples_app.command("show")
 def show(
     run: _RUN,
     step: _STEP = None,
@@ -125,7 +121,6 @@ def show(
     _warn_damaged(damaged)
 
 
-@samples_app.command("export")
 def export_samples(
     run: _RUN,
     output: Annotated[Path, typer.Option("-o", "--output", help="Parquet file to write.")],

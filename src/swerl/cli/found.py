@@ -8,12 +8,13 @@ import typer
 
 from swerl.cli._options import JsonOption
 from swerl.cli._output import console, counted, print_json, safe, simple_table, with_docs
+from swerl.core.plugins import found_plugins
+from swerl.recipe.load import load, shipped
+from swerl.tasks.datasets import built_in_names
 
 
 def recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with swerl; `swerl train NAME` runs one."""
-    from swerl.recipe.load import load, shipped
-
     rows = []
     for path in shipped():
         recipe = load([path])
@@ -33,9 +34,6 @@ def recipes(as_json: JsonOption = False) -> None:
 
 def plugins(as_json: JsonOption = False) -> None:
     """List the parts that other packages add to swerl; exit code 1 if one cannot be used."""
-    from swerl.core.plugins import found_plugins
-    from swerl.tasks.datasets import built_in_names
-
     found = found_plugins({"converters": built_in_names()})
     if as_json:
         print_json(found)

@@ -1,13 +1,13 @@
-"""`swerl images`: `plan` and `mirror`; the other commands are registered here."""
+"""`swerl images plan | mirror`: the cost of images, and copies of them in another registry."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from swerl.cli import images_build, images_store
 from swerl.cli._images import (
     DockerConfigOption,
     RewritesOption,
@@ -21,14 +21,12 @@ from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse_target
-from swerl.core.task import write_tasks
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.core.task import Task
-    from swerl.images.mirror import MirrorOptions, MirrorReport
-    from swerl.images.plan import ImagePlan, PlanOptions
+from swerl.core.task import Task, write_tasks
+from swerl.images import plan as planning
+from swerl.images.login import default_config
+from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
+from swerl.images.plan import ImagePlan, PlanOptions
+from swerl.images.store import default_store
 
 _MIB = 2**20
 
@@ -43,9 +41,6 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
-    from swerl.images.login import default_config
-    from swerl.images.plan import PlanOptions
-
     options = PlanOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
@@ -68,9 +63,6 @@ def plan(
 
 
 def _make(images: list[str], options: PlanOptions) -> ImagePlan:
-    from swerl.images import plan as planning
-    from swerl.images.store import default_store
-
     with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
         job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
         return run(job, after="manifests that were read are kept")
@@ -140,21 +132,6 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-app = typer.Typer(no_args_is_help=True, help="Plan, fetch, check and build task images.")
-
-
-app.command("build")(images_build.build)
-app.command("bake")(images_build.bake)
-app.command("plan")(plan)
-app.command("pull")(images_store.pull)
-app.command("import")(images_store.import_image)
-app.command("prepare")(images_store.prepare)
-app.command("ls")(images_store.ls)
-app.command("verify")(images_store.verify)
-app.command("gc")(images_store.gc)
-
-
-@app.command("mirror")
 def mirror_images(
     tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
     to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Destination registry.")],
@@ -174,9 +151,6 @@ def mirror_images(
     as_json: JsonOption = False,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
-    from swerl.images.login import default_config
-    from swerl.images.mirror import MirrorOptions
-
     options = MirrorOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
@@ -211,8 +185,6 @@ def _platform(text: str) -> tuple[str, str]:
 
 
 def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> MirrorReport:
-    from swerl.images.mirror import mirror
-
     images = list(dict.fromkeys(task.image for task in tasks))
     with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
         job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
@@ -220,8 +192,6 @@ def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> M
 
 
 def _show(report: MirrorReport, lock: Path) -> None:
-    from swerl.images.mirror import Way
-
     show_failures((done.image, done.error) for done in report.failed if done.error)
     ways = "blobs: " + ", ".join(f"{report.num_blobs(way)} {way}" for way in Way)
     unchanged = sum(1 for done in report.images if done.pinned and not done.blobs)
@@ -237,7 +207,5 @@ def _show(report: MirrorReport, lock: Path) -> None:
 
 
 def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:
-    from swerl.images.mirror import rewrite
-
     write_tasks(out, rewrite(tasks, lock))
     console().print(f"tasks:   {out}\nnext: set tasks.source to it in a recipe", soft_wrap=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,18 +15,18 @@ from swerl.cli._images import DockerConfigOption, failures, show_failures, shown
 from swerl.cli._options import JsonOption, require_made_from, tasks_in
 from swerl.cli._output import console, counted, print_json, stderr
 from swerl.cli._run import progress_bar, run
+from swerl.core import plugins
 from swerl.core.errors import ImageError, InputError, TaskError, unknown
 from swerl.core.image_reference import is_local
-from swerl.core.task import write_tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from swerl.core.task import Task
-    from swerl.images.bake import AgentLayer, Baked
-    from swerl.images.build import SourceSpec
-    from swerl.images.mirror import Pinned
-    from swerl.tasks.datasets import Row
+from swerl.core.task import Task, write_tasks
+from swerl.images import bake as baking
+from swerl.images.bake import AgentLayer, Baked, make_layer
+from swerl.images.build import SourceSpec, read_specs, row_id
+from swerl.images.docker_build import Network, build_folders
+from swerl.images.login import default_config
+from swerl.images.mirror import LockFile, Pinned, rewrite
+from swerl.tasks.datasets import Row
+from swerl.tasks.rows import file_rows
 
 
 def build(
@@ -59,8 +62,6 @@ def build(
 
 
 def _build_folders(root: Path, network: str, *, as_json: bool) -> None:
-    from swerl.images.docker_build import Network, build_folders
-
     if network not in set(Network):
         raise unknown("network", network, [*Network])
     num_built = num_stood = 0
@@ -110,8 +111,6 @@ def _build_sources(
 
 
 def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
-    from swerl.images.build import read_specs
-
     specs = read_specs(path)
     known = {spec.instance_id: spec for spec in specs}
     for name in instances or ():
@@ -122,9 +121,6 @@ def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
 
 def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
     """Return rows by the ids of their Tasks, without rows that make none."""
-    from swerl.images.build import row_id
-    from swerl.tasks.rows import file_rows
-
     if path is None:
         raise InputError(
             f"the instances of {specs} need their rows",
@@ -140,8 +136,6 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
 
 
 def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
-    import time
-
     from swerl.images.build import build, make_task, misfits_of
 
     if spec.instance_id not in rows:
@@ -176,10 +170,6 @@ def bake(
     as_json: JsonOption = False,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
-    import tempfile
-
-    from swerl.images.mirror import rewrite
-
     found = tasks_in(tasks)
     images = _mirrored({task.image for task in found}, mirror_lock, tasks)
     lock = lock or tasks.with_suffix(".baked.json")
@@ -200,8 +190,6 @@ def bake(
 
 
 def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
-    from swerl.images.mirror import LockFile
-
     lock = lock or tasks.with_suffix(".images.json")
     known = LockFile(lock).images
     remote = {image for image in wanted if not is_local(image)}
@@ -214,9 +202,6 @@ def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pin
 
 
 def _layer(agents: list[str], path: Path) -> AgentLayer:
-    from swerl.core import plugins
-    from swerl.images.bake import make_layer
-
     mounts, labels = [], []
     for agent in agents:
         name, _, version = agent.partition("@")
@@ -241,9 +226,6 @@ def _bake(
     workers: int,
     docker_config: Path | None,
 ) -> list[Baked]:
-    from swerl.images import bake as baking
-    from swerl.images.login import default_config
-
     with progress_bar("images", len(images)) as advance:
         job = baking.bake(
             images,

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
 
 from swerl.cli._images import (
     DockerConfigOption,
@@ -29,12 +31,15 @@ from swerl.core.errors import ImageError, SwerlError
 from swerl.core.events import ignore
 from swerl.core.image_reference import is_local
 from swerl.core.jobs import run_jobs
-
-if TYPE_CHECKING:
-    from swerl.core.task import Task
-    from swerl.images.pull import Pulled, PullOptions
-    from swerl.images.store import Named
-    from swerl.images.verify import CheckedPart, StorePart
+from swerl.core.task import Task
+from swerl.images.archive import import_images
+from swerl.images.gc import collect
+from swerl.images.login import default_config
+from swerl.images.pull import Pulled, PullOptions
+from swerl.images.pull import pull as pull_images
+from swerl.images.store import Named, default_store
+from swerl.images.verify import CheckedPart, StorePart
+from swerl.images.verify import verify as verify_images
 
 
 def pull(
@@ -49,10 +54,6 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Pull images into the store, unpacked for local sandboxes; resumes if interrupted."""
-    from swerl.images.login import default_config
-    from swerl.images.pull import PullOptions
-    from swerl.images.store import default_store
-
     options = PullOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
@@ -90,9 +91,6 @@ def import_image(
     as_json: JsonOption = False,
 ) -> None:
     """Import an image from a file or folder into the store."""
-    from swerl.images.archive import import_images
-    from swerl.images.store import default_store
-
     with stderr().status(f"importing {file}"):
         found = import_images(file, default_store(), name=name)
     if as_json:
@@ -104,11 +102,6 @@ def import_image(
 
 
 def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
-    from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
-
-    from swerl.images.pull import pull as pull_images
-    from swerl.images.store import default_store
-
     total = sum(not is_local(image) for image in images)
     columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as progress:
@@ -177,8 +170,6 @@ _ALL = "all"
 def ls(as_json: JsonOption = False) -> None:
     """List the images of the store."""
 
-    from swerl.images.store import default_store
-
     store = default_store()
     table = simple_table("image", "digest", "layers", "unpacked", "since")
     names, rows, num_damaged = store.names(), [], 0
@@ -219,10 +210,6 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Read every blob and unpacked file, and list the damaged ones."""
-    from swerl.images.login import default_config
-    from swerl.images.pull import PullOptions
-    from swerl.images.store import default_store
-
     everything = not images or images == [_ALL]
     store = default_store()
     names = store.names() if everything else _names(images or [])
@@ -261,9 +248,6 @@ def gc(
 
     `--keep host` keeps no image of the store.
     """
-    from swerl.images.gc import collect
-    from swerl.images.store import default_store
-
     limit = read_size(max_bytes) if max_bytes else None
     for argument in keep:
         if not is_file(argument):
@@ -288,17 +272,10 @@ def gc(
 
 def _names(arguments: Sequence[str]) -> list[Named]:
     """Return the named images. Raises ImageError if one is not in the store."""
-    from swerl.images.store import default_store
-
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
 
 
 def _verify(names: list[Named], *, everything: bool, workers: int) -> list[CheckedPart]:
-    from rich.markup import escape
-
-    from swerl.images.store import default_store
-    from swerl.images.verify import verify as verify_images
-
     with progress_bar("blobs and layers", None) as advance:
         job = verify_images(
             default_store(),
@@ -322,7 +299,6 @@ def _verify(names: list[Named], *, everything: bool, workers: int) -> list[Check
 
 
 def _repair(damaged: Sequence[CheckedPart], options: PullOptions) -> None:
-    from swerl.images.store import default_store
     from swerl.images.verify import repair
 
     with stderr().status("repairing"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import gc
 import os
 import sys
+from collections.abc import Collection, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,65 +21,179 @@ if TYPE_CHECKING:
 _OF_A_NAME = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of a path that the user gave."""
 
-COMMANDS = {
-    "train": ("train.app", "Train by a recipe; show, stop and resume runs."),
-    "rollout": ("rollout.rollout", "Attempt one task once, and print every turn and the verdict."),
-    "eval": ("eval.app", "Score engines, checkpoints and agents; compare two scores."),
+COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
+    "train": (
+        {
+            "status": "train_status.status",
+            "tune": "train_tune.tune",
+            "run": "train.train",
+            "resume": "train.resume",
+            "stop": "train.stop",
+            "rewind": "train.rewind",
+            "preflight": "train.preflight",
+            "manifest": "train.manifest",
+        },
+        "Train by a recipe; show, stop and resume runs.",
+    ),
+    "rollout": (
+        "rollout.rollout",
+        "Attempt one task once, and print every turn and the verdict.",
+    ),
+    "eval": (
+        {"run": "eval.evaluate", "compare": "eval.compare"},
+        "Score engines, checkpoints and agents; compare two scores.",
+    ),
     "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
     "why": ("why.why", "Name the cause of a sick run."),
     "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
     "export": ("export.export", "Write a checkpoint as a model folder in Hugging Face format."),
     "doctor": ("doctor.doctor", "Check this machine and print what to fix."),
-    "sandbox": ("sandbox.app", "Start, check and measure sandboxes."),
-    "tasks": ("tasks.app", "Show, check and select tasks."),
-    "images": ("images.app", "Plan, fetch, check and build task images."),
-    "agents": ("agents.app", "Fetch coding agents for offline use."),
-    "samples": ("export.samples_app", "Show and export the rows that a run trained."),
-    "cost": ("cost.app", "Estimate the cost of a run before it starts."),
+    "sandbox": (
+        {
+            "serve": "sandbox_serve.serve",
+            "attacks": "sandbox_attacks.attacks",
+            "smoke": "sandbox_smoke.smoke",
+            "ps": "sandbox_ledger.ps",
+            "reap": "sandbox_ledger.reap",
+            "bill": "sandbox_ledger.bill",
+        },
+        "Start, check and measure sandboxes.",
+    ),
+    "tasks": (
+        {
+            "show": "tasks_select.show",
+            "stats": "tasks_select.stats",
+            "export": "convert.export",
+            "filter": "tasks_select.filter_tasks",
+            "sample": "tasks_select.sample",
+            "split": "tasks_select.split",
+            "vet": "tasks_vet.vet",
+            "solve-rate": "eval.solve_rate",
+            "scan-leaks": "tasks_scan_leaks.scan_leaks",
+            "redteam": "tasks_redteam.redteam",
+        },
+        "Show, check and select the tasks of a file.",
+    ),
+    "images": (
+        {
+            "build": "images_build.build",
+            "bake": "images_build.bake",
+            "plan": "images.plan",
+            "pull": "images_store.pull",
+            "import": "images_store.import_image",
+            "prepare": "images_store.prepare",
+            "ls": "images_store.ls",
+            "verify": "images_store.verify",
+            "gc": "images_store.gc",
+            "mirror": "images.mirror_images",
+        },
+        "Plan, fetch, check and build task images.",
+    ),
+    "agents": (
+        {"fetch": "agents.fetch", "compat": "agents.compat", "replay": "agents.replay"},
+        "Fetch agent CLIs, and try them offline.",
+    ),
+    "samples": (
+        {"show": "export.show", "export": "export.export_samples"},
+        "Show and export the rows that a run trained.",
+    ),
+    "cost": (
+        {"estimate": "cost.estimate_cost", "simulate": "cost.simulate_run"},
+        "Estimate the cost of a run before it starts.",
+    ),
     "recipes": ("found.recipes", "List the recipes that come with swerl."),
     "plugins": ("found.plugins", "List the parts that other packages add to swerl."),
 }
-"""Name -> its function or Typer app in a module of `swerl.cli`, and its line in the help."""
+"""Name -> its function in a module of `swerl.cli`, or its commands; its line in the help."""
+_RUN = "run"
+"""The default command of a group: `swerl train RECIPE`, `swerl eval TASKS`."""
 
 
 class _LazyGroup(TyperGroup):
     """Imports a command when it runs: `swerl --help` imports none."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for name, (_, text) in COMMANDS.items():
+    parts: Mapping[str, Any] = COMMANDS
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help with a line for each command, read from its source."""
+        for name, part in self.parts.items():
+            text = _first_line(part) if isinstance(part, str) else part[1]
             self.commands[name] = TyperCommand(name, help=text)
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the default command, if there is one, before an argument that is no command.
+
+        Raises UnknownNameError if it looks like a mistyped command of `swerl train`.
+        """
+        self.commands.update({name: TyperCommand(name) for name in self.parts})
+        if _RUN in self.parts and args and args[0] not in (*self.parts, "--help", "-h"):
+            if self.name == "train":
+                _refuse_typo(args[0], self.parts)
+            args = [_RUN, *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that the arguments name."""
-        if args and args[0] in COMMANDS:
-            self.commands[args[0]] = _command(args[0])
-        if not gc.isenabled():
+        if args and args[0] in self.parts:
+            self.commands[args[0]] = _command(args[0], self.parts[args[0]])
+        found = super().resolve_command(ctx, args)
+        if not (gc.isenabled() or isinstance(found[1], TyperGroup)):
             # What was imported stays until the end, so no collection need look at it.
             gc.freeze()
             gc.enable()
-        return super().resolve_command(ctx, args)
+        return found
 
 
-def _command(name: str) -> Any:
-    module, attribute = COMMANDS[name][0].split(".")
-    found = getattr(import_module(f"swerl.cli.{module}"), attribute)
-    if isinstance(found, typer.Typer):
-        command: Any = typer.main.get_group(found)
-    else:
+def _refuse_typo(word: str, commands: Collection[str]) -> None:
+    from difflib import get_close_matches
+
+    from swerl.core.errors import unknown
+    from swerl.recipe.load import find_recipe
+
+    is_recipe = "." in word or "/" in word or find_recipe(Path(word)).exists()
+    if not is_recipe and get_close_matches(word, commands, cutoff=0.7):
+        raise unknown("command of `swerl train`", word, commands)
+
+
+def _first_line(target: str) -> str:
+    """Return the first line of a function's docstring without importing its module."""
+    module, function = target.split(".")
+    source = Path(__file__).with_name(f"{module}.py").read_text("utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return (ast.get_docstring(node) or "").partition("\n")[0]
+    return ""
+
+
+def _command(name: str, part: Any) -> Any:
+    """Import a command, or make the group of some; `part` is its entry in the table."""
+    target = part if isinstance(part, str) else part[0]
+    if isinstance(target, str):
+        module, function = target.split(".")
         single = typer.Typer(add_completion=False)
-        single.command(name)(found)
-        command = typer.main.get_command(single)
+        single.command(name)(getattr(import_module(f"swerl.cli.{module}"), function))
+        command: Any = typer.main.get_command(single)
+    else:
+        app = typer.Typer(cls=_LazyGroup, help=part[1], no_args_is_help=True)
+        command = typer.main.get_group(app)
+        command.parts = target
     command.name = name
     return command
 
 
 def whole_command() -> Any:
     """Return the `swerl` command with every command imported, for the reference pages."""
-    group: Any = typer.main.get_command(typer_app)
-    group.commands |= {name: _command(name) for name in COMMANDS}
-    return group
+
+    def load(group: Any) -> Any:
+        group.commands |= {name: _command(name, part) for name, part in group.parts.items()}
+        for each in group.commands.values():
+            if isinstance(each, _LazyGroup):
+                load(each)
+        return group
+
+    return load(typer.main.get_command(typer_app))
 
 
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."

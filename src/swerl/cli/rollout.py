@@ -8,9 +8,11 @@ from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from swerl.cli._options import (
     EngineChoice,
@@ -20,8 +22,11 @@ from swerl.cli._options import (
     kinds,
     read_engine,
     recipe_of,
+    tasks_in,
 )
-from swerl.cli._output import console, counted, print_json, safe
+from swerl.cli._output import console, counted, print_json, safe, stderr
+from swerl.cli._run import run, waiting
+from swerl.core.certificate import objection
 from swerl.core.changes import edits, touched
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
@@ -36,19 +41,18 @@ from swerl.core.events import (
     PhaseStarted,
     Progress,
     TurnEnded,
+    ignore,
 )
 from swerl.core.files import disk_errors, write_json
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
+from swerl.core.secrets import cache_dir
 from swerl.core.task import Task, find_task, to_row
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import Replay
-from swerl.recipe.schema import Recipe
+from swerl.images import instances
+from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import episode, record, wiring
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
+from swerl.tasks import twin
 
 _SETTINGS = (
     "name=rollout",
@@ -169,9 +173,6 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 
     Raises UnknownNameError with the nearest ids, InputError and ImageError.
     """
-    from swerl.cli._output import stderr
-    from swerl.images import instances
-
     known = instances.shipped()
     if instance not in known:
         if instance.startswith("twin"):
@@ -186,8 +187,6 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 
 def _find(instance: str | None, file: Path | None) -> Task:
     """Return the Task. Raises TaskError on a bad file, UnknownNameError with the nearest ids."""
-    from swerl.cli._options import tasks_in
-
     # The first task does not depend on the number that is generated.
     count = 1 if instance is None else None
     tasks = _generated(count) if file is None else tasks_in(file)
@@ -196,9 +195,6 @@ def _find(instance: str | None, file: Path | None) -> Task:
 
 def _warn_uncertified(task: Task) -> None:
     """Warn if a Task of a file is not certified; generated ones need no certificate."""
-    from swerl.cli._output import stderr
-    from swerl.core.certificate import objection
-
     if task.dataset != "twin" and (why := objection(task)):
         text = f"warning: {task.id} is not certified: {why}; `swerl tasks vet` proves tasks"
         stderr().print(text, style="yellow", markup=False, soft_wrap=True)
@@ -206,10 +202,6 @@ def _warn_uncertified(task: Task) -> None:
 
 def _generated(count: int | None) -> list[Task]:
     """Return held-out generated tasks; None: as many as recipes evaluate."""
-    from swerl.core.secrets import cache_dir
-    from swerl.recipe.schema import TasksSection
-    from swerl.tasks import twin
-
     count = count or TasksSection().num_heldout
     return twin.make_tasks(cache_dir() / "tasks" / "twin", split="heldout", count=count, seed=0)
 
@@ -242,9 +234,6 @@ def _attempt(
     *,
     view: Any,
 ) -> Episode:
-    from swerl.cli._run import run, waiting
-    from swerl.core.events import ignore
-
     # The first use of an agent downloads it.
     with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from swerl.checks.attacks import runner
+from swerl.checks.attacks.attack import Attack, AttackOutcome
+from swerl.checks.attacks.runner import AttackReport, Subject
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -16,12 +21,6 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import console, print_json, simple_table
 from swerl.core.errors import InputError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.checks.attacks.attack import Attack
-    from swerl.checks.attacks.runner import AttackReport, Subject
 
 _COLOURS = {"PASS": "green", "FAIL": "bold red", "CANNOT": "yellow"}
 
@@ -48,9 +47,6 @@ def attacks(
     show: Annotated[bool, typer.Option("--list", help="List the attacks and run none.")] = False,
 ) -> None:
     """Attack a sandbox and print the results; exit code 1 if an attack worked."""
-    from swerl.checks.attacks import runner
-    from swerl.checks.attacks.attack import AttackOutcome
-
     chosen = runner.choose(only or ())
     if show:
         if as_json:
@@ -85,14 +81,11 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
 
 
 def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
-    from swerl.checks.attacks.runner import Subject
-
     options = sandbox_settings(settings)
     return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 
 def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackReport:
-    from swerl.checks.attacks import runner
     from swerl.cli._run import progress_bar, run
 
     with progress_bar("attacks", len(chosen)) as advance:
@@ -108,8 +101,6 @@ def _list(chosen: list[Attack]) -> None:
 
 
 def _table(report: AttackReport) -> Table:
-    from rich.markup import escape
-
     titles = ("attack", "what it tries", "result", "what was seen")
     table = simple_table(*titles, whole=("attack", "result"))
     for row in report.rows:

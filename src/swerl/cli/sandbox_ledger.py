@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from swerl.cli._options import JsonOption, SettingsOption, sandbox_settings
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import run
 from swerl.core.errors import InputError
+from swerl.sandboxes.ledger import bill as bills
 from swerl.sandboxes.ledger.bill import Bill, By
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.sandboxes.ledger.reap import ListedSandbox, Provider, ProviderAnswer, Reaped
-    from swerl.sandboxes.ledger.store import Ledger
-
+from swerl.sandboxes.ledger.reap import (
+    ListedSandbox,
+    Outcome,
+    Provider,
+    ProviderAnswer,
+    Reaped,
+    SandboxState,
+    list_sandboxes,
+)
+from swerl.sandboxes.ledger.reap import reap as reap_them
+from swerl.sandboxes.ledger.store import Ledger, default_ledger
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _LEAST_WIDTH = 140
@@ -43,10 +53,6 @@ def ps(
     as_json: JsonOption = False,
 ) -> None:
     """List the sandboxes of every backend with owner, age and cost."""
-    from rich.console import Console
-
-    from swerl.sandboxes.ledger.reap import SandboxState, list_sandboxes
-
     work = list_sandboxes(_ledger(), only=_only(backend, settings))
     found = run(work, after="nothing was changed")
     rows = [row for row in found.sandboxes if show_all or row.state is not SandboxState.ENDED]
@@ -84,9 +90,6 @@ def reap(
     as_json: JsonOption = False,
 ) -> None:
     """Remove sandboxes with a dead owner or a passed deadline; exit code 1 if one stays."""
-    from swerl.sandboxes.ledger.reap import Outcome
-    from swerl.sandboxes.ledger.reap import reap as reap_them
-
     if remove_all and not (yes or dry_run):
         raise InputError(
             "--all removes sandboxes that are in use",
@@ -123,8 +126,6 @@ def bill(
     as_json: JsonOption = False,
 ) -> None:
     """Add up number, time and cost of sandboxes."""
-    from swerl.sandboxes.ledger import bill as bills
-
     since_s = time.time() - _seconds(since) if since else 0.0
     found = bills.bill(_ledger(), by=by, run=run_name, since_s=since_s)
     if as_json:
@@ -140,8 +141,6 @@ def bill(
 
 def _ledger() -> Ledger:
     """Return the user's ledger; print its notices."""
-    from swerl.sandboxes.ledger.store import default_ledger
-
     ledger = default_ledger()
     for notice in ledger.notices():
         stderr().print(f"warning: {notice}", style="yellow", markup=False, soft_wrap=True)
@@ -150,10 +149,6 @@ def _ledger() -> Ledger:
 
 def _only(backend: str | None, settings: list[str] | None) -> Provider | None:
     """Return the provider of --backend and --set. Raises InputError."""
-    import json
-
-    from swerl.sandboxes.ledger.reap import Provider
-
     if backend is None:
         if settings:
             raise InputError("--set needs --backend", hint="name the backend of these settings")
@@ -186,8 +181,6 @@ _COLOURS = {
 
 
 def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
-    from rich.markup import escape
-
     for answer in unreachable:
         text = f"{answer.provider.backend} cannot be reached: {answer.problem}"
         stderr().print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
@@ -195,8 +188,6 @@ def warn_of(unreachable: Sequence[ProviderAnswer]) -> None:
 
 def ps_table(rows: Sequence[ListedSandbox]) -> Table:
     """Return a table with one line per sandbox."""
-    from rich.markup import escape
-
     now_s = time.time()
     whole = ("owner", "age", "deadline", "cost", "state")
     titles = ("name", "backend", "image", "run", *whole)
@@ -249,8 +240,6 @@ def _host(row: ListedSandbox) -> str:
 
 def tell_of(done: Reaped) -> None:
     """Print the result for one sandbox."""
-    from rich.markup import escape
-
     entry = done.sandbox.entry
     colour = _COLOURS.get(done.outcome, "cyan")
     text = f"{entry.use.backend} {entry.name} {entry.image}: {done.problem or done.reason}"
@@ -264,9 +253,6 @@ def reaped_json(done: Reaped) -> dict[str, Any]:
 
 def bill_table(found: Bill, by: By) -> Table:
     """Return a bill as a table with its total."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     table = Table(box=SIMPLE, pad_edge=False, show_footer=True)
     lines = found.lines
     num, seconds = sum(x.num_sandboxes for x in lines), sum(x.seconds for x in lines)

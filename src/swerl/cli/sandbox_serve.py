@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -19,11 +21,12 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import console, stderr
 from swerl.cli._run import run
+from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import InputError
-
-if TYPE_CHECKING:
-    from swerl.core.contracts import SandboxBackend
-    from swerl.sandboxes.e2b_server.served import ServerOptions
+from swerl.core.secrets import state_dir
+from swerl.sandboxes.e2b_server.access import fingerprint_of, make_certificate, new_key
+from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
+from swerl.sandboxes.e2b_server.served import ServerOptions
 
 _LOCAL_TEMPLATES = {"base": "host"}
 """Image of the SDK's default template."""
@@ -65,8 +68,6 @@ def serve(
 
     `--set limits.lifetime_s=…` sets the maximum lifetime of a sandbox; the default is 24 hours.
     """
-    from swerl.sandboxes.e2b_server.served import ServerOptions
-
     address = _address(listen, certificate)
     key = _key(api_key_file, address)
     _require_absolute(workdir)
@@ -89,12 +90,6 @@ def serve(
 
 
 async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, shown: str) -> None:
-    import asyncio
-    import signal
-
-    from swerl.sandboxes.e2b_server.access import fingerprint_of
-    from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
-
     raise_file_limit()
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
@@ -112,9 +107,6 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
 
 def _address(listen: str, certificate: Path | None) -> dict[str, Any]:
     """Return the server's options for an address: TLS if other machines reach it."""
-    from swerl.core.secrets import state_dir
-    from swerl.sandboxes.e2b_server.access import make_certificate
-
     kind, _, rest = listen.partition(":")
     if kind == "unix" and rest:
         return {"socket": Path(rest).absolute()}
@@ -138,8 +130,6 @@ def _address(listen: str, certificate: Path | None) -> dict[str, Any]:
 
 
 def _key(path: Path | None, address: Mapping[str, Any]) -> str:
-    from swerl.sandboxes.e2b_server.access import new_key
-
     if path is None:
         host = address.get("host", "")
         if host and not is_loopback(host):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from swerl.checks.smoke import SmokeResult
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -18,12 +21,7 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.checks.smoke import SmokeResult
-    from swerl.core.task import Task
+from swerl.core.task import Task
 
 
 def smoke(
@@ -102,8 +100,6 @@ def _run(job: _Job) -> list[SmokeResult]:
 
 
 def _table(results: list[SmokeResult]) -> Table:
-    from rich.markup import escape
-
     titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
     table = simple_table(*titles, numbers={"tasks", "MiB", "boot ms", "exec ms"})
     for each in results:

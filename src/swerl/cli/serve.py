@@ -21,6 +21,8 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import print_json, stderr
 from swerl.cli._run import INTERRUPTED, run
+from swerl.cli._serve_run import Plan, ServeView, show_totals
+from swerl.cli._serve_run import serve as serve_until_told
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.errors import InputError
 
@@ -48,9 +50,6 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
-    from swerl.cli._serve_run import Plan, ServeView, show_totals
-    from swerl.cli._serve_run import serve as serve_until_told
-
     chosen = read_engine(engine, _SCRIPTS, files=True)
     made = [f"gateway.bind={host}", f"gateway.port={port}"]
     recipe = recipe_of(chosen, model, made=["name=swerl", *made], settings=settings or ())

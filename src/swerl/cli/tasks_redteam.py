@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from swerl.cli._options import BackendOption, JsonOption, SettingsOption
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.checks.redteam.policy import Policy
-    from swerl.checks.redteam.runner import PolicyResult, RedteamReport, RedteamSettings
+from swerl.checks.redteam import runner
+from swerl.checks.redteam.policy import Policy
+from swerl.checks.redteam.runner import PolicyOutcome, PolicyResult, RedteamReport, RedteamSettings
+from swerl.cli._options import BackendOption, JsonOption, SettingsOption, open_backend
+from swerl.cli._output import console, print_json, simple_table
+from swerl.cli._run import progress_bar, run
 
 _COLOURS = {"held": "green", "BROKE": "bold red", "skipped": "yellow"}
 _WHOLE = ("policy", "result", "verdict")
@@ -42,10 +43,6 @@ def redteam(
     show: Annotated[bool, typer.Option("--list", help="List the policies and run none.")] = False,
 ) -> None:
     """Run cheating policies through whole Episodes; exit code 1 if one is rewarded."""
-    from swerl.checks.redteam import runner
-    from swerl.checks.redteam.runner import PolicyOutcome, RedteamSettings
-    from swerl.cli._output import console, print_json
-
     policies = runner.choose(only or ())
     if show:
         if as_json:
@@ -69,10 +66,6 @@ def redteam(
 def _run(
     backend: str, settings: list[str] | None, policies: list[Policy], chosen: RedteamSettings
 ) -> RedteamReport:
-    from swerl.checks.redteam import runner
-    from swerl.cli._options import open_backend
-    from swerl.cli._run import progress_bar, run
-
     sandboxes = open_backend(backend, settings, run="redteam")
     with progress_bar("policies", len(policies)) as advance:
         work = runner.run(sandboxes, policies, chosen, on_done=lambda _: advance())
@@ -80,8 +73,6 @@ def _run(
 
 
 def _list(policies: list[Policy]) -> None:
-    from swerl.cli._output import console, simple_table
-
     table = simple_table("policy", "what it tries", "verdict", "what stops it", whole=_WHOLE)
     for policy in policies:
         table.add_row(policy.name, policy.sentence, policy.verdict.value, policy.stopped_by.value)
@@ -89,8 +80,6 @@ def _list(policies: list[Policy]) -> None:
 
 
 def _table(report: RedteamReport, *, naive: bool) -> Table:
-    from swerl.cli._output import simple_table
-
     titles = ["policy", "what it tries", "result", "verdict", "reward", "what stopped it"]
     table = simple_table(*titles, *(["without defences"] if naive else []), whole=_WHOLE)
     for row in report.rows:
@@ -99,8 +88,6 @@ def _table(report: RedteamReport, *, naive: bool) -> Table:
 
 
 def _cells(row: PolicyResult) -> list[str]:
-    from rich.markup import escape
-
     colour = f"[{_COLOURS[row.outcome.value]}]{row.outcome.value}[/]"
     reward = f"{row.reward:g}" if row.verdict else ""
     stopped = row.seen if row.outcome != "held" else row.vetting or row.policy.stopped_by.value

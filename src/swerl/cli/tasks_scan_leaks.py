@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from swerl.checks import scan_leaks as leaks
+from swerl.checks.scan_leaks import LeakScan, ScanSettings, TaskScan
 from swerl.cli._options import BackendOption, JsonOption, SettingsOption, open_backend, tasks_in
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.core.errors import unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
-    from swerl.checks.scan_leaks import LeakScan, ScanSettings, TaskScan
-    from swerl.tasks.hide_future import History
+from swerl.tasks.hide_future import History
 
 
 def scan_leaks(
@@ -43,8 +41,6 @@ def scan_leaks(
 
     Exit code 1 if an agent would find one, or if a scan failed.
     """
-    from swerl.checks import scan_leaks as leaks
-
     chosen = leaks.ScanSettings(
         raw=raw is not False,
         scrubbed=raw is not True,
@@ -72,8 +68,6 @@ def scan_leaks(
 
 
 def _history(name: str) -> History:
-    from swerl.tasks.hide_future import History
-
     if name not in set(History):
         raise unknown("history", name, list(History))
     return History(name)
@@ -82,8 +76,6 @@ def _history(name: str) -> History:
 def _run(
     tasks: Path, backend: str, settings: Sequence[str], chosen: ScanSettings, out: Path | None
 ) -> list[TaskScan]:
-    from swerl.checks import scan_leaks as leaks
-
     found = tasks_in(tasks)
     with progress_bar("tasks", len(found)) as advance:
 
@@ -99,8 +91,6 @@ def _run(
 
 
 def _table(results: Sequence[TaskScan]) -> Table:
-    from rich.markup import escape
-
     titles = ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked")
     table = simple_table(*titles, numbers={"raw", "scrubbed", "scrub ms", "unchecked"})
     for each in results:

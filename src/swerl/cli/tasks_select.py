@@ -5,20 +5,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.core.errors import InputError
-from swerl.core.task import find_task
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from swerl.core.task import Task
-    from swerl.tasks.select import Stats
+from swerl.core.task import Task, find_task
+from swerl.grading.log_parsers import unsupported
+from swerl.tasks import select
+from swerl.tasks.select import FACTS, Stats, compile_where
 
 TasksArgument = Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")]
 OutOption = Annotated[Path, typer.Option("-o", "--out", help="File to write.")]
@@ -44,9 +43,6 @@ def filter_tasks(
     prompt_chars, patch_lines, patch_files, num_fail_to_pass, num_pass_to_pass, timeout_s, and
     meta.NAME for other metadata.
     """
-    from swerl.tasks import select
-    from swerl.tasks.select import compile_where
-
     wanted = [*([f"({where})"] if where.strip() else []), *_rates(solve_rate)]
     if not wanted:
         raise InputError("no condition is given", hint="pass WHERE or --solve-rate")
@@ -65,8 +61,6 @@ def sample(
     as_json: JsonOption = False,
 ) -> None:
     """Keep a random sample; a larger sample contains every smaller one."""
-    from swerl.tasks import select
-
     require_new(out, force=force)
     _say(*select.sample_tasks(tasks, out, number, seed=seed), out, as_json=as_json)
 
@@ -85,8 +79,6 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Split a file at random; each part is a file beside it."""
-    from swerl.tasks import select
-
     shares = dict(map(_share, parts))
     if len(shares) < len(parts):
         raise InputError("two parts have the same name", hint="for example train=0.9 test=0.1")
@@ -161,8 +153,6 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """List the tasks of a file, or show one of them."""
-    from swerl.tasks import select
-
     found = (task for _, task in select.lines(tasks))
     if instance:
         _show_one(find_task(found, instance), hidden=hidden, as_json=as_json)
@@ -182,8 +172,6 @@ def stats(
 ) -> None:
     """Count the tasks of a file by repository, size, grader and difficulty."""
 
-    from swerl.grading.log_parsers import unsupported
-    from swerl.tasks import select
     from swerl.tasks.select import count
 
     found = count(task for _, task in select.lines(tasks))
@@ -197,10 +185,6 @@ def stats(
 
 
 def _list(found: list[Task]) -> Table:
-    from rich.markup import escape
-
-    from swerl.tasks.select import FACTS
-
     rows = [{name: FACTS[name](task) for name in _COLUMNS} for task in found]
     said = [name for name in _COLUMNS if any(row[name] is not None for row in rows)]
     titles = [_COLUMNS[name] for name in said]
@@ -211,15 +195,10 @@ def _list(found: list[Task]) -> Table:
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    from swerl.tasks.select import FACTS
-
     return {name: fact(task) for name, fact in FACTS.items()}
 
 
 def _show_one(task: Task, *, hidden: bool, as_json: bool) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(box=None, show_header=False, pad_edge=False)
     facts = _facts(task)
     others = {
@@ -279,15 +258,11 @@ def _print_stats(found: Stats, path: Path) -> None:
     if found.solve_rates:
         mean = sum(found.solve_rates) / len(found.solve_rates)
         console().print(f"solve rate {mean:.1%} of {counted(len(found.solve_rates), 'task')}")
-    from swerl.grading.log_parsers import unsupported
-
     for what, number in unsupported(found.kinds).items():
         stderr().print(f"[yellow]{counted(number, 'task')}[/]: {what}", soft_wrap=True)
 
 
 def _group(name: str, counts: dict[str, int]) -> Table:
-    from rich.markup import escape
-
     table = simple_table(name, "tasks", numbers={"tasks"})
     values = list(counts.items())
     for value, number in values[:_NUM_VALUES]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from swerl.checks import vet_files
+from swerl.checks.smoke import facts_for
+from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers
+from swerl.checks.vet_files import rejected_path
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -21,15 +28,8 @@ from swerl.cli._output import console, counted, print_json, safe, simple_table, 
 from swerl.cli._run import progress_bar, run
 from swerl.cli.tasks_select import TasksArgument
 from swerl.core.errors import InputError, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from rich.table import Table
-
-    from swerl.checks.vet import VetSettings, Vetted
-    from swerl.core.sandbox import Limits
-
+from swerl.core.sandbox import Limits
+from swerl.tasks import select
 
 _REMOTE_JOBS = 16
 """Tasks at once if sandboxes run on other machines."""
@@ -69,9 +69,6 @@ def vet(
 
     The same command resumes after an interruption; a changed row or image is vetted again.
     """
-    from swerl.checks import vet_files
-    from swerl.checks.vet import Rigour, VetSettings
-
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
     require_made_from(out, [task.id for task in tasks_in(tasks)])
@@ -97,8 +94,6 @@ def vet(
 
 
 def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
-    from swerl.checks import vet_files
-
     if as_json:
         print_json([vet_files.as_row(each) for each in found])
     else:
@@ -115,8 +110,6 @@ def _require_other(out: Path, tasks: Path) -> None:
 
 def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
     """Return the ids to vet. Raises UnknownNameError on one that the file does not have."""
-    from swerl.tasks import select
-
     known = {task.id: None for _, task in select.lines(tasks)}
     for name in wanted:
         if name not in known:
@@ -125,8 +118,6 @@ def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
 
 
 def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
-    from swerl.checks.vet import fitting_workers
-
     if backend not in _ON_THIS_MACHINE:
         return jobs or _REMOTE_JOBS
     fitting = fitting_workers(limits)
@@ -140,8 +131,6 @@ def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
 
 
 def _facts(backend: str, settings: Sequence[str]) -> Any:
-    from swerl.checks.smoke import facts_for
-
     return facts_for(backend, backend_options(backend, settings))
 
 
@@ -152,9 +141,7 @@ def _run(
     options: Sequence[str],
     journal: Path,
 ) -> list[Vetted]:
-    from swerl.checks import vet_files
     from swerl.checks.vet import vet
-    from swerl.tasks import select
 
     found: list[Vetted] = []
     with progress_bar(
@@ -175,8 +162,6 @@ def _run(
 
 
 def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
-    from swerl.checks.vet_files import rejected_path
-
     lines = [f"{num_certified:,} certified: {out}"]
     if num_rejected:
         lines.append(f"{num_rejected:,} rejected: {rejected_path(out)}")
@@ -230,8 +215,6 @@ def show(found: Sequence[Vetted]) -> None:
 
 
 def _task_table(found: Sequence[Vetted]) -> Table:
-    from rich.markup import escape
-
     numbers = ("test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
     for each in found:

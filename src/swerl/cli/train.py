@@ -2,60 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+from rich.markup import escape
 
+from swerl.checks.preflight import preflight as look
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json, stderr
-from swerl.cli.train_status import called, facts_of, find_run, status, stored_recipe
-from swerl.cli.train_tune import tune
-from swerl.core.errors import RunError, RunStoppedError, unknown
-
-if TYPE_CHECKING:
-    from swerl.cluster.checks import MachineFinding
-    from swerl.recipe.schema import Recipe
-    from swerl.runs.status import StatusReport
+from swerl.cli._train_view import TrainView, show_summary
+from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
+from swerl.cli.why import print_cause
+from swerl.cluster.checks import MachineFinding
+from swerl.cluster.manifests import RecipeSource, kuberay, slurm
+from swerl.core.errors import RunError, RunStoppedError
+from swerl.plan.plan import plan
+from swerl.recipe.check import check
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe
+from swerl.runs.layout import RunFolder
+from swerl.runs.layout import rewind as go_back
+from swerl.runs.status import RunStatus, StatusReport, StopRequest, request_stop, run_status
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-RUN = "run"
-"""The default command: `swerl train RECIPE`."""
 
 
-class _RunsByDefault(TyperGroup):
-    """A group that accepts a recipe instead of a command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `run` if the first argument is not a command.
-
-        Raises UnknownNameError if it looks like a mistyped command.
-        """
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            _refuse_typo(args[0], self.commands)
-            args = [RUN, *args]
-        return super().parse_args(ctx, args)
-
-
-def _refuse_typo(word: str, commands: Collection[str]) -> None:
-    from difflib import get_close_matches
-
-    from swerl.recipe.load import find_recipe
-
-    is_recipe = "." in word or "/" in word or find_recipe(Path(word)).exists()
-    if not is_recipe and get_close_matches(word, commands, cutoff=0.7):
-        raise unknown("command of `swerl train`", word, commands)
-
-
-app = typer.Typer(cls=_RunsByDefault, no_args_is_help=True)
-app.command("status")(status)
-app.command("tune")(tune)
-
-
-@app.command(RUN)
 def train(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
@@ -72,8 +46,6 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe; run the same command again to resume."""
-    from swerl.recipe.load import load
-
     allowed = ["tasks.uncertified=true"] if allow_uncertified else []
     recipe = load(recipes, [*(settings or ()), *allowed])
     if dry_run:
@@ -86,16 +58,10 @@ def train(
 
 
 def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
-    from swerl.plan.plan import plan
-    from swerl.recipe.check import check
-
     check(recipe)
     for obstacle in plan(recipe).obstacles:
         raise obstacle
     from swerl.cli._run import INTERRUPTED, run
-    from swerl.cli._train_view import TrainView, show_summary
-    from swerl.cli.why import print_cause
-    from swerl.runs.layout import RunFolder
     from swerl.training.train import train
 
     with TrainView(recipe) as view:
@@ -123,7 +89,6 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     print_cause(root)
 
 
-@app.command()
 def resume(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: RunsOption = Path("runs"),
@@ -135,7 +100,6 @@ def resume(
     _train(stored_recipe(root), root, after, as_json=as_json)
 
 
-@app.command("stop")
 def stop(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: RunsOption = Path("runs"),
@@ -148,8 +112,6 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, from any machine that shares the run folder."""
-    from swerl.runs.status import RunStatus, StopRequest, request_stop, run_status
-
     root = find_run(run, runs)
     name = called(root)
     before = run_status(root, notify=stderr().print)
@@ -172,17 +134,12 @@ def stop(
 
 
 def _wait(root: Path, wait_s: float) -> StatusReport:
-    import time
-
-    from swerl.runs.status import RunStatus, run_status
-
     until = time.monotonic() + wait_s
     while (seen := run_status(root)).status is RunStatus.RUNNING and time.monotonic() < until:
         time.sleep(0.2)
     return seen
 
 
-@app.command("rewind")
 def rewind(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
@@ -190,8 +147,6 @@ def rewind(
     as_json: JsonOption = False,
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
-    from swerl.runs.layout import rewind as go_back
-
     root = find_run(run, runs)
     aside = go_back(root, step)
     if as_json:
@@ -202,7 +157,6 @@ def rewind(
     console().print(f"next            swerl train resume {called(root)}", soft_wrap=True)
 
 
-@app.command("preflight")
 def preflight(
     recipes: Annotated[
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
@@ -213,7 +167,6 @@ def preflight(
 ) -> None:
     """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""
     from swerl.cli._run import run
-    from swerl.recipe.load import load
 
     recipe = load(recipes, settings or ())
     found = run(_collect(recipe, runs / recipe.name, quiet=as_json), after="nothing was started")
@@ -226,8 +179,6 @@ def preflight(
 
 
 async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFinding]:
-    from swerl.checks.preflight import preflight as look
-
     found = []
     async for finding in look(recipe, root):
         found.append(finding)
@@ -237,8 +188,6 @@ async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFi
 
 
 def _show(finding: MachineFinding) -> None:
-    from rich.markup import escape
-
     state = f"[{_COLOURS[finding.state]}]{finding.state:<4}[/]"
     line = f"{state}  {escape(finding.node):<12}  {finding.check:<13}  {escape(finding.found)}"
     console().print(line, soft_wrap=True)
@@ -259,7 +208,6 @@ class Kind(StrEnum):
     SLURM = "slurm"
 
 
-@app.command("manifest")
 def manifest(
     kind: Annotated[Kind, typer.Argument(help="kuberay: a RayJob; slurm: a script for sbatch.")],
     recipe: Annotated[Path, typer.Argument(help="Recipe file.")],
@@ -276,9 +224,6 @@ def manifest(
     hours: Annotated[int, typer.Option(min=1, help="slurm: maximum hours.")] = 48,
 ) -> None:
     """Print a manifest for the machines of a recipe."""
-    from swerl.cluster.manifests import RecipeSource, kuberay, slurm
-    from swerl.recipe.load import load
-
     chosen, source = load([recipe], settings or ()), RecipeSource(recipe, tuple(settings or ()))
     if kind is Kind.KUBERAY:
         text = kuberay(chosen, source, image=image, volume=volume, secret=secret)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from rich.markup import escape
 
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, safe, simple_table, stderr
 from swerl.core.errors import RunError, SwerlError, unknown
 from swerl.core.files import read_json
-
-if TYPE_CHECKING:
-    from swerl.recipe.schema import Recipe
-    from swerl.runs.history import RunProgress
-    from swerl.runs.status import StatusReport
-
+from swerl.plan.cost import price_book
+from swerl.recipe.schema import Recipe
+from swerl.runs.history import RunProgress, read_progress
+from swerl.runs.index import FoundRun
+from swerl.runs.status import BEAT_S, StatusReport, requested_stop, run_status
+from swerl.sandboxes.ledger.bill import bill
+from swerl.sandboxes.ledger.store import default_ledger
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
@@ -61,10 +65,6 @@ def _facts_or_problem(root: Path) -> dict[str, Any]:
 def facts_of(root: Path, *, waits: bool = True) -> dict[str, Any]:
     """Return all facts about a run; `waits` for a heartbeat from another machine."""
 
-    from swerl.runs.history import read_progress
-    from swerl.runs.index import FoundRun
-    from swerl.runs.status import BEAT_S, requested_stop, run_status
-
     recipe, progress = stored_recipe(root), read_progress(root)
     run = FoundRun(root.name, root, is_trained=True)
     seen = run_status(root, patience_s=3 * BEAT_S if waits else 0.0, notify=stderr().print)
@@ -91,10 +91,6 @@ def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[
 
     `run` is the run's own account of both, which `cost.max_dollars` limits.
     """
-    from swerl.plan.cost import price_book
-    from swerl.sandboxes.ledger.bill import bill
-    from swerl.sandboxes.ledger.store import default_ledger
-
     lines = bill(default_ledger(), run=recipe.name).lines
     num_gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
     price = price_book(recipe.cost.prices).get(f"{recipe.cluster.gpu}_hour")
@@ -130,8 +126,6 @@ def _show_all(rows: list[dict[str, Any]]) -> None:
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[str]:
-    from rich.markup import escape
-
     process, standing = facts["process"], facts["standing"]
     yield f"[bold]{facts['run']}[/]: {_coloured(standing)}{_WHAT.get(standing, '')}"
     if standing == "evaluated":
@@ -189,8 +183,6 @@ def _coloured(standing: str) -> str:
 
 
 def _ago(moment_s: float) -> str:
-    import time
-
     at = datetime.fromtimestamp(moment_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     minutes = (time.time() - moment_s) / 60
     return (
@@ -231,10 +223,6 @@ def called(root: Path) -> str:
 
 def stored_recipe(root: Path) -> Recipe:
     """Return the recipe of a run. Raises RunError where this version does not read it."""
-    from pydantic import ValidationError
-
-    from swerl.recipe.schema import Recipe
-
     try:
         return Recipe.model_validate(read_json(root / RECIPE))
     except ValidationError as error:

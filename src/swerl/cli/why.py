@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated
 
 import typer
 
+from swerl.checks.why import check
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe
 from swerl.cli.train_status import called, find_run, stored_recipe
 from swerl.core.errors import InputError, SwerlError
-
-if TYPE_CHECKING:
-    from swerl.runs.why import Diagnosis
+from swerl.runs.index import find_runs
+from swerl.runs.why import Diagnosis, diagnose
 
 _NUM_SHOWN = 8
 """Problems that are printed; a folder without permission has one for each Episode."""
@@ -36,9 +37,6 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
-    from swerl.runs.index import find_runs
-    from swerl.runs.why import diagnose
-
     places = [runs] if run is None else [runs / run, Path(run)]
     # The newest run, if the folder has several.
     runs_there = [each for place in places for each in find_runs(place).values()]
@@ -61,9 +59,6 @@ def why(
 
 
 def _checked(root: Path, found: Diagnosis) -> Diagnosis:
-    from tempfile import TemporaryDirectory
-
-    from swerl.checks.why import check
     from swerl.cli._run import run
 
     with TemporaryDirectory(prefix="swerl-why-") as scratch:
@@ -73,8 +68,6 @@ def _checked(root: Path, found: Diagnosis) -> Diagnosis:
 
 def print_cause(root: Path, *, says_healthy: bool = False) -> None:
     """Print the first cause of a run in up to three lines; a healthy one if asked for."""
-    from swerl.runs.why import diagnose
-
     try:
         found = diagnose(root)
     except SwerlError:  # The command's own result must not be lost for it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli.cost import app
+from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError, UnknownNameError
 from swerl.plan.layout import layout
 from swerl.plan.memory import GPUS
@@ -191,7 +191,7 @@ def test_folder_without_episodes_is_refused(tmp_path: Path, text: str | None) ->
 
 def test_command_prints_assumptions_and_every_schedule() -> None:
     arguments = ["simulate", str(RECIPE), "--steps", "2", "--assume", "train_mfu=0.2"]
-    shown = CliRunner().invoke(app, arguments, catch_exceptions=False).output
+    shown = CliRunner().invoke(typer_app, ["cost", *arguments], catch_exceptions=False).output
     for text in ("train_mfu", "--assume", "one-step-off*", "async*", "waits longest for"):
         assert text in shown
 
@@ -199,4 +199,4 @@ def test_command_prints_assumptions_and_every_schedule() -> None:
 def test_command_refuses_a_run_on_cpu() -> None:
     twin = RECIPE.with_name("twin_cpu.toml")
     with pytest.raises(RecipeError, match="runs on CPU"):
-        CliRunner().invoke(app, ["simulate", str(twin)], catch_exceptions=False)
+        CliRunner().invoke(typer_app, ["cost", "simulate", str(twin)], catch_exceptions=False)

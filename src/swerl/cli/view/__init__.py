@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from swerl.cli._options import require_new
+from swerl.cli._output import console, safe
+from swerl.cli._run import run, waiting
 from swerl.core.errors import InputError
 
 
@@ -24,9 +28,6 @@ def view(
     force: Annotated[bool, typer.Option("--force", help="Write into an existing folder.")] = False,
 ) -> None:
     """Show runs, steps, Episodes and tokens as web pages, live or as static files."""
-    from swerl.cli._options import require_new
-    from swerl.cli._output import console, safe
-    from swerl.cli._run import run, waiting
     from swerl.cli.view._server import write
     from swerl.cli.view._site import Site
 
@@ -44,9 +45,6 @@ def view(
 
 
 async def _serve(folder: Path, port: int) -> None:
-    import asyncio
-
-    from swerl.cli._output import console, safe
     from swerl.cli.view._server import serving
     from swerl.cli.view._site import Site
 

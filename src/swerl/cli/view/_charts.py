@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
+from swerl.cli.view._talk import ShownTurn
 from swerl.runs.history import RunHistory
-
-if TYPE_CHECKING:
-    from swerl.cli.view._talk import ShownTurn
-    from swerl.runs.prompts import GroupEntry
+from swerl.runs.prompts import GroupEntry
 
 NONE = "\N{EN DASH}"
 """Shown for a number that there is not."""

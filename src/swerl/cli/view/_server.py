@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from swerl.cli.view import _evals
 from swerl.cli.view._evals import slug_of
@@ -31,9 +32,6 @@ from swerl.rollout import record
 from swerl.runs import index
 from swerl.runs.index import FoundRun
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
 HOST = "127.0.0.1"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -48,8 +46,6 @@ _HEADERS = {
 
 def application(site: Site, token: str) -> web.Application:
     """Return the application: `/TOKEN/PAGE` is a page, everything else is not found."""
-    from aiohttp import web
-
     # Pages share the readers of events, so they are rendered one by one, off the loop.
     turn = asyncio.Lock()
 
@@ -75,8 +71,6 @@ def application(site: Site, token: str) -> web.Application:
 @asynccontextmanager
 async def serving(site: Site, port: int) -> AsyncIterator[str]:
     """Serve during the block; yield the address. Raises InputError if the port is taken."""
-    from aiohttp import web
-
     token = own_token()
     runner = web.AppRunner(application(site, token), access_log=None)
     await runner.setup()

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from swerl.cli.view import _charts, _evals, _talk
 from swerl.cli.view._evals import slug_of
+from swerl.cli.view._talk import ShownTurn
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
@@ -25,10 +26,7 @@ from swerl.runs.history import HistoryReader, RunHistory, read_progress
 from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
-
-if TYPE_CHECKING:
-    from swerl.cli.view._talk import ShownTurn
-    from swerl.runs.tables import TrainedEpisode
+from swerl.runs.tables import TrainedEpisode, read_trained
 
 HERE = Path(__file__).parent
 ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -401,8 +399,6 @@ class Site:
     ) -> TrainedEpisode | None:
         if entry is None:
             return None
-        from swerl.runs.tables import read_trained
-
         path, name = RunFolder(run.root).samples(entry.step), str(attempt.summary.get("id"))
         found, _ = index.part(lambda: read_trained(path, name).get(name))
         return found
@@ -471,8 +467,6 @@ def numbered_path(name: str, page: int) -> str:
 
 
 def _trained_in(path: Path) -> Mapping[str, TrainedEpisode]:
-    from swerl.runs.tables import read_trained
-
     found, _ = index.part(lambda: read_trained(path))
     return found or {}
 

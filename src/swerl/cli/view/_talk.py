@@ -8,11 +8,17 @@ import math
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swerl.core import experts
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+from swerl.core import experts, plugins
 from swerl.core.certificate import Certificate, from_json, objection
 from swerl.core.contracts import Family
 from swerl.core.errors import RunError
@@ -21,12 +27,9 @@ from swerl.core.sample import trained_turns
 from swerl.core.turn import Trajectory, Turn
 from swerl.runs import evidence
 from swerl.runs.index import RECIPE
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
-    from swerl.runs.layout import RunFolder
-    from swerl.runs.prompts import GroupEntry
+from swerl.runs.layout import RunFolder
+from swerl.runs.prompts import GroupEntry
+from swerl.runs.tables import read_logprobs
 
 _MESSAGE = re.compile(
     r"<\|im_start\|>(\w+)\n?(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)"
@@ -221,8 +224,6 @@ def split(prompt: str) -> Iterator[Piece]:
 
 def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:
     """Number the branches: the first child continues its parent's branch, others open one."""
-    from dataclasses import replace
-
     branch_of: dict[int, int] = {}
     continued: set[int] = set()
     num, found = 0, []
@@ -271,20 +272,12 @@ def _kind(line: str, other: str = "same") -> str:
 
 
 def _rows(rows: Sequence[tuple[str, str]]) -> Markup:
-    from markupsafe import Markup
-
     row = Markup('<span class="row {}">{}</span>')
     return Markup("").join(row.format(kind, line or " ") for kind, line in rows)
 
 
 def coloured_patch(patch: str) -> str:
     """Return a patch as HTML, its lines in the colours of their language."""
-    from markupsafe import escape
-    from pygments import highlight
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import get_lexer_for_filename
-    from pygments.util import ClassNotFound
-
     formatter = HtmlFormatter(nowrap=True)
     lexer, rows = None, []
     for line in str(clean(patch.rstrip("\n"))).split("\n"):
@@ -308,8 +301,6 @@ def is_scripted(trajectory: Trajectory | None) -> bool:
 
 def family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
-    from swerl.core import plugins
-
     return plugins.family("tiny", None, None) if is_scripted else evidence.family_of(root)
 
 
@@ -400,8 +391,6 @@ def trainer_logprobs(
 
     `used` names the step that trained the Episode. Raises RunError on a damaged file.
     """
-    from swerl.runs.tables import read_logprobs
-
     if used is None or not (path := run.logprobs(used.step)).exists():
         return {}
     if not (rows := read_logprobs(path, episode)):
