@@ -206,7 +206,8 @@ async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
         unchecked.append(f"text, packages, names: {files}")
     else:
         leaks += _hits(files)
-        own = await _own_version(sandbox, task)
+        done = await sandbox.run(["sh", "-c", _VERSION], cwd=task.workdir, timeout_s=60)
+        own = done.stdout.decode("utf-8", "replace").strip()
         leaks += _packages(files, own)
         leaks += _surroundings(files, task)
         unchecked += [*files["unchecked"], *_packages_unchecked(files, own)]
@@ -449,11 +450,6 @@ sed -n 's/^ *_*version_* *= *["'\'']\{0,1\}\([0-9][^"'\'' ]*\).*/\1/p' \
   pyproject.toml setup.cfg setup.py */__init__.py src/*/__init__.py */_version.py 2>/dev/null |
   head -n 1
 """
-
-
-async def _own_version(sandbox: Sandbox, task: Task) -> str:
-    done = await sandbox.run(["sh", "-c", _VERSION], cwd=task.workdir, timeout_s=60)
-    return done.stdout.decode("utf-8", "replace").strip()
 
 
 def _order(version: str) -> tuple[int, ...]:

@@ -115,7 +115,10 @@ def _connect(address: str, run: str) -> Any:
             "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
         ) from None
     try:
-        _check_listening(address)
+        # Raise OSError if the port is closed: Ray itself would try for five minutes.
+        host, _, port = address.rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         # Ray's own SIGTERM handler would end this process at any point.
         handler = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, namespace=f"swerl-{run}", log_to_driver=False, logging_level=40)
@@ -126,13 +129,6 @@ def _connect(address: str, run: str) -> Any:
         hint = "`ray status` must work on this machine; or choose another cluster.launcher"
         raise ClusterError(message, hint=hint) from error
     return ray
-
-
-def _check_listening(address: str) -> None:
-    """Raise OSError if the port is closed: Ray itself would try for five minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def _start_hosts(ray: Any, group: Any, share: RayShare) -> list[Any]:

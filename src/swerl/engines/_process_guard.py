@@ -15,7 +15,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -36,7 +35,10 @@ def main() -> None:
     if server == 0:
         _die_with(guard, signal.SIGKILL)
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-        _execute(command)
+        try:
+            os.execvp(command[0], command)
+        except OSError as error:
+            sys.exit(f"cannot run {command[0]}: {error.strerror}")
     # Close the server's own files and sockets: other processes wait for their end.
     for number in [int(path.name) for path in Path("/dev/fd").iterdir()]:
         if number > sys.stderr.fileno():
@@ -57,13 +59,6 @@ def _die_with(parent: int, number: signal.Signals) -> None:
     _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit("the parent died before the command began")
-
-
-def _execute(command: list[str]) -> NoReturn:
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        sys.exit(f"cannot run {command[0]}: {error.strerror}")
 
 
 def _wait_for(server: int, stop_s: float) -> int:

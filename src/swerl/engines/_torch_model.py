@@ -80,7 +80,11 @@ class Qwen3Model:
     def __init__(self, shape: Qwen3Shape, weights: Qwen3Weights, num_positions: int) -> None:
         self.shape = shape
         self.weights = weights
-        self._cos_PD, self._sin_PD = _rotary(shape, num_positions)
+        # Cosines and signed sines [P, D]; with them a roll by half rotates by 90°.
+        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
+        angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
+        sin = angles.sin()
+        self._cos_PD, self._sin_PD = angles.cos().repeat(1, 2), torch.cat((-sin, sin), -1)
 
     def new_cache(self, num_rows: int) -> Tensor:
         """Return zeroed memory [layers, 2, rows, K, P, D]; pages are taken when first written.
@@ -310,14 +314,6 @@ def _layer(shape: Qwen3Shape, tensors: Mapping[str, Tensor], index: int) -> Laye
         gate_up=torch.cat([part("mlp.gate_proj"), part("mlp.up_proj")]),
         down=part("mlp.down_proj"),
     )
-
-
-def _rotary(shape: Qwen3Shape, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cosines and signed sines [P, D]; with them a roll by half rotates by 90°."""
-    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-    angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
-    sin = angles.sin()
-    return angles.cos().repeat(1, 2), torch.cat((-sin, sin), -1)
 
 
 @dataclass(frozen=True, slots=True)

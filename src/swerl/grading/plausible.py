@@ -118,7 +118,9 @@ class Plausible:
         if each.content is Content.OPERATOR:
             return [self._negated(each)]
         if each.content is Content.BOOLEAN:
-            new = _flipped(each.source)
+            words = {"true": "false", "True": "False", "TRUE": "FALSE"}
+            words |= {other: one for one, other in words.items()}
+            new = words.get(each.source, "")
             return [Replacement(Kind.VALUE, each.start, each.end, new)] if new else []
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
@@ -479,12 +481,6 @@ def _other_number(source: str, rng: random.Random, *, is_far: bool) -> str:
 def _other_digit(digit: str, rng: random.Random) -> str:
     step = rng.choice((1, 2))
     return str(rng.choice([n for n in (int(digit) - step, int(digit) + step) if 1 <= n <= 9]))
-
-
-def _flipped(source: str) -> str:
-    words = {"true": "false", "True": "False", "TRUE": "FALSE"}
-    words |= {other: one for one, other in words.items()}
-    return words.get(source, "")
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -176,7 +176,9 @@ async def prepare(
     restored = tuple(dict.fromkeys((*accepted.dropped, *blocked)))
     failure = await _apply_tests(task, sandbox, has_patch=bool(changes.files))
     if not failure:
-        await _bring_tests(task, sandbox)
+        for path, text in task.grading.test_files.items():
+            await sandbox.write(f"{task.workdir}/{path}", text.encode())
+        await bring_files(task, sandbox)
         if swap and task.grading.test_setup:
             await swap(sandbox)
         failure = await _set_up(task, sandbox)
@@ -265,12 +267,6 @@ async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTr
         searched=frozenset(root for kind, root, _ in found if kind == "searched")
         | {root for root in SOURCE_ROOTS if re.search(rf"\b{root}\b", text)},
     )
-
-
-async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
-    for path, text in task.grading.test_files.items():
-        await sandbox.write(f"{task.workdir}/{path}", text.encode())
-    await bring_files(task, sandbox)
 
 
 async def _set_up(task: Task, sandbox: Sandbox) -> Grade | None:

@@ -126,7 +126,10 @@ def _images(source: _Import, path: Path) -> Iterator[_Found]:
     if source.files.has("index.json"):
         yield from _of_layout(source, path)
     elif source.files.has("manifest.json"):
-        yield from _of_docker(source)
+        for entry in _list({"images": _json(source.document("manifest.json"), "it")}, "images"):
+            config = source.put(source.document(str(entry.get("Config"))))
+            layers = [source.blob(str(name)) for name in entry.get("Layers") or []]
+            yield _Found(_made(source, config, layers), [*map(str, entry.get("RepoTags") or [])])
     elif source.files.tops() & _ROOT and path.is_file():
         yield _of_root(source, path)
     else:
@@ -160,13 +163,6 @@ def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
         )
     kind = _json(body, digest).get("mediaType") or IMAGE_TYPES[0]
     return Manifest(f"{path}@{digest}", body, str(kind))
-
-
-def _of_docker(source: _Import) -> Iterator[_Found]:
-    for entry in _list({"images": _json(source.document("manifest.json"), "it")}, "images"):
-        config = source.put(source.document(str(entry.get("Config"))))
-        layers = [source.blob(str(name)) for name in entry.get("Layers") or []]
-        yield _Found(_made(source, config, layers), [*map(str, entry.get("RepoTags") or [])])
 
 
 def _of_root(source: _Import, path: Path) -> _Found:

@@ -258,7 +258,8 @@ def run_status(
         return StatusReport(RunStatus.RUNNING, process, age_s)
     if process.host == platform.node() and process.boot == boot_id():
         # On this machine the lock is reliable: without it the process is gone.
-        copied = _is_copy(root, process)
+        elsewhere = bool(process.folder) and process.folder != str(root.resolve())
+        copied = elsewhere and process.inode != root.stat().st_ino
         return StatusReport(RunStatus.COPIED if copied else RunStatus.KILLED, process, age_s)
     # A lock of another machine may be invisible here, so the heartbeat decides.
     if age_s < SILENT_S:
@@ -313,11 +314,6 @@ def _last_beat(root: Path) -> float:
     with suppress(FileNotFoundError):
         return (root / "heartbeat").stat().st_mtime
     return 0.0
-
-
-def _is_copy(root: Path, process: RunProcess) -> bool:
-    elsewhere = bool(process.folder) and process.folder != str(root.resolve())
-    return elsewhere and process.inode != root.stat().st_ino
 
 
 def _is_locked(root: Path) -> bool:

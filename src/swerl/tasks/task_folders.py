@@ -79,7 +79,8 @@ def _member_row(
     left = MAX_BYTES
     problem: TaskError | None = None
     for member in members:
-        name = _inside(member)
+        parts = _parts(member)
+        name = "/".join(parts[_root(parts) :])
         left -= member.size
         data = archive.extractfile(member) if member.isfile() else None
         if data is None:
@@ -100,11 +101,6 @@ def _task_of(member: tarfile.TarInfo) -> str:
     parts = _parts(member)
     root = _root(parts)
     return parts[root - 1] if root else ""
-
-
-def _inside(member: tarfile.TarInfo) -> str:
-    parts = _parts(member)
-    return "/".join(parts[_root(parts) :])
 
 
 def _root(parts: tuple[str, ...]) -> int:

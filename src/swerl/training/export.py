@@ -94,7 +94,10 @@ def export(root: Path, target: Path, options: ExportOptions) -> ExportedModel:
             exported = ExportedModel(target, meta.step, num_params, num_bytes, checksum)
             card = model_card(run, recipe, exported, source, adapter=options.adapter)
             write_text(temporary / "README.md", card)
-            _write_sums(temporary)
+            # Write SHA256SUMS for `sha256sum -c`.
+            files = sorted(path for path in temporary.iterdir())
+            lines = [f"{checkpoints.mark(path).sha256}  {path.name}\n" for path in files]
+            (temporary / "SHA256SUMS").write_text("".join(lines))
             temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -238,13 +241,6 @@ def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype:
                     section[key] = name
     write_json(folder / "config.json", hf_config)
     copy_tokenizer(source, folder)
-
-
-def _write_sums(folder: Path) -> None:
-    """Write SHA256SUMS for `sha256sum -c`."""
-    files = sorted(path for path in folder.iterdir())
-    lines = [f"{checkpoints.mark(path).sha256}  {path.name}\n" for path in files]
-    (folder / "SHA256SUMS").write_text("".join(lines))
 
 
 def model_card(

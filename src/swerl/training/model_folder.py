@@ -114,16 +114,12 @@ def publish(
             temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _keep_newest(target.parent, KEPT_VERSIONS)
-    return WeightRef(target, target.name, checksum)
-
-
-def _keep_newest(parent: Path, num_kept: int) -> None:
-    """Remove all but the folders written last, whatever their names: a run may step back."""
-    folders = [path for path in parent.iterdir() if path.is_dir() and path.name[0] != "."]
+    # Remove all but the folders written last, whatever their names: a run may step back.
+    folders = [path for path in target.parent.iterdir() if path.is_dir() and path.name[0] != "."]
     folders.sort(key=lambda path: path.stat().st_mtime_ns)
-    for old in folders[:-num_kept]:
+    for old in folders[:-KEPT_VERSIONS]:
         shutil.rmtree(old, ignore_errors=True)
+    return WeightRef(target, target.name, checksum)
 
 
 class ShardWriter:

@@ -45,7 +45,9 @@ async def links_out(ctx: AttackContext) -> AttackFinding:
         holes = []
         for number, (name, leads) in enumerate(links.items()):
             path = f"{ctx.workdir}/link{number}"
-            await _make_link(ctx, leads, path)
+            done = await ctx.box.run(["ln", "-s", leads, path])
+            if done.exit_code != 0:
+                raise CannotError(f"cannot create a link: {done.text.strip()[:100]}")
             holes += await _touch(ctx, path, word, name)
         holes += _changes(folder, word)
     return judge(holes, f"none of {len(links)} links leads outside")
@@ -159,12 +161,6 @@ def _host_folder() -> Iterator[tuple[Path, str]]:
         yield folder, word
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _make_link(ctx: AttackContext, target: str, path: str) -> None:
-    done = await ctx.box.run(["ln", "-s", target, path])
-    if done.exit_code != 0:
-        raise CannotError(f"cannot create a link: {done.text.strip()[:100]}")
 
 
 async def _touch(ctx: AttackContext, path: str, word: str, name: str) -> list[str]:

@@ -357,15 +357,11 @@ async def _grade_naively(opened: Sandbox, task: Task) -> bool:
         if all(found.get(each) in _NAIVELY_GOOD for each in _declared(spec)):
             return True
     if spec.fail_to_pass:
-        return _all_pass(spec, done.text)
+        last: dict[str, bool] = {}
+        for word, name, shown, end in _TEST_LINE.findall(done.text.split(END)[0].split(START)[-1]):
+            last[name or shown] = (word or end) in _PASSED
+        return all(last.get(test, False) for test in _declared(spec))
     return done.exit_code == 0
-
-
-def _all_pass(spec: GradingSpec, text: str) -> bool:
-    last: dict[str, bool] = {}
-    for word, name, shown, end in _TEST_LINE.findall(text.split(END)[0].split(START)[-1]):
-        last[name or shown] = (word or end) in _PASSED
-    return all(last.get(test, False) for test in _declared(spec))
 
 
 def _declared(spec: GradingSpec) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from swerl.core.errors import TrainerError
 from swerl.core.files import disk_errors, write_json
@@ -209,7 +208,8 @@ def read_meta(folder: Path) -> CheckpointMeta:
             message = f"the checkpoint {folder} has format {found}; this swerl reads {FORMAT}"
             hint = "restore it with the swerl that wrote it, and `swerl export` the weights there"
             raise TrainerError(message, hint=hint)
-        return _from_json(value)
+        files = {name: FileMark(**file) for name, file in value.pop("files").items()}
+        return CheckpointMeta(**value, files=files)
     except FileNotFoundError as error:
         raise TrainerError(
             f"the checkpoint {folder} has no {META}: half-written, or of an older swerl", hint=OLDER
@@ -246,8 +246,3 @@ def steps(parent: Path) -> list[int]:
 
 def _refuse(folder: Path, reason: str) -> None:
     raise TrainerError(f"cannot restore the checkpoint {folder}: {reason}", hint=OLDER)
-
-
-def _from_json(value: dict[str, Any]) -> CheckpointMeta:
-    files = {name: FileMark(**file) for name, file in value.pop("files").items()}
-    return CheckpointMeta(**value, files=files)
