@@ -21,6 +21,7 @@ from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.images.store import default_store
+from swerl.sandboxes._docker.api import Api
 from swerl.sandboxes._local.image import image_folder
 
 _STEP_TIMEOUT_S = 60.0
@@ -310,8 +311,6 @@ def _built_digest(name: str) -> str:
 
 
 def _facts_in_daemon(base_url: str) -> ReadFacts:
-    from swerl.sandboxes._docker.api import Api
-
     api = Api(base_url)
 
     async def read_facts(image: str) -> ImageFacts:

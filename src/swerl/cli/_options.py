@@ -15,14 +15,12 @@ import typer
 from swerl.cli._output import keep_stdout_for_json, stderr
 from swerl.core.errors import InputError, RecipeError, TaskError, unknown
 from swerl.core.sandbox import Limits
-from swerl.core.task import read_tasks
+from swerl.core.task import Task, read_tasks
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from swerl.core.contracts import SandboxBackend
-    from swerl.core.sandbox import Limits
-    from swerl.core.task import Task
     from swerl.recipe.schema import Recipe
 
 

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -177,8 +178,6 @@ def _address_towards(hosts: Sequence[str]) -> str:
 
 
 def _require_ray() -> None:
-    from importlib.util import find_spec
-
     if find_spec("ray") is None:
         raise ClusterError(
             "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import orjson
 from aiohttp import web
 
 from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Json
-from swerl.core.contracts import Dialect
+from swerl.core.contracts import Dialect, WireReply
 from swerl.core.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway.bodies import (
     count_values,
@@ -41,9 +41,6 @@ from swerl.gateway.limits import (
     GatewayAdmission,
 )
 from swerl.gateway.sessions import Session
-
-if TYPE_CHECKING:
-    from swerl.core.contracts import WireReply
 
 PING_S = 5.0
 """Seconds between two signs to a streaming client that its answer is pending."""

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Self, TypeAlias
+from types import TracebackType
+from typing import Self, TypeAlias
 
 from swerl.core.contracts import ChatEngine, Endpoint, Engine, Family
 from swerl.core.errors import GatewayError
@@ -27,9 +28,6 @@ from swerl.gateway.prompting import HistoryPolicy, prompter
 from swerl.gateway.replay import Replay
 from swerl.gateway.router import OnRefused, Router, Server
 from swerl.gateway.sessions import Serving, Session
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 HOST = "127.0.0.1"
 LAG_SAMPLE_S = 0.1

@@ -7,16 +7,14 @@ import math
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+from aiohttp import web
 
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import BudgetError, EngineError
 from swerl.core.turn import Trajectory
 from swerl.gateway.bodies import Replays
 from swerl.gateway.conversation import Conversation, closed
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 _SHUTDOWN_S = 0.5
 """Seconds for the last answers to leave; they are errors, because their Session is closed."""

@@ -9,12 +9,12 @@ from itertools import combinations, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from swerl.core import experts
+from swerl.core.sample import Sample
 from swerl.runs.evidence import Evidence, SeenStep, SeenTurn, Symptom
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from swerl.core.sample import Sample
 
 _CALL = re.compile(
     r"<tool_call>.*?</tool_call>|<invoke .*?</invoke>|\[TOOL_CALLS\]|<\|python_tag\|>", re.DOTALL

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
+from swerl.core.sample import Sample
+from swerl.core.task import Task, from_row, read_tasks
 from swerl.runs import history, index, tables
 from swerl.runs.index import DAMAGE, FoundRun
 from swerl.runs.layout import RunFolder
 
 if TYPE_CHECKING:
     from swerl.core.contracts import Family
-    from swerl.core.sample import Sample
-    from swerl.core.task import Task
 
 T = TypeVar("T")
 _TWIN = "twin"
@@ -176,7 +176,6 @@ class Evidence:
 
 
 def _solutions(run: Evidence, wanted: set[str]) -> dict[str, str]:
-    from swerl.core.task import read_tasks
     from swerl.tasks import twin
 
     source = run.key("tasks.source", _TWIN) if run.trains else ""
@@ -250,8 +249,6 @@ def task_of(root: Path, name: str) -> Task | None:
 
     Generated Tasks have no file. Raises InputError on a file that is not there.
     """
-    from swerl.core.task import from_row
-
     files = read_json(root / index.RECIPE).get("tasks") or {}
     wanted = json.dumps(name, ensure_ascii=False).encode()
     for path in (files.get("source"), files.get("heldout")):

@@ -35,6 +35,7 @@ from swerl.core.files import write_bytes
 from swerl.core.learning import Batch, EngineTarget
 from swerl.engines._delta import DeltaWriter
 from swerl.training import batch as batches
+from swerl.training.model_folder import publish
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
 from swerl.training.rank.sleep import empty_allocator
@@ -102,8 +103,6 @@ class RankCommands:
 
     def publish(self, adapters: bool) -> dict[str, str]:
         """Write weights or adapters as a folder named for the number of steps taken."""
-        from swerl.training.model_folder import publish
-
         learner, options = self._learner, self._settings.options
         tensors = learner.whole_adapters() if adapters else learner.whole_weights()
         # Adapters are small: they travel whole.
