@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError
-from swerl.images.login import Login, find_login, logged_in
+from swerl.images.http import Login, find_login, logged_in
 
 
 def config(folder: Path, **settings: object) -> Path:

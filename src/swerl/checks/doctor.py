@@ -20,7 +20,7 @@ from swerl.core import plugins
 from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir, secret
-from swerl.images.login import default_config, logged_in
+from swerl.images.http import default_config, logged_in
 from swerl.sandboxes._docker.api import LIMITS_HELD, Api
 from swerl.sandboxes._local import limits
 from swerl.sandboxes.ledger.tracked import tracked

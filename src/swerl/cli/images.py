@@ -23,7 +23,7 @@ from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse_target
 from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
-from swerl.images.login import default_config
+from swerl.images.http import default_config
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
 from swerl.images.plan import ImagePlan, PlanOptions
 from swerl.images.store import default_store

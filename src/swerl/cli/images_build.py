@@ -23,7 +23,7 @@ from swerl.images import bake as baking
 from swerl.images.bake import AgentLayer, Baked, make_layer
 from swerl.images.build import SourceSpec, read_specs, row_id
 from swerl.images.docker_build import Network, build_folders
-from swerl.images.login import default_config
+from swerl.images.http import default_config
 from swerl.images.mirror import LockFile, Pinned, rewrite
 from swerl.tasks.datasets import Row
 from swerl.tasks.rows import file_rows

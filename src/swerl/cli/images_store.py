@@ -34,7 +34,7 @@ from swerl.core.jobs import run_jobs
 from swerl.core.task import Task
 from swerl.images.archive import import_images
 from swerl.images.gc import collect
-from swerl.images.login import default_config
+from swerl.images.http import default_config
 from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store

@@ -23,8 +23,7 @@ import aiohttp
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import Reference, Target, is_local, parse
 from swerl.core.task import Task
-from swerl.images.http import Patience, http_session
-from swerl.images.login import default_config
+from swerl.images.http import Patience, default_config, http_session
 from swerl.images.manifest import PLATFORM, Blob
 from swerl.images.registry import Registries
 

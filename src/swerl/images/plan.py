@@ -14,8 +14,7 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local, parse
-from swerl.images.http import Patience, http_session
-from swerl.images.login import default_config
+from swerl.images.http import Patience, default_config, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
 from swerl.images.mirror import rewritten
 from swerl.images.registry import Quota, Registries

@@ -24,8 +24,7 @@ from typing import BinaryIO
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, is_local, parse
-from swerl.images.http import Patience, http_session
-from swerl.images.login import default_config
+from swerl.images.http import Patience, default_config, http_session
 from swerl.images.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
 from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries, Registry

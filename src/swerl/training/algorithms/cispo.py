@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradient, policy_loss
-from swerl.training.algorithms._terms import Surrogate, token_mean
+from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
+    PolicyGradient,
+    Surrogate,
+    policy_loss,
+    token_mean,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -9,8 +9,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradient, clipped_loss
-from swerl.training.algorithms._terms import token_mean
+from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
+    PolicyGradient,
+    clipped_loss,
+    token_mean,
+)
 
 
 class Options(GroupOptions):

@@ -7,8 +7,12 @@ from functools import partial
 from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._policy_gradient import PolicyGradient, PolicyOptions, clipped_loss
-from swerl.training.algorithms._terms import budget_mean
+from swerl.training.algorithms._policy_gradient import (
+    PolicyGradient,
+    PolicyOptions,
+    budget_mean,
+    clipped_loss,
+)
 
 
 class Options(PolicyOptions):

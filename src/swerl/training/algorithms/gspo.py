@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradient, policy_loss
-from swerl.training.algorithms._terms import Surrogate, clipped, sequence_log_ratio
+from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
+    PolicyGradient,
+    Surrogate,
+    clipped,
+    policy_loss,
+    sequence_log_ratio,
+)
 
 if TYPE_CHECKING:
     import torch
