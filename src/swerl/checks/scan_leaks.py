@@ -17,6 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxUnavailableError, SwerlError
@@ -183,7 +185,8 @@ async def scan_tasks(
 
 def read(path: Path) -> dict[str, TaskScan]:
     """Return the results in a file by Task id. Raises InputError on a file of something else."""
-    return {each.task: each for each in read_results(path, _from_row, kind="result of a leak scan")}
+    from_row = TypeAdapter(TaskScan).validate_python
+    return {each.task: each for each in read_results(path, from_row, kind="result of a leak scan")}
 
 
 def append(path: Path, result: TaskScan) -> None:
@@ -252,18 +255,6 @@ def _is_answered(known: TaskScan, task: Task, settings: ScanSettings) -> bool:
 
 def _digest(task: Task) -> str:
     return hashlib.sha256(json.dumps(to_row(task), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _from_row(row: Mapping[str, Any]) -> TaskScan:
-    plain = {key: row[key] for key in ("task", "image", "digest", "history", "scrub_s", "failure")}
-    return TaskScan(**plain, raw=_scan_of(row["raw"]), scrubbed=_scan_of(row["scrubbed"]))
-
-
-def _scan_of(row: Mapping[str, Any] | None) -> LeakScan | None:
-    if row is None:
-        return None
-    leaks = [Leak(LeakKind(x["kind"]), x["name"], x["reason"], x["evidence"]) for x in row["leaks"]]
-    return LeakScan(tuple(leaks), tuple(row["unchecked"]))
 
 
 async def _scan_git(sandbox: Sandbox, task: Task, solved: tuple[str, ...]) -> list[list[str]]:

@@ -19,7 +19,7 @@ import orjson
 from swerl.checks.vet import Rigour, Vetted
 from swerl.core.certificate import certified, from_json, row_digest, to_json
 from swerl.core.errors import InputError
-from swerl.core.files import disk_errors
+from swerl.core.files import disk_errors, replacing
 from swerl.core.jobs import append_result, read_results
 from swerl.core.task import to_row
 from swerl.tasks import select
@@ -110,10 +110,5 @@ def write(tasks: Path, out: Path, known: Mapping[str, Vetted]) -> tuple[int, int
 @contextmanager
 def _whole(path: Path) -> Iterator[Any]:
     """Yield a file that appears under its name once all is written, or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    with ExitStack() as stack:
-        stack.enter_context(disk_errors(path))
-        stack.callback(part.unlink, missing_ok=True)
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
+    with replacing(path) as part, part.open("wb") as file:
+        yield file

@@ -18,7 +18,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from swerl.core.errors import RunError
-from swerl.core.files import disk_errors
+from swerl.core.files import disk_errors, replacing
 from swerl.core.turn import RoutedExperts, StoredBytes
 
 NAME = "experts.bin"
@@ -51,18 +51,13 @@ def store(path: Path, pieces: Sequence[RoutedExperts]) -> list[RoutedExperts]:
     files = _files(pieces)
     if files == {path}:
         return list(pieces)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with disk_errors(path):
-        if not pieces:
+    if not pieces:
+        with disk_errors(path):
             path.unlink(missing_ok=True)
-            return []
+        return []
+    with replacing(path) as temporary:
         temporary.unlink(missing_ok=True)
-        try:
-            stored = _linked(temporary, files, pieces) or [append(temporary, p) for p in pieces]
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        stored = _linked(temporary, files, pieces) or [append(temporary, p) for p in pieces]
     return [_moved(piece, path) for piece in stored]
 
 

@@ -30,14 +30,23 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write under a temporary name in the same folder, then rename. Raises RunError."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary name in the same folder; rename that file at the end. Raises RunError.
+
+    After an error the file at `path` is as before, and the temporary one is removed.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with disk_errors(path):
         try:
-            temporary.write_bytes(data)
+            yield temporary
             temporary.replace(path)
-        except OSError:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
 
 
 def write_json(path: Path, value: Any) -> None:

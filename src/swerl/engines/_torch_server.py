@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from swerl.core.chat import Json
 from swerl.core.errors import EngineError, SwerlError
+from swerl.core.files import write_text
 from swerl.engines._sglang_wire import PauseMode
 from swerl.engines._torch_batch import MAX_STOP_IDS, FinishedReply, ReplyRequest, RunningBatch
 from swerl.engines._torch_model import Qwen3Model, Qwen3Shape, read_shape, read_weights
@@ -376,9 +377,7 @@ async def _serve(args: argparse.Namespace) -> None:
             hint="use another port, or port 0 for any free one",
         ) from error
     ready = {"port": runner.addresses[0][1], "pid": os.getpid()}
-    temporary: Path = args.ready_file.with_suffix(".part")
-    temporary.write_text(json.dumps(ready))
-    temporary.rename(args.ready_file)
+    write_text(args.ready_file, json.dumps(ready))
     await app.step_forever()
 
 

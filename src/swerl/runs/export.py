@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swerl.core.errors import InputError, RunError
-from swerl.core.files import disk_errors
+from swerl.core.files import replacing
 from swerl.core.sample import Sample
 from swerl.runs import tables
 from swerl.runs.layout import RunFolder
@@ -55,18 +55,13 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
     steps, damaged = _readable(run, steps_of(run) if step is None else [step])
     if not steps:
         raise RunError(damaged[0], hint="no step of the run can be read")
-    temporary = output.with_name(f".{output.name}.part")
     num_rows = 0
-    with disk_errors(output):
+    with replacing(output) as temporary:
         output.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
-                for rows in _groups(step_rows(run, steps)):
-                    writer.write_table(_table([convert(row) for row in rows], columns))
-                    num_rows += len(rows)
-            temporary.replace(output)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
+            for rows in _groups(step_rows(run, steps)):
+                writer.write_table(_table([convert(row) for row in rows], columns))
+                num_rows += len(rows)
     return ExportSize(num_rows, len(steps), tuple(damaged))
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from swerl.core import experts
 from swerl.core.episode import Episode
 from swerl.core.errors import RunError
-from swerl.core.files import disk_errors
+from swerl.core.files import replacing
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts, StoredBytes, Turn
 
@@ -48,11 +48,9 @@ def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
     import pyarrow.parquet as pq
 
     turns = [(episode, turn) for episode in episodes for turn in episode.trajectory.turns]
-    temporary = path.with_suffix(".part")
-    with disk_errors(path):
+    with replacing(path) as temporary:
         table, names = _turn_table(turns), list(_TURN_NAMES)
         pq.write_table(table, temporary, compression="zstd", use_dictionary=names)
-        temporary.replace(path)
 
 
 def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
@@ -144,8 +142,7 @@ def write_samples(
 
     columns = sample_schema().with_metadata(metadata)
     samples = _with_stored_experts(path.with_suffix(".experts"), samples)
-    temporary = path.with_suffix(".part")
-    with disk_errors(path):
+    with replacing(path) as temporary:
         path.parent.mkdir(parents=True, exist_ok=True)
         with pq.ParquetWriter(
             temporary,
@@ -159,7 +156,6 @@ def write_samples(
                 group = [samples[row] for row in rows]
                 table = _sample_table(group, [weights[row] for row in rows], columns, path.parent)
                 writer.write_table(table)
-        temporary.replace(path)
 
 
 def read_samples(path: Path, *, routed: bool = True) -> Iterator[Sample]:
@@ -181,15 +177,13 @@ def write_logprobs(path: Path, rows: Sequence[tuple[str, Sequence[float]]]) -> N
     import pyarrow.parquet as pq
 
     columns = pa.schema([("episode", pa.string()), ("logprobs", pa.list_(pa.float32()))])
-    temporary = path.with_suffix(".part")
-    with disk_errors(path):
+    with replacing(path) as temporary:
         path.parent.mkdir(exist_ok=True)
         with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
             for numbers in _row_groups([4 * len(values) for _, values in rows]):
                 group = [rows[number] for number in numbers]
                 values = _list_array([values for _, values in group], "f")
                 writer.write_table(pa.table([[name for name, _ in group], values], columns))
-        temporary.replace(path)
 
 
 def read_logprobs(path: Path, episode: str) -> list[array[float]]:

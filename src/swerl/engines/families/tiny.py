@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role
 from swerl.core.contracts import ParserChoice
 from swerl.core.errors import InputError
+from swerl.core.files import write_text
 from swerl.engines.families._calls import read_xml_call, write_xml_call
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 
@@ -129,9 +130,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_config.json": json.dumps(config, indent=1),
     }
     for name, text in written.items():
-        temporary = folder / (name + ".part")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / name)
+        write_text(folder / name, text)
 
 
 def _finish(tokenizer: Tokenizer, pre_tokenizer: PreTokenizer) -> Tokenizer:
