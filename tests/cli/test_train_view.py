@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.cli.train import TrainView, show_summary
+from swerl.cli._train_view import TrainView, show_summary
 from swerl.core.events import Notice, Progress, StepEnded
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swerl.cli._options import ForceOption, JsonOption, RecipeSettingsOption, require_new
 from swerl.cli._output import console, print_json, simple_table
-from swerl.cli.train_status import stored_recipe
 from swerl.core.errors import InputError, RecipeError
-from swerl.plan.plan import plan
-from swerl.plan.simulation.fit import fit_run, measured
-from swerl.plan.tune import PlanSearch, TunedPlan, changed, value_of
-from swerl.recipe.load import load
-from swerl.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from swerl.plan.tune import TunedPlan
+    from swerl.recipe.schema import Recipe
 
 _WHY = {
     "cluster.colocate": "apart, engines and trainer work at the same time",
@@ -64,6 +62,9 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Search layout, batch, schedule and concurrency for the most Episodes an hour."""
+    from swerl.plan.tune import PlanSearch
+    from swerl.recipe.load import load
+
     if out:
         require_new(out, force=force)
     base, given = load(recipes), load(recipes, settings or ())
@@ -94,6 +95,8 @@ def tune(
 
 
 def _on_gpus(given: Recipe, gpus: int | None) -> Recipe:
+    from swerl.plan.tune import changed
+
     node = given.cluster.gpus_per_node
     size = min(node, gpus or node) or 1
     if gpus is not None and (gpus < 1 or gpus % size):
@@ -107,6 +110,10 @@ def _on_gpus(given: Recipe, gpus: int | None) -> Recipe:
 
 def _fit(run: Path) -> dict[str, Any]:
     """Return the Episodes and assumptions of a run."""
+    from swerl.cli.train_status import stored_recipe
+    from swerl.plan.plan import plan
+    from swerl.plan.simulation.fit import fit_run, measured
+
     source, value = fit_run(run, plan(stored_recipe(run)))
     settings = tuple(f"{key}={number:.4g}" for key, number in value.items())
     kept = ", ".join(each for each in settings if not each.endswith(("=0", "e+30")))
@@ -118,6 +125,8 @@ def _facts(
     tuned: TunedPlan, base: Recipe, sets: Sequence[str], dollars: float | None
 ) -> dict[str, Any]:
     """Return a plan's changes to the recipe files, `--set` included, and its results."""
+    from swerl.plan.tune import value_of
+
     try:
         each = tuned.dollars_per_step
     except InputError:
@@ -138,6 +147,8 @@ def _facts(
 
 
 def _show(given: Recipe, own: Mapping[str, Any] | None, plans: Sequence[dict[str, Any]]) -> None:
+    from swerl.plan.tune import value_of
+
     names = ("recipe", *map(str, range(1, len(plans) + 1)))
     table = simple_table("", *names, numbers=names, title=f"The best plans of {given.name}")
     for key in sorted({key for each in plans for key in each["changes"]}):
@@ -161,6 +172,8 @@ def _text(value: Any) -> str:
 
 def _overlay(given: Recipe, recipes: Sequence[Path], best: Mapping[str, Any]) -> str:
     """Return the changed keys as a recipe file, each with its value before and a reason."""
+    from swerl.plan.tune import value_of
+
     lines = [
         "# Keys that `swerl train tune` changed in " + " ".join(map(str, recipes)) + ".",
         f"# Simulated: {best['rollouts an hour']:,.0f} rollouts an hour; the run waits longest for",
