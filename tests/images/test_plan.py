@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.images.http import Patience
+from swerl.images.http import Patience, RegistryOptions
 from swerl.images.manifest import Blob
-from swerl.images.plan import ImagePlan, PlannedImage, PlanOptions, plan
+from swerl.images.plan import ImagePlan, PlannedImage, plan
 from swerl.images.registry import Quota
 from swerl.images.store import Store
 
@@ -20,13 +20,13 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> PlanOptions:
+def options(tmp_path: Path) -> RegistryOptions:
     patience = Patience(tries=2, first_wait_s=0.001)
-    return PlanOptions(docker_config=tmp_path / "none.json", patience=patience)
+    return RegistryOptions(docker_config=tmp_path / "none.json", patience=patience)
 
 
 async def test_a_layer_that_images_share_counts_once(
-    registry: Any, push: Push, make_image: Make, store: Store, options: PlanOptions
+    registry: Any, push: Push, make_image: Make, store: Store, options: RegistryOptions
 ) -> None:
     one, two = make_image("base", "a"), make_image("base", "b")
     await push(one, "swe/one")
@@ -47,7 +47,7 @@ async def test_a_layer_that_images_share_counts_once(
 
 async def test_an_index_is_reduced_to_this_machines_image(
     registry: Any, push: Push, make_image: Make, make_index: Make, store: Store,
-    options: PlanOptions, monkeypatch: pytest.MonkeyPatch,
+    options: RegistryOptions, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("swerl.images.plan.machine_platform", lambda: ("linux", "arm64"))
     amd, arm = make_image("amd"), make_image("arm")
@@ -62,7 +62,7 @@ async def test_an_index_is_reduced_to_this_machines_image(
 
 
 async def test_a_second_plan_asks_for_no_manifest_again(
-    faulty: Any, push: Push, make_image: Make, store: Store, options: PlanOptions
+    faulty: Any, push: Push, make_image: Make, store: Store, options: RegistryOptions
 ) -> None:
     await push(make_image("a"), "swe/one")
     first = await plan([f"{faulty.host}/swe/one"], store, options=options)
@@ -75,7 +75,7 @@ async def test_a_second_plan_asks_for_no_manifest_again(
 
 
 async def test_an_image_that_is_missing_stops_no_other(
-    registry: Any, push: Push, make_image: Make, store: Store, options: PlanOptions
+    registry: Any, push: Push, make_image: Make, store: Store, options: RegistryOptions
 ) -> None:
     await push(make_image("a"), "swe/one")
     told: list[PlannedImage] = []
@@ -91,7 +91,7 @@ async def test_an_image_that_is_missing_stops_no_other(
 
 
 async def test_a_quota_is_read_and_reported_in_time(
-    faulty: Any, push: Push, make_image: Make, store: Store, options: PlanOptions
+    faulty: Any, push: Push, make_image: Make, store: Store, options: RegistryOptions
 ) -> None:
     image = make_image("a")
     await push(image, "swe/one")

@@ -23,9 +23,9 @@ from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse_target
 from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
-from swerl.images.http import default_config
+from swerl.images.http import RegistryOptions, default_config
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
-from swerl.images.plan import ImagePlan, PlanOptions
+from swerl.images.plan import ImagePlan
 from swerl.images.store import default_store
 
 _MIB = 2**20
@@ -41,7 +41,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
-    options = PlanOptions(
+    options = RegistryOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
         docker_config=docker_config or default_config(),
@@ -62,7 +62,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _make(images: list[str], options: PlanOptions) -> ImagePlan:
+def _make(images: list[str], options: RegistryOptions) -> ImagePlan:
     with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
         job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
         return run(job, after="manifests that were read are kept")

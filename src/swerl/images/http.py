@@ -44,6 +44,18 @@ class Patience:
     wait is not worth it."""
 
 
+@dataclass(frozen=True, slots=True)
+class RegistryOptions:
+    """How a command works with registries."""
+
+    workers: int = 4
+    """Layers or images at once: enough to fill a gigabit line, few enough for registries."""
+    rewrites: Mapping[str, str] = field(default_factory=dict)
+    """Start of an image name -> its replacement, such as a nearby mirror."""
+    docker_config: Path = field(default_factory=lambda: default_config())
+    patience: Patience = field(default_factory=Patience)
+
+
 class RegistryBusyError(ImageError):
     """The registry requests a wait of `wait_s` seconds; None if it gives no time."""
 

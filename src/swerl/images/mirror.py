@@ -23,7 +23,7 @@ import aiohttp
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import Reference, Target, is_local, parse
 from swerl.core.task import Task
-from swerl.images.http import Patience, default_config, http_session
+from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import PLATFORM, Blob
 from swerl.images.registry import Registries
 
@@ -75,15 +75,9 @@ class MirrorReport:
 
 
 @dataclass(frozen=True, slots=True)
-class MirrorOptions:
-    workers: int = 4
-    """Images at once: enough to fill a gigabit line, few enough for a registry's limits."""
-    rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Start of an image name -> its replacement, such as a nearby cache."""
+class MirrorOptions(RegistryOptions):
     platform: tuple[str, str] = PLATFORM
     """OS and architecture that lists of platforms are reduced to."""
-    docker_config: Path = field(default_factory=default_config)
-    patience: Patience = field(default_factory=Patience)
 
 
 async def mirror(

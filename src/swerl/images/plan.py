@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local, parse
-from swerl.images.http import Patience, default_config, http_session
+from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
 from swerl.images.mirror import rewritten
 from swerl.images.registry import Quota, Registries
@@ -94,25 +93,15 @@ class ImagePlan:
         return self.missing_bytes * 8 / (mbit_s * 1e6)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    workers: int = 8
-    """Manifests at once; they are small."""
-    rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Start of an image name -> its replacement, such as a nearby cache."""
-    docker_config: Path = field(default_factory=default_config)
-    patience: Patience = field(default_factory=Patience)
-
-
 async def plan(
     images: Iterable[str],
     store: Store,
     *,
-    options: PlanOptions | None = None,
+    options: RegistryOptions | None = None,
     on_done: Callable[[PlannedImage], None] = lambda _: None,
 ) -> ImagePlan:
     """Read the manifests of images and add them up; one that fails stops no other."""
-    options = options or PlanOptions()
+    options = options or RegistryOptions(workers=8)  # manifests are small
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
     async with http_session() as http:
@@ -132,7 +121,7 @@ async def plan(
 
 
 async def _image(
-    name: str, store: Store, registries: Registries, options: PlanOptions
+    name: str, store: Store, registries: Registries, options: RegistryOptions
 ) -> PlannedImage:
     try:
         source = parse(rewritten(name, options.rewrites))

@@ -16,15 +16,15 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, is_local, parse
-from swerl.images.http import Patience, default_config, http_session
+from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
 from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries, Registry
@@ -38,17 +38,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @dataclass(frozen=True, slots=True)
-class PullOptions:
-    workers: int = 4
-    """Layers at once: enough to fill a gigabit line, few enough for a registry's limits."""
-    rewrites: Mapping[str, str] = field(default_factory=dict)
-    """Start of an image name -> its replacement, such as a nearby mirror."""
+class PullOptions(RegistryOptions):
     refresh: bool = False
     """True asks the registry again for names that are in the store: tags move."""
     whole: bool = False
     """True fetches layer files even if the unpacked layer exists."""
-    docker_config: Path = field(default_factory=default_config)
-    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True)
