@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter
 
-from swerl.checks.vet import Rigour, Vetted
-from swerl.core.certificate import certified, from_json, row_digest, to_json
+from swerl.checks.vet import Vetted
+from swerl.core.certificate import certified, row_digest, to_json
 from swerl.core.errors import InputError
 from swerl.core.files import disk_errors, replacing
 from swerl.core.jobs import append_result, read_results
@@ -53,9 +54,8 @@ def locked(journal: Path) -> Iterator[None]:
 
 def read(journal: Path) -> dict[str, Vetted]:
     """Return the results by Task id. Raises InputError on a file of something else."""
-    rows = read_results(
-        journal, _from_row, kind="result of vetting", hint="pass -o with another file"
-    )
+    from_row, hint = TypeAdapter(Vetted).validate_python, "pass -o with another file"
+    rows = read_results(journal, from_row, kind="result of vetting", hint=hint)
     return {vetted.task: vetted for vetted in rows}
 
 
@@ -75,17 +75,6 @@ def as_row(vetted: Vetted) -> dict[str, Any]:
         "failure": vetted.failure,
         "certificate": certificate,
     }
-
-
-def _from_row(row: Mapping[str, Any]) -> Vetted:
-    certificate = row["certificate"]
-    return Vetted(
-        task=row["task"],
-        rigour=Rigour(**row["rigour"]),
-        seconds=row["seconds"],
-        failure=row["failure"],
-        certificate=None if certificate is None else from_json(certificate),
-    )
 
 
 def write(tasks: Path, out: Path, known: Mapping[str, Vetted]) -> tuple[int, int]:
