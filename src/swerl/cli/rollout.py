@@ -49,7 +49,6 @@ from swerl.core.secrets import cache_dir
 from swerl.core.task import Task, find_task, to_row
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import Replay
-from swerl.images import instances
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import episode, record, wiring
 from swerl.tasks import twin
@@ -173,6 +172,8 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 
     Raises UnknownNameError with the nearest ids, InputError and ImageError.
     """
+    from swerl.images import instances
+
     known = instances.shipped()
     if instance not in known:
         if instance.startswith("twin"):
