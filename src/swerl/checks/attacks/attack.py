@@ -318,6 +318,13 @@ class AttackContext:
             answers.update(outcomes)
         return holes, ", ".join(dict.fromkeys(answers.values()))
 
+    async def judge_as_users(
+        self, function: str, *arguments: object, otherwise: str = ""
+    ) -> AttackFinding:
+        """Attack as each user and judge; `otherwise` is the evidence if nothing was refused."""
+        holes, answers = await self.as_users(function, *arguments)
+        return judge(holes, answers or otherwise)
+
 
 @cache
 def _source(module: str) -> str:

@@ -36,73 +36,60 @@ async def capabilities(ctx: AttackContext) -> AttackFinding:
 
 @attack("Looks for users whose programs may gain more privileges than the caller has.")
 async def no_new_privileges(ctx: AttackContext) -> AttackFinding:
-    ctx.need_shared_kernel()
-    holes = [
-        f"{user or 'agent'} may gain privileges"
-        for user in ctx.users
-        if (await _status(ctx, user)).get("NoNewPrivs") != "1"
-    ]
-    return judge(holes, "no_new_privs is set for every user")
+    holes = await _users_without(ctx, "NoNewPrivs", "1")
+    return judge(
+        (f"{user} may gain privileges" for user in holes), "no_new_privs is set for every user"
+    )
 
 
 @attack("Looks for users without a system call filter.")
 async def system_call_filter(ctx: AttackContext) -> AttackFinding:
-    ctx.need_shared_kernel()
-    holes = [
-        f"{user or 'agent'} has no filter"
-        for user in ctx.users
-        if (await _status(ctx, user)).get("Seccomp") != "2"
-    ]
-    return judge(holes, "seccomp filters every user")
+    holes = await _users_without(ctx, "Seccomp", "2")
+    return judge((f"{user} has no filter" for user in holes), "seccomp filters every user")
 
 
 @attack("Writes the kernel settings under /proc/sys, each with its current value.")
 async def kernel_settings(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.write_settings")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("kernel.write_settings")
 
 
 @attack("Opens files that make the kernel act on a write, such as sysrq-trigger.")
 async def kernel_triggers(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.open_triggers")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("kernel.open_triggers")
 
 
 @attack("Looks for writable files in /sys, such as the power switch.", timeout_s=25)
 async def sys_files(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.write_sys")
-    return judge(holes, answers or "/sys has no files")
+    return await ctx.judge_as_users("kernel.write_sys", otherwise="/sys has no files")
 
 
 @attack("Reads the kernel's memory, its log and its lists of processes' activity.")
 async def kernel_memory(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.read_secrets")
-    return judge(holes, answers or "none of these files exists")
+    return await ctx.judge_as_users("kernel.read_secrets", otherwise="none of these files exists")
 
 
 @attack("Creates control groups, and opens the setting for the program run on empty groups.")
 async def control_groups(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.make_groups", f"swerl-{new_word()}")
-    return judge(holes, answers or "no control group is mounted")
+    return await ctx.judge_as_users(
+        "kernel.make_groups", f"swerl-{new_word()}", otherwise="no control group is mounted"
+    )
 
 
 @attack("Opens every device that could lead out: disks, memory, virtual machines, tunnels.")
 async def devices(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("kernel.open_devices")
-    return judge(holes, answers or "only harmless devices exist")
+    return await ctx.judge_as_users("kernel.open_devices", otherwise="only harmless devices exist")
 
 
 @attack("Creates device nodes and opens them.")
 async def device_nodes(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.make_devices")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.make_devices")
 
 
 @attack("Leaves a key in the kernel's keyring, and looks for it from another sandbox.")
@@ -114,6 +101,13 @@ async def keyrings(ctx: AttackContext) -> AttackFinding:
     if found["the key"] == "ok":
         return failed("a key of one sandbox is in another sandbox's keyring")
     return passed(f"adding a key: {left['a key']}; finding it: {found['the key']}")
+
+
+async def _users_without(ctx: AttackContext, field: str, value: str) -> list[str]:
+    """Return the users whose processes do not have this value of a status field."""
+    ctx.need_shared_kernel()
+    users = ctx.users
+    return [user or "agent" for user in users if (await _status(ctx, user)).get(field) != value]
 
 
 async def _status(ctx: AttackContext, user: str | None) -> dict[str, str]:
@@ -133,15 +127,13 @@ _SETUID = (
 @attack("Mounts, binds, unmounts and changes the root, with the old and the new system calls.")
 async def mounts(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.mount")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.mount")
 
 
 @attack("Creates new namespaces, in which it would have every privilege.")
 async def new_namespaces(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.namespaces")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.namespaces")
 
 
 @attack("Runs setuid programs, its own and the image's, to become root.")
@@ -165,15 +157,13 @@ async def setuid_programs(ctx: AttackContext) -> AttackFinding:
 @attack("Calls reboot, module loading, kexec and swapon with invalid arguments.")
 async def administration(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.administer")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.administer")
 
 
 @attack("Sets the machine's clock to its current time.")
 async def clock(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.set_clock")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.set_clock")
 
 
 @attack("Changes the machine's host name.")
@@ -190,15 +180,13 @@ async def hostname(ctx: AttackContext) -> AttackFinding:
 @attack("Uses eBPF, io_uring, performance counters and userfaultfd, the start of most escapes.")
 async def rare_system_calls(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.hidden_kernel_calls")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.hidden_kernel_calls")
 
 
 @attack("Opens host folders by their inode number.")
 async def file_handles(ctx: AttackContext) -> AttackFinding:
     ctx.need_shared_kernel()
-    holes, answers = await ctx.as_users("powers.open_by_handle")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("powers.open_by_handle")
 
 
 @attack("Opens the terminal of the user who started the sandbox, to type commands into it.")

@@ -97,20 +97,17 @@ async def cloud_metadata(ctx: AttackContext) -> AttackFinding:
 
 @attack("Opens raw and packet sockets, to read and forge the packets of others.")
 async def raw_sockets(ctx: AttackContext) -> AttackFinding:
-    holes, answers = await ctx.as_users("network.raw_sockets")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("network.raw_sockets")
 
 
 @attack("Opens a socket to the hypervisor of the machine.")
 async def hypervisor_socket(ctx: AttackContext) -> AttackFinding:
-    holes, answers = await ctx.as_users("network.vsock")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("network.vsock")
 
 
 @attack("Sets an interface's flags, the first step to configure a network of its own.")
 async def network_settings(ctx: AttackContext) -> AttackFinding:
-    holes, answers = await ctx.as_users("network.configure")
-    return judge(holes, answers)
+    return await ctx.judge_as_users("network.configure")
 
 
 async def _routes_of(box: OpenSandbox) -> Sequence[OpenRoute]:
