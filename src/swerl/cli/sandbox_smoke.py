@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from swerl.checks.smoke import SmokeResult
+from swerl.checks import smoke as smoking
+from swerl.checks.smoke import SmokeResult, SmokeSettings
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -40,8 +41,12 @@ def smoke(
     as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
-    job = _Job(tasks_in(tasks), backend, settings or [], workers, out, again)
-    results = _run(job)
+    found = tasks_in(tasks)
+    known = smoking.read(out, backend) if out else {}
+    done = {key: each for key, each in known.items() if each.ok or not again}
+    facts = smoking.facts_for(backend, backend_options(backend, settings))
+    chosen = SmokeSettings(num_workers=workers, facts=facts, done=done)
+    results = _run(found, backend, settings or [], chosen, out)
     failed = [result for result in results if not result.ok]
     if as_json:
         print_json([{**asdict(result), "ok": result.ok} for result in results])
@@ -60,39 +65,28 @@ def smoke(
     stderr().print(f"{counted(len(results), 'image')} ready, 0 failed{hint}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    tasks: list[Task]
-    backend: str
-    settings: list[str]
-    workers: int
-    out: Path | None
-    again: bool
-
-
-def _run(job: _Job) -> list[SmokeResult]:
-    from swerl.checks import smoke
-
-    keys = {(task.image, task.workdir) for task in job.tasks}
-    known = smoke.read(job.out, job.backend) if job.out else {}
-    done = {key: each for key, each in known.items() if each.ok or not job.again}
-    facts = smoke.facts_for(job.backend, backend_options(job.backend, job.settings))
-    chosen = smoke.SmokeSettings(num_workers=job.workers, facts=facts, done=done)
+def _run(
+    tasks: list[Task],
+    backend: str,
+    settings: list[str],
+    chosen: SmokeSettings,
+    out: Path | None,
+) -> list[SmokeResult]:
     seen: list[SmokeResult] = []
-    with progress_bar("images", len(keys)) as advance:
+    with progress_bar("images", len({(task.image, task.workdir) for task in tasks})) as advance:
 
         def on_done(result: SmokeResult, is_new: bool) -> None:
             advance()
             seen.append(result)
-            if job.out and is_new:
-                smoke.append(job.out, result, job.backend)
+            if out and is_new:
+                smoking.append(out, result, backend)
 
-        sandboxes = open_backend(job.backend, job.settings, run="smoke")
+        sandboxes = open_backend(backend, settings, run="smoke")
         after = "every sandbox is closed" + (
-            f", and the same command resumes from {job.out}" if job.out else ""
+            f", and the same command resumes from {out}" if out else ""
         )
         try:
-            return run(smoke.check(sandboxes, job.tasks, chosen, on_done=on_done), after=after)
+            return run(smoking.check(sandboxes, tasks, chosen, on_done=on_done), after=after)
         except typer.Exit:  # interrupted: what is done is still worth reading
             if seen:
                 console().print(_table(seen))
