@@ -102,8 +102,8 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         {"estimate": "cost.estimate_cost", "simulate": "cost.simulate_run"},
         "Estimate the cost of a run before it starts.",
     ),
-    "recipes": ("doctor.recipes", "List the recipes that come with swerl."),
-    "plugins": ("doctor.plugins", "List the parts that other packages add to swerl."),
+    "recipes": ("found.recipes", "List the recipes that come with swerl."),
+    "plugins": ("found.plugins", "List the parts that other packages add to swerl."),
 }
 """Name -> its function in a module of `swerl.cli`, or its commands; its line in the help."""
 _RUN = "run"
