@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from swerl.core.chat import Json
@@ -158,15 +158,28 @@ class StreamRefusedError(SandboxError):
     """The daemon answered a request for a stream with an error."""
 
 
+class ExecStream(Protocol):
+    """A pipe to a process in a container or pod."""
+
+    async def read(self) -> tuple[bytes, bool] | None:
+        """Return the next piece of output, and whether it is stderr; None at the end."""
+
+    async def send(self, data: bytes) -> None:
+        """Write to its input. Raises ConnectionError if that is closed."""
+
+    def end_input(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Stream:
-    """A pipe to a process in a container."""
+    """An ExecStream of the daemon."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     async def read(self) -> tuple[bytes, bool] | None:
-        """Return the next piece of output, and whether it is stderr; None at the end."""
         try:
             kind, size = struct.unpack(">B3xI", await self._reader.readexactly(8))
             return await self._reader.readexactly(size), kind == _STDERR
@@ -174,7 +187,6 @@ class Stream:
             return None
 
     async def send(self, data: bytes) -> None:
-        """Write to its input. Raises ConnectionError if that is closed."""
         view = memoryview(data)
         for start in range(0, len(view), _SLICE_BYTES):
             self._writer.write(view[start : start + _SLICE_BYTES])

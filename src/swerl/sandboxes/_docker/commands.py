@@ -11,23 +11,21 @@ from typing import Any
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import ROOT_ENV
 from swerl.sandboxes._docker import scripts
-from swerl.sandboxes._docker.container import Container, Marks, Signaller, SignallerReady
-from swerl.sandboxes._docker.process import DockerProcess, new_token
+from swerl.sandboxes._docker.container import Machine, Marks, Signaller, SignallerReady
+from swerl.sandboxes._docker.process import DockerProcess, WaitForExit, new_token
 
 _BEGIN_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
 _LOSS_TIMEOUT_S = 0.5
 _END_TIMEOUT_S = 10.0
 """Time after the end of its stream in which the daemon may report a command's end."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
-"""Pauses between two polls for a command's end; each is twice the one before."""
 _NUL = ["sh", "-c", "echo 'swerl: an argument contains a null byte' >&2; exit 126"]
 
 
 class ContainerCommands:
     """Starts commands in a running container."""
 
-    def __init__(self, container: Container, ready: SignallerReady) -> None:
+    def __init__(self, container: Machine, ready: SignallerReady) -> None:
         self.user_is_root = ready.user_id == 0
         names = (None, ready.user_name, str(ready.user_id))
         self._users = {"root": True, "0": True, **dict.fromkeys(names, self.user_is_root)}
@@ -63,7 +61,7 @@ class ContainerCommands:
             "user": "root" if as_root and not self.user_is_root else "",
             "stdin": with_input,
         }
-        folder = cwd or self._container.plan.workdir
+        folder = cwd or self._container.workdir
         starting = asyncio.ensure_future(self._launch([folder, *words], request, as_root=as_root))
         try:
             return await asyncio.shield(starting)
@@ -102,13 +100,13 @@ class ContainerCommands:
     ) -> DockerProcess:
         token, mark = new_token(), self._marks.next()
         command = ["/bin/sh", "-c", scripts.COMMAND, "swerl", token, str(mark), *words]
-        stream, number = await self._container.open_exec({"cmd": command, **request})
+        stream, wait_for_exit = await self._container.open_exec({"cmd": command, **request})
         process = DockerProcess(
             stream,
             token.encode(),
             send_signal=partial(self._send_signal, mark, as_root),
-            wait_for_exit=partial(self._wait_for_exit, number),
-            explain_cut=partial(self._explain_cut, number),
+            wait_for_exit=wait_for_exit,
+            explain_cut=partial(self._explain_cut, wait_for_exit),
         )
         self._running.add(process)
         if self._container.lost.done():
@@ -127,6 +125,7 @@ class ContainerCommands:
         self._container.require_alive()
         try:
             signaller = self._container.signaller
+            assert signaller
             if as_root and not self.user_is_root:
                 signaller = await self._signaller_of_root()
             await signaller.send(self._marks.request(signal, mark))
@@ -138,7 +137,7 @@ class ContainerCommands:
     async def _signaller_of_root(self) -> Signaller:
         """Return the signaller of root's commands: no other user may signal them."""
         if self._root_signaller is None:
-            workdir = self._container.plan.workdir
+            workdir = self._container.workdir
             command = ["/bin/sh", "-c", scripts.SIGNALLER, "swerl-signaller", workdir]
             request = {"cmd": command, "user": "root", "stdin": True, "stderr": False}
             stream, _ = await self._container.open_exec(request)
@@ -148,24 +147,7 @@ class ContainerCommands:
     def _drop_root_signaller(self) -> None:
         self._root_signaller = None
 
-    async def _wait_for_exit(self, number: str) -> int:
-        """Wait until the daemon reports a command's end, and return its exit code.
-
-        The end of its streams proves nothing: the command itself could have printed it.
-        """
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            try:
-                state = await self._container.api.call(lambda client: client.exec_inspect(number))
-            except SandboxError:
-                await self._container.require_alive_soon()
-                raise
-            if not state["Running"] and state["ExitCode"] is not None:
-                return int(state["ExitCode"])
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    async def _explain_cut(self, number: str, detail: bytes) -> int:
+    async def _explain_cut(self, wait_for_exit: WaitForExit, detail: bytes) -> int:
         """Return the exit code of a command whose stream broke. Raises SandboxLostError if the
         command keeps running."""
         await self._container.require_alive_soon(_LOSS_TIMEOUT_S)
@@ -173,7 +155,7 @@ class ContainerCommands:
             raise await self._container.refusal(detail.decode("utf-8", "replace"))
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
-                return await self._wait_for_exit(number)
+                return await wait_for_exit(None)
         except TimeoutError:
             await self._container.close("the stream of a command broke")
             raise self._container.lost.result() from None

@@ -1,4 +1,4 @@
-"""A running container: its start, its end, its signaller and its disk usage.
+"""A running container or pod: its start, its end, its signaller; a container's disk usage.
 
 The signaller is a shell in the container (`scripts.SIGNALLER`) that sends signals to a command's
 processes. Containers whose storage driver has no quota are measured every few seconds; one whose
@@ -14,24 +14,30 @@ import tarfile
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes._docker.api import (
     Api,
     ContainerGoneError,
+    ExecStream,
     NameTakenError,
     Stream,
     StreamRefusedError,
     open_stream,
 )
 from swerl.sandboxes._docker.create import NAME, ContainerPlan, remove
+from swerl.sandboxes._docker.process import WaitForExit
 
 _BOOT_TIMEOUT_S = 60.0
 _FIRST_PROCESSES = 8
 """Processes and threads that the daemon needs to start a command."""
 _LOSS_TIMEOUT_S = 2.0
 """Time after a broken stream in which the daemon may report the container's end."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+"""Pauses between two polls for a command's end; each is twice the one before."""
 _MARK_TOP = 1 << 40
 _MAX_PENDING_BYTES = 1 << 16
 PERIOD_S = 10.0
@@ -39,35 +45,18 @@ PERIOD_S = 10.0
 _REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
 
 
-class Container:
-    """A created container; `boot` starts it."""
+class Machine:
+    """A sandbox's container or pod while it lives."""
 
-    def __init__(self, api: Api, plan: ContainerPlan, container_id: str) -> None:
-        self.name = plan.name
-        self.plan = plan
-        self.id = container_id
-        self.pid = 0
-        """Pid of its init process on the daemon's machine."""
-        self.signaller: Signaller
+    def __init__(self, name: str, limits: Limits, workdir: str) -> None:
+        self.name = name
+        self.limits = limits
+        self.workdir = workdir
+        self.signaller: Signaller | None = None
         self.lost: asyncio.Future[SandboxLostError] = asyncio.get_running_loop().create_future()
         """Set when it is gone, to the reason."""
-        self.api = api
         self._tasks: set[asyncio.Task[Any]] = set()
         self._removing: asyncio.Task[None] | None = None
-
-    async def boot(self) -> SignallerReady:
-        """Start it and wait until it is ready. Raises SandboxError."""
-        query = "stream=1&stdin=1&stdout=1"
-        stream = await self._open(f"/containers/{self.id}/attach?{query}")
-        self.signaller = Signaller(stream, lambda: self.in_background(self._explain_end()))
-        await self.api.call(lambda client: client.start(self.id))
-        ready = await self._until_ready()
-        self.in_background(self._end_in_time())
-        state = await self.api.call(lambda client: client.inspect_container(self.id))
-        self.pid = int(state["State"]["Pid"])
-        if not ready.has_workdir:
-            await self._make_workdir(ready)
-        return ready
 
     def in_background(self, work: Coroutine[Any, Any, object]) -> None:
         """Run a task that is cancelled when the container is removed."""
@@ -84,24 +73,15 @@ class Container:
         await asyncio.wait([self.lost], timeout=within_s)
         self.require_alive()
 
-    async def open_exec(self, request: Mapping[str, Any]) -> tuple[Stream, str]:
-        """Start a program in it; return its stream and its exec id."""
-        self.require_alive()
-        try:
-            made = await self.api.call(
-                lambda client: client.exec_create(self.id, workdir="/", **request)
-            )
-            stream = await self._open(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
-        except _REFUSALS as error:
-            await self.require_alive_soon()
-            raise await self.refusal(str(error)) from error
-        return stream, str(made["Id"])
+    async def open_exec(self, request: Mapping[str, Any]) -> tuple[ExecStream, WaitForExit]:
+        """Start a program in it; return its stream, and a function that waits for its end."""
+        raise NotImplementedError
 
     async def refusal(self, detail: str) -> SandboxError:
         """Return the error for a command that cannot start."""
         message = f"sandbox {self.name} cannot start a command: {detail.strip()[:300]}"
         hint = "its processes may use up its limits; raise num_processes or memory_mib"
-        return SandboxError(message, hint=hint, from_inside=await self._is_crowded())
+        return SandboxError(message, hint=hint, from_inside=await self._is_crowded(detail))
 
     async def close(self, reason: str = "it is closed", *, from_inside: bool = False) -> None:
         """Remove it and release all resources. Safe to call twice. Raises SandboxError."""
@@ -117,6 +97,96 @@ class Container:
             hint = "open a new sandbox"
             self.lost.set_result(SandboxLostError(message, hint=hint, from_inside=from_inside))
 
+    async def _until_ready(self, signaller: Signaller, hint: str) -> SignallerReady:
+        self.signaller = signaller
+        await asyncio.wait([signaller.ready], timeout=_BOOT_TIMEOUT_S)
+        if not signaller.ready.done():
+            raise SandboxError(
+                f"sandbox {self.name} is not ready after {_BOOT_TIMEOUT_S:.0f} s",
+                hint="its machine is busy; open fewer sandboxes at once",
+            )
+        if ready := signaller.ready.result():
+            self.in_background(self._end_in_time())
+            return ready
+        raise SandboxError(f"sandbox {self.name} ended as it started", hint=hint)
+
+    async def _end_in_time(self) -> None:
+        await asyncio.sleep(self.limits.lifetime_s)
+        await self.close("its lifetime is over")
+
+    async def _remove(self) -> None:
+        try:
+            await self._remove_it()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            if self.signaller:
+                await self.signaller.close()
+
+    async def _is_crowded(self, detail: str) -> bool:
+        """Return whether its limits leave too little for a new command."""
+        raise NotImplementedError
+
+    async def _remove_it(self) -> None:
+        raise NotImplementedError
+
+
+class Container(Machine):
+    """A created container; `boot` starts it."""
+
+    def __init__(self, api: Api, plan: ContainerPlan, container_id: str) -> None:
+        super().__init__(plan.name, plan.limits, plan.workdir)
+        self.plan = plan
+        self.id = container_id
+        self.pid = 0
+        """Pid of its init process on the daemon's machine."""
+        self.api = api
+
+    async def boot(self) -> SignallerReady:
+        """Start it and wait until it is ready. Raises SandboxError."""
+        query = "stream=1&stdin=1&stdout=1"
+        stream = await self._open(f"/containers/{self.id}/attach?{query}")
+        signaller = Signaller(stream, lambda: self.in_background(self._explain_end()))
+        await self.api.call(lambda client: client.start(self.id))
+        hint = f"swerl's containers need `sh` and `id`: check that image {self.plan.image} has them"
+        if not self.plan.has_kernel_network:
+            hint = f"{self.plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
+        ready = await self._until_ready(signaller, hint)
+        state = await self.api.call(lambda client: client.inspect_container(self.id))
+        self.pid = int(state["State"]["Pid"])
+        if not ready.has_workdir:
+            await self._make_workdir(ready)
+        return ready
+
+    async def open_exec(self, request: Mapping[str, Any]) -> tuple[Stream, WaitForExit]:
+        self.require_alive()
+        try:
+            made = await self.api.call(
+                lambda client: client.exec_create(self.id, workdir="/", **request)
+            )
+            stream = await self._open(f"/exec/{made['Id']}/start", {"Detach": False, "Tty": False})
+        except _REFUSALS as error:
+            await self.require_alive_soon()
+            raise await self.refusal(str(error)) from error
+        return stream, partial(self._wait_for_exit, str(made["Id"]))
+
+    async def _wait_for_exit(self, number: str, _: int | None) -> int:
+        """Wait until the daemon reports a command's end, and return its exit code.
+
+        The end of its streams proves nothing: the command itself could have printed it.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                state = await self.api.call(lambda client: client.exec_inspect(number))
+            except SandboxError:
+                await self.require_alive_soon()
+                raise
+            if not state["Running"] and state["ExitCode"] is not None:
+                return int(state["ExitCode"])
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
     async def _open(self, path: str, body: Mapping[str, bool] | None = None) -> Stream:
         try:
             return await open_stream(self.api.address, self.api.path(path), body)
@@ -125,21 +195,6 @@ class Container:
                 f"the docker daemon does not answer for sandbox {self.name}",
                 hint="check it with `docker info`",
             ) from error
-
-    async def _until_ready(self) -> SignallerReady:
-        await asyncio.wait([self.signaller.ready], timeout=_BOOT_TIMEOUT_S)
-        if not self.signaller.ready.done():
-            raise SandboxError(
-                f"sandbox {self.name} is not ready after {_BOOT_TIMEOUT_S:.0f} s",
-                hint="the daemon is busy; open fewer sandboxes at once",
-            )
-        if ready := self.signaller.ready.result():
-            return ready
-        message = f"sandbox {self.name} ended as it started"
-        hint = f"swerl's containers need `sh` and `id`: check that image {self.plan.image} has them"
-        if not self.plan.has_kernel_network:
-            hint = f"{self.plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
-        raise SandboxError(message, hint=hint)
 
     async def _make_workdir(self, ready: SignallerReady) -> None:
         """Make the workdir for the ordinary user, through the daemon: it may change owners."""
@@ -152,7 +207,7 @@ class Container:
         data = buffer.getvalue()
         await self.api.call(lambda client: client.put_archive(self.id, "/", data))
 
-    async def _is_crowded(self) -> bool:
+    async def _is_crowded(self, detail: str) -> bool:
         """Return whether its process limit leaves too little for a new command."""
         try:
             state = await self.api.call(lambda client: client.stats(self.id, stream=False))
@@ -177,18 +232,8 @@ class Container:
             reason = "it ran out of memory" if full else "its init process was killed"
             await self.close(reason, from_inside=full)
 
-    async def _end_in_time(self) -> None:
-        await asyncio.sleep(self.plan.limits.lifetime_s)
-        await self.close("its lifetime is over")
-
-    async def _remove(self) -> None:
-        try:
-            await remove(self.api, self.id)
-        finally:
-            for task in list(self._tasks):
-                task.cancel()
-            if hasattr(self, "keeper"):
-                await self.signaller.close()
+    async def _remove_it(self) -> None:
+        await remove(self.api, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +264,7 @@ class Marks:
 class Signaller:
     """The controller's connection to a running signaller."""
 
-    def __init__(self, stream: Stream, on_end: Callable[[], None]) -> None:
+    def __init__(self, stream: ExecStream, on_end: Callable[[], None]) -> None:
         self._stream = stream
         self._on_end = on_end
         self._numbers = itertools.count(1)

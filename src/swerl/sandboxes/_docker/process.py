@@ -1,8 +1,8 @@
 """A running command in a container.
 
 A shell around the command (`scripts.COMMAND`) prints three-byte words after a token: `run` when the
-command starts, `end` on both streams when it ends. Only the daemon decides that a command has
-ended, because the command could print the words itself.
+command starts, its exit code and `end` when it ends, `end` on both streams. Only the daemon decides
+that a command has ended, because the command could print the words itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import CappedOutput, Chunk, closed_input
-from swerl.sandboxes._docker.api import Stream
+from swerl.sandboxes._docker.api import ExecStream
 
 _AHEAD_BYTES = 1 << 18
 """Size of unread output from which the command has to wait."""
@@ -31,8 +31,9 @@ _LINGER_S = 0.1
 
 SendSignal = Callable[[str], Awaitable[None]]
 """Sends the signal of this name, without SIG, to the command's processes."""
-WaitForExit = Callable[[], Awaitable[int]]
-"""Waits until the daemon reports the command's end; returns its exit code."""
+WaitForExit = Callable[[int | None], Awaitable[int]]
+"""Waits until the provider reports the command's end; returns its exit code. The argument is the
+code that the shell around the command printed, if it did."""
 ExplainCut = Callable[[bytes], Awaitable[int]]
 """The same after its stream broke; the argument is its standard output so far."""
 
@@ -42,7 +43,7 @@ class DockerProcess:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ExecStream,
         token: bytes,
         *,
         send_signal: SendSignal,
@@ -61,6 +62,7 @@ class DockerProcess:
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
         self._input_open = True
+        self._printed_code: int | None = None
         loop = asyncio.get_running_loop()
         self.begun: asyncio.Future[None] = loop.create_future()
         """Done when signals reach it."""
@@ -146,7 +148,7 @@ class DockerProcess:
     async def _conclude(self) -> None:
         """Wait for the end that its streams announced; then stop reading them."""
         try:
-            self._end(await self._wait_for_exit())
+            self._end(await self._wait_for_exit(self._printed_code))
         except SandboxError as error:
             self._fail(error)
         await asyncio.sleep(_LINGER_S)
@@ -159,6 +161,8 @@ class DockerProcess:
             self._add(Chunk(text, is_stderr))
         if words and not self.begun.done():
             self.begun.set_result(None)
+        for word in filter(str.isdigit, words):
+            self._printed_code = int(word)
         return "end" in words
 
     def _add(self, chunk: Chunk) -> None:

@@ -1,4 +1,4 @@
-"""One open sandbox of the `docker` backend."""
+"""One open sandbox in a container or pod: commands, files and the way to a listener."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from swerl.core.contracts import Listener
@@ -18,7 +19,7 @@ from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage, file_error, require_path
 from swerl.sandboxes._docker import create, scripts
 from swerl.sandboxes._docker.commands import ContainerCommands
-from swerl.sandboxes._docker.container import Container
+from swerl.sandboxes._docker.container import Container, Machine
 from swerl.sandboxes._docker.process import DockerProcess
 from swerl.sandboxes._local import kernel
 from swerl.sandboxes._relay import open_relay
@@ -31,37 +32,15 @@ _SIGXFSZ = 153
 _FULL = ("No space left", "File too large", "quota exceeded")
 
 
-class DockerSandbox:
-    """A container."""
+class MachineSandbox:
+    """A sandbox in a container or pod."""
 
-    def __init__(self, container: Container, limits: frozenset[str], cap: int) -> None:
-        self.id = container.name
-        self.limits = limits
-        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
-        self._container = container
-        self.snapshot_root = "/"
+    def __init__(self, machine: Machine, cap: int) -> None:
+        self.id = machine.name
+        self._machine = machine
         self._cap = cap
         self._commands: ContainerCommands
         self._relays = AsyncExitStack()
-
-    async def snapshot(self, name: str = "") -> str:
-        """Keep its files as an image of the daemon; return the image's name.
-
-        The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
-        """
-        image = create.snapshot_image(name or secrets.token_hex(16))
-        api, plan = self._container.api, self._container.plan
-        if not await create.image_id(api, image):
-            await create.commit(api, self._container.id, plan.image, image)
-        return image
-
-    @property
-    def pid(self) -> int:
-        return self._container.pid
-
-    async def boot(self) -> None:
-        """Start the container and wait until it is ready. Raises SandboxError."""
-        self._commands = ContainerCommands(self._container, await self._container.boot())
 
     async def run(
         self,
@@ -123,56 +102,27 @@ class DockerSandbox:
             raise self._file_error("write", path, code, detail)
 
     async def expose(self, listener: Listener) -> str:
-        """Make `listener` reachable from inside and return its base URL there.
-
-        If this process may enter the container's network, it listens there. Otherwise a relay
-        carries connections over the stream of a command.
-        """
-        self._container.require_alive()
-        plan, container = self._container.plan, self._container.id
-        if plan.has_kernel_network and _runs_here(self.pid, container):
-            with suppress(PermissionError):
-                return await self._expose_here(listener)
+        """Make `listener` reachable by a relay over the stream of a command; return its URL."""
+        self._machine.require_alive()
         relay = open_relay(self, listener, on_lost=self._lose)
         return await self._relays.enter_async_context(relay)
 
     def _lose(self, error: SandboxLostError) -> None:
-        self._container.lose(str(error), from_inside=error.from_inside)
-
-    async def _expose_here(self, listener: Listener) -> str:
-        """Listen in the container's network. Raises PermissionError."""
-        try:
-            sock = await asyncio.to_thread(_listen_in_network, self.pid)
-        except PermissionError:
-            raise
-        except OSError as error:
-            await self._container.require_alive_soon()
-            raise SandboxError(
-                f"cannot listen in the network of sandbox {self.id}: {error.strerror}",
-                hint="open a new sandbox",
-            ) from error
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        await listener.attach(sock)
-        return url
+        self._machine.lose(str(error), from_inside=error.from_inside)
 
     async def close(self) -> None:
         """Remove the container and release all resources. Safe to call twice."""
         try:
-            await self._container.close()
+            await self._machine.close()
         finally:
             await self._relays.aclose()
 
     async def usage(self) -> Usage:
-        """Return its disk usage, and with cgroup version 2 its peak memory."""
-        container = self._container.id
-        entries = await self._container.api.call(
-            lambda client: client.containers(size=True, filters={"id": container})
-        )
-        disk = entries[0].get("SizeRw") if entries else None
+        """Return its peak memory, with cgroup version 2."""
         peak = None
         with suppress(FileNotFoundError, ValueError):
             peak = int(await self.read(_PEAK)) / 2**20
-        return Usage(peak_memory_mib=peak, disk_mib=None if disk is None else disk / 2**20)
+        return Usage(peak_memory_mib=peak)
 
     async def _finish(
         self, process: DockerProcess, kept: CappedOutput, timeout_s: float | None, stdin: bytes
@@ -225,6 +175,73 @@ class DockerSandbox:
         if code == _FOLDER:
             reason = "it is a folder"
         return file_error(verb, path, self.id, reason, is_folder=code == _FOLDER, hint=hint)
+
+
+class DockerSandbox(MachineSandbox):
+    """A container of the `docker` backend."""
+
+    def __init__(self, container: Container, limits: frozenset[str], cap: int) -> None:
+        super().__init__(container, cap)
+        self.limits = limits
+        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
+        self._container = container
+        self.snapshot_root = "/"
+
+    @property
+    def pid(self) -> int:
+        return self._container.pid
+
+    async def boot(self) -> None:
+        """Start the container and wait until it is ready. Raises SandboxError."""
+        self._commands = ContainerCommands(self._container, await self._container.boot())
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its files as an image of the daemon; return the image's name.
+
+        The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
+        """
+        image = create.snapshot_image(name or secrets.token_hex(16))
+        api, plan = self._container.api, self._container.plan
+        if not await create.image_id(api, image):
+            await create.commit(api, self._container.id, plan.image, image)
+        return image
+
+    async def expose(self, listener: Listener) -> str:
+        """Make `listener` reachable from inside and return its base URL there.
+
+        If this process may enter the container's network, it listens there; otherwise by a relay.
+        """
+        self._container.require_alive()
+        plan, container = self._container.plan, self._container.id
+        if plan.has_kernel_network and _runs_here(self.pid, container):
+            with suppress(PermissionError):
+                return await self._expose_here(listener)
+        return await super().expose(listener)
+
+    async def _expose_here(self, listener: Listener) -> str:
+        """Listen in the container's network. Raises PermissionError."""
+        try:
+            sock = await asyncio.to_thread(_listen_in_network, self.pid)
+        except PermissionError:
+            raise
+        except OSError as error:
+            await self._container.require_alive_soon()
+            raise SandboxError(
+                f"cannot listen in the network of sandbox {self.id}: {error.strerror}",
+                hint="open a new sandbox",
+            ) from error
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        await listener.attach(sock)
+        return url
+
+    async def usage(self) -> Usage:
+        """Return its disk usage, and with cgroup version 2 its peak memory."""
+        container = self._container.id
+        entries = await self._container.api.call(
+            lambda client: client.containers(size=True, filters={"id": container})
+        )
+        disk = entries[0].get("SizeRw") if entries else None
+        return replace(await super().usage(), disk_mib=None if disk is None else disk / 2**20)
 
 
 async def _follow(

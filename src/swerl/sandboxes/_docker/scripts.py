@@ -112,15 +112,16 @@ else
     echo "swerl: $folder: no such folder, or no permission to enter it" >&4
     code=126
 fi
-printf '\000%send' "$token" >&3
+printf '\000%s%03d\000%send' "$token" "$code" "$token" >&3
 printf '\000%send' "$token" >&4
 exit "$code"
 """
 """Runs a command with its mark, and exits with its code. Arguments: token, mark, folder, command.
 
-It prints a token and `run` on standard output before the command starts, and a token and `end` on
-both streams when it ends. So a daemon that the command left behind, and that still holds a stream,
-delays nothing. The command could print the token itself; the daemon is therefore asked for the end.
+It prints a token and `run` on standard output before the command starts, and at its end a token and
+its code in three digits, and a token and `end` on both streams. So a daemon that the command left
+behind, and that still holds a stream, delays nothing. The command could print the token itself; the
+provider is therefore asked for the end.
 """
 
 READ = r"""
