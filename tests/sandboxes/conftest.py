@@ -13,8 +13,9 @@ from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
 from swerl.images.store import default_store
-from swerl.sandboxes import docker, e2b, local
+from swerl.sandboxes import docker, e2b, kubernetes, local
 
+from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
 
 NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
@@ -55,6 +56,14 @@ def open_e2b(request: pytest.FixtureRequest) -> Target:
     return Target(e2b.build(options), "base", E2B_LACKS)
 
 
+def open_kubernetes(request: pytest.FixtureRequest) -> Target:
+    """The test image, from a stand-in for a cluster whose pods are containers of a real dockerd."""
+    name = request.getfixturevalue("docker_image")
+    _, path = request.getfixturevalue("kube")
+    options = kubernetes.Options(kubeconfig=str(path), user="agent", output_cap_mib=OUTPUT_CAP_MIB)
+    return Target(kubernetes.build(options), name, {"disk quota": "the kubelet evicts the pod"})
+
+
 TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "local/bwrap": lambda _: open_local("bwrap"),
     "local/unshare": lambda _: open_local("unshare"),
@@ -62,6 +71,7 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "docker": lambda request: open_docker(request, "dockerd", "docker_image"),
     "podman": lambda request: open_docker(request, "podman", "podman_image"),
     "e2b": open_e2b,
+    "kubernetes": open_kubernetes,
 }
 
 
@@ -86,6 +96,14 @@ def e2b_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if not os.access(Path.home(), os.W_OK):  # it keeps what it uploads in a cache
             patch.setenv("SWERL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield running.url
+
+
+@pytest.fixture(scope="session")
+def kube(
+    dockerd: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[kube_server.KubeServer, Path]]:
+    with kube_server.serving(dockerd, tmp_path_factory.mktemp("kube")) as running:
+        yield running
 
 
 @pytest.fixture

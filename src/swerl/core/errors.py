@@ -189,6 +189,7 @@ EXTRAS = {
     "cluster": ("ray",),
     "docker": ("docker",),
     "e2b": ("e2b",),
+    "kubernetes": ("yaml",),
     "datasets": ("datasets", "huggingface_hub"),
     "trackio": ("trackio",),
     "wandb": ("wandb",),

@@ -247,7 +247,7 @@ def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
         user=plan.user or None,
         working_dir="/",
         stdin_open=True,
-        labels=_labels(plan),
+        labels=labels(plan.name, limits.lifetime_s),
         healthcheck={"test": ["NONE"]},
         host_config=host,
         use_config_proxy=False,  # it may hold a password
@@ -260,11 +260,12 @@ def _mount(mount: Mount) -> Mapping[str, object]:
     return {"Type": "bind", "Source": source, "Target": mount.target, "ReadOnly": True}
 
 
-def _labels(plan: ContainerPlan) -> dict[str, str]:
+def labels(name: str, lifetime_s: float) -> dict[str, str]:
+    """Return the labels by which a sandbox is found after its owner's death."""
     return {
-        NAME: plan.name,
+        NAME: name,
         OWNER: f"{socket.gethostname()}:{os.getpid()}",
-        DEADLINE: str(int(time.time() + plan.limits.lifetime_s)),
+        DEADLINE: str(int(time.time() + lifetime_s)),
     }
 
 

@@ -116,7 +116,7 @@ def _absolute(path: str) -> str:
 
 async def upload_folder(runner: Runner, remote: RemoteSandbox, mount: Mount) -> str:
     """Upload a folder as an archive, and return the archive's path in the sandbox."""
-    packed = await asyncio.to_thread(_packed, mount.source.resolve())
+    packed = await asyncio.to_thread(packed_folder, mount.source.resolve())
     path = f"{new_folder()}.tgz"
 
     async def attempt() -> bool:
@@ -128,7 +128,7 @@ async def upload_folder(runner: Runner, remote: RemoteSandbox, mount: Mount) -> 
     return path
 
 
-def _packed(source: Path) -> Path:
+def packed_folder(source: Path) -> Path:
     """Return the archive of a folder from the cache; one process creates it if it is missing."""
     packed = secrets.cache_dir() / "e2b" / f"{_fingerprint(source)}.tar.gz"
     try:
