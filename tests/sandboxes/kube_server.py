@@ -107,8 +107,6 @@ class KubeServer:
 
         asyncio.run_coroutine_threadsafe(cut(), self.loop).result(5)
 
-    # Requests
-
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -168,7 +166,7 @@ class KubeServer:
             async with asyncio.timeout(float(request.query.get("timeoutSeconds") or 60)):
                 while True:
                     async with self._changed:
-                        await self._changed.wait_for(lambda: len(self._events) > place)
+                        await self._changed.wait_for(lambda at=place: len(self._events) > at)
                     for event in self._events[place:]:
                         place += 1
                         if _matches(event["object"], request):
@@ -194,8 +192,6 @@ class KubeServer:
         policy = await request.json()
         self.policies[policy["metadata"]["name"]] = policy
         return web.json_response(policy, status=201)
-
-    # The kubelet
 
     async def _run(self, running: Running) -> None:
         pod = running.pod
@@ -299,8 +295,6 @@ class KubeServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # Streams
-
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         found = self.pods.get(request.match_info["name"])
         if not found:
@@ -316,8 +310,10 @@ class KubeServer:
             path = f"/containers/{found.container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
             stream = await open_stream(self.api.address, self.api.path(path))
         else:
-            made = await self.api.call(lambda client: client.exec_create(
-                found.container, request.query.getall("command"), stdin="stdin" in wants))  # fmt: skip
+            words = request.query.getall("command")
+            made = await self.api.call(
+                lambda client: client.exec_create(found.container, words, stdin="stdin" in wants)
+            )
             number = made["Id"]
             path = self.api.path(f"/exec/{number}/start")
             stream = await open_stream(self.api.address, path, {"Detach": False, "Tty": False})
@@ -367,7 +363,6 @@ class KubeServer:
 
 
 async def _feed(socket: web.WebSocketResponse, stream: Any) -> None:
-    """Pass input on; the end of the connection ends the program's input."""
     with suppress(ConnectionError):
         async for message in socket:
             if message.type is not WSMsgType.BINARY:

@@ -252,8 +252,8 @@ def check_sandboxes(recipe: Recipe) -> None:
             f"{asked} with cluster.launcher = 'local'",
             hint="set cluster.launcher to ray, ssh or slurm, or leave it 0",
         )
-    if recipe.sandbox.type == "e2b":
-        message = f"{asked}, but sandboxes of sandbox.type = 'e2b' run elsewhere"
+    if recipe.sandbox.type in ("e2b", "kubernetes"):
+        message = f"{asked}, but sandboxes of sandbox.type = {recipe.sandbox.type!r} run elsewhere"
         hint = "set sandbox.type = 'local' or 'docker', or cluster.sandbox_cpus = 0"
         raise RecipeError(message, hint=hint)
 

@@ -57,7 +57,7 @@ class Cluster:
     def __init__(self, kubeconfig: str, context: str, namespace: str) -> None:
         self._source = kubeconfig, context
         self._namespace = namespace
-        self._login: Login | None = None
+        self._login: ClusterLogin | None = None
         self._session: aiohttp.ClientSession | None = None
         self._num_users = 0
         self._has_answered = False
@@ -207,7 +207,7 @@ class Cluster:
                 "of a command",
             )
 
-    def _require_open(self) -> tuple[Login, aiohttp.ClientSession]:
+    def _require_open(self) -> tuple[ClusterLogin, aiohttp.ClientSession]:
         if not (self._login and self._session):
             raise KubernetesError("the connection to the cluster is closed")
         return self._login, self._session
@@ -293,7 +293,7 @@ class PodStream:
 
 
 @dataclass(slots=True)
-class Login:
+class ClusterLogin:
     """A cluster's address, and the proof of this user's identity."""
 
     url: str
@@ -369,7 +369,7 @@ class Login:
             self._renew_at = datetime.fromisoformat(until).timestamp() - _EARLY_S
 
 
-def read_login(kubeconfig: str, context: str) -> Login:
+def read_login(kubeconfig: str, context: str) -> ClusterLogin:
     """Find the cluster as kubectl does; inside a pod, the pod's own.
 
     Raises SandboxUnavailableError if there is none.
@@ -384,7 +384,7 @@ def read_login(kubeconfig: str, context: str) -> Login:
     if named or not (host and (_IN_POD / "token").exists()):
         raise _no_login(f"there is no kubeconfig {named or paths[0]}")
     host = f"[{host}]" if ":" in host else host
-    return Login(
+    return ClusterLogin(
         url=f"https://{host}:{secrets.secret('KUBERNETES_SERVICE_PORT') or 443}",
         namespace=(_IN_POD / "namespace").read_text().strip(),
         user={"tokenFile": "token"},
@@ -393,7 +393,7 @@ def read_login(kubeconfig: str, context: str) -> Login:
     )
 
 
-def _from_kubeconfig(paths: Sequence[Path], context: str) -> Login:
+def _from_kubeconfig(paths: Sequence[Path], context: str) -> ClusterLogin:
     try:
         import yaml
     except ImportError as error:
@@ -411,7 +411,7 @@ def _from_kubeconfig(paths: Sequence[Path], context: str) -> Login:
         chosen = entries["context", context][0]
         cluster, folder = entries["cluster", chosen["cluster"]]
         user, user_folder = entries.get(("user", chosen.get("user") or ""), ({}, folder))
-        return Login(
+        return ClusterLogin(
             url=cluster["server"].rstrip("/"),
             namespace=chosen.get("namespace") or "",
             user=user,

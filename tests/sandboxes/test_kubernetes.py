@@ -1,0 +1,280 @@
+"""The `kubernetes` backend against a stand-in cluster, which the real kubectl uses as well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import (
+    ImageError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+    SwerlError,
+)
+from swerl.core.sandbox import Mount, new_name
+from swerl.sandboxes import kubernetes
+from swerl.sandboxes._kubernetes import Cluster, read_login
+
+from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
+from .kube_server import TOKEN, KubeServer, serving
+
+
+@pytest.fixture(scope="module")
+def kube(
+    dockerd: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[KubeServer, Path]]:
+    """A cluster of this file's own: its tests break it."""
+    with serving(dockerd, tmp_path_factory.mktemp("kube")) as running:
+        yield running
+
+
+def backend(kube: tuple[KubeServer, Path], **settings: object) -> kubernetes.KubernetesBackend:
+    settings = {"user": "agent", "boot_timeout_s": 30.0, **settings}
+    return kubernetes.build(kubernetes.Options(kubeconfig=str(kube[1]), **settings))  # type: ignore[arg-type]
+
+
+def kubectl(kube: tuple[KubeServer, Path], *words: str, stdin: bytes = b"") -> bytes:
+    program = shutil.which("kubectl")
+    if not program:
+        pytest.skip("kubectl is not installed")
+    argv = [program, "--kubeconfig", str(kube[1]), *words]
+    done = subprocess.run(argv, input=stdin, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+async def refuse(
+    kube: tuple[KubeServer, Path], image: str, kind: type[SwerlError], **settings: object
+) -> SwerlError:
+    """Open a sandbox that cannot be had; return the error, after a look that nothing is left."""
+    name = new_name()
+    with pytest.raises(kind) as raised:
+        async with backend(kube, **settings).open(image, LIMITS, workdir=WORKDIR, name=name):
+            pass
+    assert name not in kube[0].pods
+    assert raised.value.hint
+    return raised.value
+
+
+async def test_kubectl_and_swerl_use_the_same_pod(
+    kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
+) -> None:
+    """The stand-in speaks the protocol of the real client: list, exec with input, cp, delete."""
+    data = os.urandom(200_000)
+    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        await sandbox.write("/tmp/data", data)
+        name = sandbox.id
+
+        def look() -> list[bytes]:
+            (tmp_path / "back").write_bytes(data[::-1])
+            return [
+                kubectl(kube, "get", "pods", "-o", "name"),
+                kubectl(kube, "exec", name, "--", "cat", "/tmp/data"),
+                kubectl(kube, "exec", "-i", name, "--", "sha256sum", stdin=data),
+                kubectl(kube, "cp", f"{tmp_path}/back", f"{name}:/tmp/back"),
+            ]
+
+        listed, read, summed, _ = await asyncio.to_thread(look)
+        assert listed == f"pod/{name}\n".encode()
+        assert read == data
+        assert summed == (await sandbox.run(["sha256sum"], stdin=data)).stdout
+        assert await sandbox.read("/tmp/back") == data[::-1]
+        await asyncio.to_thread(kubectl, kube, "delete", "pod", name)
+        with pytest.raises(SandboxLostError, match="deleted"):
+            await sandbox.run(["true"])
+
+
+async def test_a_pod_has_no_token_no_privilege_and_known_fields_only(
+    kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
+) -> None:
+    settings = {"pull_secrets": ("registry",), "pod": {"nodeSelector": {"pool": "big"}}}
+    async with backend(kube, **settings).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        pod = kube[0].pods[sandbox.id].pod
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert (spec["restartPolicy"], spec["nodeSelector"]) == ("Never", {"pool": "big"})
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["activeDeadlineSeconds"] == 155  # lifetime, slack, boot
+    security = spec["containers"][0]["securityContext"]
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert spec["containers"][0]["resources"]["limits"] == {
+        "cpu": "1000m",
+        "memory": "512Mi",
+        "ephemeral-storage": "256Mi",
+    }
+    # kubectl reads the pod into Kubernetes's own types, which drop what they do not know.
+    path = tmp_path / "pod.json"
+    path.write_text(json.dumps(pod))
+    command = ("label", "--local", "-f", str(path), "checked=yes", "-o", "json")
+    typed = json.loads(await asyncio.to_thread(kubectl, kube, *command))
+    typed["metadata"]["labels"].pop("checked")
+    assert typed["spec"] == spec
+    assert set(typed["metadata"]) == set(pod["metadata"])
+
+
+async def test_the_network_is_closed_by_a_policy(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    server = kube[0]
+    server.policies.clear()
+    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR):
+        [policy] = server.policies.values()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    server.policies.clear()
+    server.forbidden = "networkpolicies"
+    try:
+        error = await refuse(kube, docker_image, SandboxError)
+        assert "unchecked" in error.hint
+        async with backend(kube, network="unchecked").open(docker_image, LIMITS, workdir=WORKDIR):
+            pass
+    finally:
+        server.forbidden = ""
+
+
+async def test_a_cluster_that_ignores_policies_is_refused(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    server, before = kube[0], kube[0].environment
+    port = server.url.rpartition(":")[2]
+    server.network = "host"
+    server.environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+    try:
+        error = await refuse(kube, docker_image, SandboxError)
+    finally:
+        server.network, server.environment = "none", before
+    assert "enforces no NetworkPolicy" in str(error)
+    assert "Calico" in error.hint
+
+
+async def test_an_image_that_no_node_can_pull(kube: tuple[KubeServer, Path]) -> None:
+    error = await refuse(kube, "nobody/nothing:1", ImageError)
+    assert "nobody/nothing:1" in str(error)
+    assert "check the name" in error.hint
+
+
+async def test_an_image_with_another_user_is_explained(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    error = await refuse(kube, docker_image, SandboxError, user="")
+    assert 'sandbox.user = "agent"' in error.hint
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "hint"),
+    [
+        (403, "pods is forbidden: User x cannot create resource pods", "Role"),
+        (403, "pods is forbidden: exceeded quota: compute, requested: cpu=1", "ResourceQuota"),
+        (403, 'violates PodSecurity "restricted:latest"', "baseline"),
+    ],
+)
+async def test_a_refused_pod_has_a_remedy(
+    kube: tuple[KubeServer, Path], docker_image: str, status: int, message: str, hint: str
+) -> None:
+    kube[0].statuses = [(status, message)]
+    error = await refuse(kube, docker_image, SandboxError)
+    assert hint in error.hint
+    assert error.retryable == ("quota" in message)
+
+
+async def test_a_busy_server_is_asked_again(
+    kube: tuple[KubeServer, Path], docker_image: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swerl.sandboxes._kubernetes._PAUSES_S", (0.01, 0.01))
+    kube[0].statuses = [(429, "too many requests"), (503, "the server is starting")]
+    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        assert await sh(sandbox, "echo up") == "up\n"
+
+
+async def test_no_cluster_an_old_one_and_a_wrong_login(
+    kube: tuple[KubeServer, Path], tmp_path: Path
+) -> None:
+    server, path = kube
+    config = json.loads(path.read_text())
+    server.minor = "28"
+    try:
+        error = await refuse(kube, "x", SandboxUnavailableError)
+        assert "1.30" in error.hint
+    finally:
+        server.minor = "32"
+    config["users"][0]["user"] = {"token": "wrong"}
+    await _refused_by(config, tmp_path, SandboxError, "401")
+    config["users"][0]["user"] = {"exec": {"command": "./no-such-program"}}
+    await _refused_by(config, tmp_path, SandboxUnavailableError, "no-such-program")
+    config["users"][0]["user"] = {"token": TOKEN}
+    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    await _refused_by(config, tmp_path, SandboxUnavailableError, "127.0.0.1:1")
+    config["current-context"] = "other"
+    await _refused_by(config, tmp_path, SandboxUnavailableError, "other")
+    with pytest.raises(SandboxUnavailableError, match="no kubeconfig"):
+        read_login(str(tmp_path / "missing"), "")
+
+
+async def _refused_by(
+    config: dict[str, object], folder: Path, kind: type[SandboxError], word: str
+) -> None:
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    with pytest.raises(kind, match=word) as raised:
+        async with Cluster(str(path), "", "").opened():
+            pass
+    assert raised.value.hint
+
+
+async def test_an_eviction_is_the_agents_fault_only_for_its_own_files(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    for message, from_inside in (
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 256Mi.", True),
+        ("The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi", False),
+    ):
+        async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+            running = asyncio.ensure_future(sandbox.run(["sleep", "60"], timeout_s=30))
+            await sandbox.run(["true"])
+            await asyncio.to_thread(kube[0].evict, sandbox.id, message)
+            with pytest.raises(SandboxLostError, match="Evicted") as raised:
+                await running
+        assert raised.value.from_inside == from_inside
+
+
+async def test_cut_streams_lose_the_sandbox_to_infrastructure(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        running = asyncio.ensure_future(sandbox.run(["sleep", "60"], timeout_s=30))
+        await sandbox.run(["true"])
+        await asyncio.to_thread(kube[0].cut)
+        with pytest.raises(SandboxLostError) as raised:
+            await running
+    assert not raised.value.from_inside
+    assert sandbox.id not in kube[0].pods
+
+
+async def test_the_gateway_is_reached_and_a_mount_copied(
+    kube: tuple[KubeServer, Path],
+    docker_image: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "program").write_text("text")
+    mounts = [Mount(tmp_path / "agent", "/opt/agent")]
+    limits = replace(LIMITS, num_cpus=0.5)
+    async with backend(kube).open(
+        docker_image, limits, workdir="/made/here", mounts=mounts
+    ) as sandbox:
+        url = await sandbox.expose(Echo(b"hello"))
+        assert (await sandbox.run(["python3", "-c", GREETED, url])).stdout == b"hello\n"
+        script = (
+            "cat /opt/agent/program; echo x >/opt/agent/program || pwd; touch f && stat -c %U f"
+        )
+        assert await sh(sandbox, script) == "text/made/here\nagent\n"
