@@ -21,7 +21,7 @@ from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir, secret
 from swerl.images.http import default_config, logged_in
-from swerl.sandboxes._docker.api import LIMITS_HELD, Api
+from swerl.sandboxes._docker.api import Api, limits_held
 from swerl.sandboxes._local import limits
 from swerl.sandboxes.ledger.tracked import tracked
 
@@ -166,7 +166,7 @@ async def _docker() -> Check:
         fix = fix if _version("docker") else "pip install 'swerl[docker]'"
         return _Need("docker", enables, fix).judged(str(error) or "no answer", good=False)
     info = api.info
-    missing = [name for name, key in LIMITS_HELD.items() if not info.get(key)]
+    missing = sorted({"memory", "pids", "cpu"} - limits_held(info))
     found = f"{info.get('ServerVersion', '?')}, {info.get('Driver', '?')}"
     found += f", without limits on {', '.join(missing)}" if missing else ""
     need = _Need("docker", enables, "start the daemon on a machine with writable cgroups")

@@ -20,7 +20,7 @@ from swerl.core.files import disk_errors, write_text
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.core.secrets import cache_dir
 from swerl.sandboxes._docker import create
-from swerl.sandboxes._docker.api import LIMITS_HELD, Api
+from swerl.sandboxes._docker.api import Api, limits_held
 from swerl.sandboxes._docker.container import Container, DiskWatch
 from swerl.sandboxes._docker.create import ContainerPlan, DiskQuota
 from swerl.sandboxes._docker.sandbox import DockerSandbox
@@ -77,8 +77,7 @@ class DockerBackend:
             with suppress(SandboxError):
                 await asyncio.shield(self.remove(plan.name))
             raise
-        held = {name for name, key in LIMITS_HELD.items() if self._api.info.get(key)}
-        limits = frozenset(held | ({"disk"} if quota.works else set()))
+        limits = frozenset(limits_held(self._api.info) | ({"disk"} if quota.works else set()))
         sandbox = DockerSandbox(container, limits, int(self._options.output_cap_mib * 2**20))
         if not quota.works:
             self._watch.add(container)

@@ -23,7 +23,7 @@ from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError,
 
 Answer = TypeVar("Answer")
 
-LIMITS_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
+_LIMITS_HELD = {"memory": "MemoryLimit", "pids": "PidsLimit", "cpu": "CpuCfsQuota"}
 """Limit -> key of the daemon's info that is true if the daemon can enforce it."""
 _THREADS = 16
 _TIMEOUT_S = 120
@@ -122,6 +122,16 @@ class Api:
             raise SandboxUnavailableError(
                 "the docker daemon does not answer", hint=_NO_DAEMON
             ) from error
+
+
+def limits_held(info: Mapping[str, Any]) -> set[str]:
+    """Return the limits that a daemon with this info enforces.
+
+    Podman without root ignores all with cgroup version 1, and does not say so there.
+    """
+    if info.get("Rootless") and info.get("CgroupVersion") == "1":
+        return set()
+    return {name for name, key in _LIMITS_HELD.items() if info.get(key)}
 
 
 def _own_error(status: int, detail: str) -> SwerlError:
