@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,10 @@ from swerl.core.errors import (
 from swerl.core.sandbox import Mount, new_name
 from swerl.sandboxes import kubernetes
 from swerl.sandboxes._kubernetes import Cluster, read_login
+from swerl.sandboxes.ledger.reap import Outcome, Provider, reap
+from swerl.sandboxes.ledger.store import Ledger
 
-from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
+from .helpers import GREETED, LIMITS, WORKDIR, Echo, eventually, sh
 from .kube_server import TOKEN, KubeServer, serving
 
 
@@ -256,6 +259,45 @@ async def test_cut_streams_lose_the_sandbox_to_infrastructure(
             await running
     assert not raised.value.from_inside
     assert sandbox.id not in kube[0].pods
+
+
+OWNER = """
+import asyncio, sys
+from swerl.core.sandbox import Limits
+from swerl.sandboxes import kubernetes
+
+async def hold():
+    backend = kubernetes.build(kubernetes.Options(kubeconfig=sys.argv[1], user="agent"))
+    async with backend.open(sys.argv[2], Limits(memory_mib=256), workdir="/testbed") as sandbox:
+        print(sandbox.id, flush=True)
+        await sandbox.run(["sleep", "100"])
+
+asyncio.run(hold())
+"""
+
+
+async def test_a_killed_owners_pod_stops_and_reap_deletes_it(
+    kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, str(kube[1]), docker_image, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    name = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
+    process.kill()
+    await process.wait()
+    await eventually(lambda: kube[0].pods[name].pod["status"]["phase"] == "Succeeded")
+    provider = Provider("kubernetes", json.dumps({"kubeconfig": str(kube[1])}))
+    report = await reap(Ledger(tmp_path), only=provider)
+    assert [(each.sandbox.entry.name, each.outcome) for each in report.reaped] == [
+        (name, Outcome.REMOVED)
+    ]
+    assert name not in kube[0].pods
+
+
+def test_fields_that_swerl_sets_are_refused() -> None:
+    with pytest.raises(ValueError, match="hostNetwork"):
+        kubernetes.Options(pod={"hostNetwork": True})
 
 
 async def test_the_gateway_is_reached_and_a_mount_copied(

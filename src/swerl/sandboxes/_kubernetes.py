@@ -42,7 +42,7 @@ _EARLY_S = 60.0
 _MAX_LINE_BYTES = 1 << 23
 _PAUSES_S = (0.2, 1.0, 3.0, 8.0, 15.0)
 _NO_CLUSTER = "`kubectl cluster-info` must work; set sandbox.kubeconfig and sandbox.context"
-_GRANT = "grant the Role of docs/design/sandbox-docker-e2b.md, section Kubernetes"
+_GRANT = "grant the Role of docs/guides/sandboxes.md, section Kubernetes"
 
 
 class KubernetesError(SandboxError):

@@ -12,7 +12,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from swerl.core.errors import ImageError, SandboxError
 from swerl.core.sandbox import Limits
@@ -88,6 +88,10 @@ command -v perl >/dev/null 2>&1 && exec perl -e "$2"
 """
 
 
+_OWN_KEYS = {"containers", "restartPolicy", "automountServiceAccountToken", "hostNetwork",
+             "hostPID", "hostIPC", "shareProcessNamespace", "activeDeadlineSeconds"}  # fmt: skip
+
+
 class Options(BaseModel):
     """Settings of the `kubernetes` sandbox."""
 
@@ -119,6 +123,13 @@ class Options(BaseModel):
     """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
     price_per_hour: float = Field(default=0.0, ge=0)
     """Price of one sandbox in US dollars per hour, if the nodes are paid for by use."""
+
+    @field_validator("pod")
+    @classmethod
+    def _check_pod(cls, pod: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(_OWN_KEYS & pod.keys()):
+            raise ValueError(f"swerl sets {', '.join(taken)} itself: leave it out")
+        return pod
 
 
 def pods_path(cluster: Cluster) -> str:

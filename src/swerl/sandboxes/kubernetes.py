@@ -35,8 +35,6 @@ from swerl.sandboxes._kubernetes_pod import Options as Options
 
 _POLICY = "swerl-sandboxes"
 _CONFLICT, _FORBIDDEN = 409, 403
-_OWN_KEYS = {"containers", "restartPolicy", "automountServiceAccountToken", "hostNetwork",
-             "hostPID", "hostIPC", "shareProcessNamespace", "activeDeadlineSeconds"}  # fmt: skip
 _COPY_S = 600.0
 _DETAIL_BYTES = 4096
 _UNPACK = 'mkdir -p -- "$1" && tar -xzf - -C "$1" --no-same-owner && chmod -R a+rX,a-w -- "$1"'
@@ -44,10 +42,6 @@ _UNPACK = 'mkdir -p -- "$1" && tar -xzf - -C "$1" --no-same-owner && chmod -R a+
 
 def build(options: Options) -> KubernetesBackend:
     """Return the backend. It connects to the cluster when the first sandbox is opened."""
-    if taken := sorted(_OWN_KEYS & options.pod.keys()):
-        raise SandboxError(
-            f"sandbox.pod sets {', '.join(taken)}", hint="swerl sets these fields itself"
-        )
     return KubernetesBackend(options)
 
 
@@ -141,7 +135,7 @@ class KubernetesBackend:
             raise SandboxError(
                 f"no NetworkPolicy keeps sandboxes in namespace {namespace} from the network, "
                 "and this user may not make one",
-                hint="apply the policy of docs/design/sandbox-docker-e2b.md, section Kubernetes, "
+                hint="apply the policy of docs/guides/sandboxes.md, section Kubernetes, "
                 'or set sandbox.network = "unchecked"',
             ) from error
 
