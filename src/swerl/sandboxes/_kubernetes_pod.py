@@ -115,8 +115,8 @@ class Options(BaseModel):
     requests: dict[str, str] = {}
     """Resources that the scheduler reserves, such as {cpu = "250m"}. Empty: the limits."""
     pod: dict[str, Any] = {}
-    """Additional fields of the pod's spec, such as {runtimeClassName = "gvisor"}, nodeSelector,
-    tolerations or hostUsers."""
+    """Additional fields of the pod's spec, such as {hostUsers = false}, nodeSelector, tolerations
+    or runtimeClassName. gVisor lacks /proc/PID/limits, which swerl needs."""
     boot_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until a pod must run: it may wait for a node and for the pull of a large image."""
     output_cap_mib: float = Field(default=8.0, gt=0)
