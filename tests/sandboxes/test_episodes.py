@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from swerl.core.sandbox import Mount
 from swerl.core.turn import Completion, Sampling
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.server import Gateway
-from swerl.sandboxes import docker, e2b, local
+from swerl.sandboxes import docker, e2b, kubernetes, local
 from swerl.sandboxes._relay import open_relay
 
 from ..harnesses.agents import AGENTS as KNOWN_AGENTS
@@ -25,6 +26,7 @@ from ..harnesses.agents import Agent
 from ..harnesses.helpers import LIMITS, PATCH, SOLVED, TASK, Place, built, work
 from .e2b_faults import Faults
 from .e2b_server.helpers import KEY, Service, serving
+from .kube_server import KubeServer
 from .public_route import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents
@@ -140,6 +142,20 @@ async def test_an_agent_makes_the_gold_edit_and_every_sampled_token_is_trained(
 ) -> None:
     worked = await work(harness, place=PLACES[where](request))
     assert worked.exit.code == 0, worked.exit.log
+    assert worked.calc == SOLVED
+    worked.assert_trained_whole()
+
+
+@pytest.mark.slow
+async def test_an_agent_works_in_a_pod(kube: tuple[KubeServer, Path], docker_image: str) -> None:
+    options = kubernetes.Options(kubeconfig=str(kube[1]), user="agent")
+    backend = kubernetes.build(options)
+    worked = await work(
+        built("mini-swe-agent"),
+        place=lambda _, mounts: backend.open(
+            docker_image, LIMITS, workdir=TASK.workdir, mounts=mounts
+        ),
+    )
     assert worked.calc == SOLVED
     worked.assert_trained_whole()
 
