@@ -60,6 +60,8 @@ class KubeServer:
         """Answers to the next creates of pods, in place of pods."""
         self.forbidden = ""
         """Resource that the user may not use."""
+        self.expired = 0
+        """Number of requests to refuse, as after the end of a token."""
         self.network = "none"
         self.environment = {
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
@@ -109,7 +111,8 @@ class KubeServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}" or self.expired:
+            self.expired = max(0, self.expired - 1)
             return _status(401, "Unauthorized", "Unauthorized")
         if request.match_info.get("namespace", "swerl") != "swerl":
             return _status(

@@ -221,6 +221,43 @@ async def test_no_cluster_an_old_one_and_a_wrong_login(
         read_login(str(tmp_path / "missing"), "")
 
 
+async def test_a_pod_logs_in_with_its_service_account_and_a_user_with_a_certificate(
+    kube: tuple[KubeServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, port = kube[1].parent, kube[0].url.rpartition(":")[2]
+    for name, text in (
+        ("token", f"{TOKEN}\n"),
+        ("namespace", "swerl"),
+        ("ca.crt", (folder / "certificate.pem").read_text()),
+    ):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr("swerl.sandboxes._kubernetes._IN_POD", tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    assert await kubernetes.build(kubernetes.Options()).live() == []
+    config = json.loads(kube[1].read_text())
+    config["users"][0]["user"] = {
+        "token": TOKEN,
+        "client-certificate": str(folder / "certificate.pem"),
+        "client-key": str(folder / "key.pem"),
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    assert await kubernetes.build(kubernetes.Options(kubeconfig=str(path))).live() == []
+
+
+async def test_an_expired_token_is_renewed(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        kube[0].expired = 1
+        assert await sh(sandbox, "echo up") == "up\n"
+        kube[0].expired = 1
+        assert await backend(kube).live()
+
+
 async def _refused_by(
     config: dict[str, object], folder: Path, kind: type[SandboxError], word: str
 ) -> None:

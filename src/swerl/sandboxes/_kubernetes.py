@@ -98,6 +98,7 @@ class Cluster:
         A create may be repeated, because the caller names the object: an object of this name is
         taken as the answer to the first attempt.
         """
+        is_renewed = False
         for pause_s in (*_PAUSES_S, 0.0):
             try:
                 return await self._attempt(method, path, body, query or {})
@@ -105,6 +106,9 @@ class Cluster:
                 if not (pause_s and self._has_answered):
                     raise self._unreachable(error) from error
             except KubernetesError as error:
+                if error.status == 401 and not is_renewed:  # its token may have expired
+                    is_renewed = True
+                    continue
                 if not (error.retryable and pause_s) or error.status < 429:
                     raise
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
@@ -138,7 +142,23 @@ class Cluster:
             await asyncio.sleep(_PAUSES_S[0])
 
     async def stream(self, path: str, query: Sequence[tuple[str, str]]) -> PodStream:
-        """Open the stream of an exec or attach. Raises KubernetesError."""
+        """Open the stream of an exec or attach. Raises KubernetesError.
+
+        It is safe to repeat: nothing runs before its script is sent.
+        """
+        for pause_s in (*_PAUSES_S[:3], 0.0):
+            try:
+                return await self._open_socket(path, query)
+            except aiohttp.WSServerHandshakeError as error:
+                if not (pause_s and error.status in (401, 429, 502, 503, 504)):
+                    raise refused(error.status, f"no stream ({error.message})") from error
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                if not pause_s:
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
+        raise AssertionError
+
+    async def _open_socket(self, path: str, query: Sequence[tuple[str, str]]) -> PodStream:
         login, session = self._require_open()
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -154,9 +174,9 @@ class Cluster:
                     timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 )
         except aiohttp.WSServerHandshakeError as error:
-            raise refused(error.status, f"it refuses a stream ({error.message})") from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._unreachable(error) from error
+            if error.status == 401:
+                login.forget_token()
+            raise
         if socket.protocol != _PROTOCOL:
             await socket.close()
             raise SandboxUnavailableError(
