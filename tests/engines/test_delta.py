@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -10,16 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from swerl.core.errors import EngineError
+from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import WeightRef
-from swerl.engines import _delta
+from swerl.engines import _delta, _delta_http
 from swerl.engines._delta import DeltaWriter, fetch
+from swerl.engines._delta_http import KEY, Receiver, send
 from swerl.engines._weights import checksum
+from swerl.engines.sglang import free_port
 
 np = pytest.importorskip("numpy", reason="needs the extra swerl[twin]")
 pytest.importorskip("zstandard", reason="needs the extra swerl[zstd]")
@@ -159,7 +165,7 @@ def test_a_base_that_changed_on_a_machines_disk_is_replaced(tmp_path: Path) -> N
     ref = trainer.learn()
     fetch(_at(ref, machine))
     _assert_equal(ref, machine)
-    _assert_equal(first, machine)
+    assert not held.exists()
 
 
 def test_a_delta_of_other_weights_never_serves(tmp_path: Path) -> None:
@@ -203,3 +209,151 @@ def test_a_rebuild_that_is_killed_leaves_nothing_half(
             assert checksum(ref.path) == ref.checksum
         fetch(ref)
         assert checksum(ref.path) == ref.checksum
+
+
+SECRET = "a key of both machines"
+
+
+@dataclass
+class Wire:
+    """A connection to the other machine: it counts bytes, and cuts or changes them."""
+
+    port: int
+    num_bytes: int = 0
+    cut_after: int = 0
+    """Bytes after which each connection breaks; 0 for none."""
+    flip: bytes = b""
+    """The first byte of this text is changed on its way."""
+
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        left = self.cut_after or sys.maxsize
+        with suppress(ConnectionError):
+            while (data := await source.read(min(left, 1 << 16))) and left > 0:
+                left -= len(data)
+                self.num_bytes += len(data)
+                sink.write(data.replace(self.flip, b"~" + self.flip[1:]) if self.flip else data)
+                await sink.drain()
+        sink.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+        await asyncio.gather(self.pump(reader, back), self.pump(there, writer))
+
+
+@asynccontextmanager
+async def elsewhere(folder: Path) -> AsyncIterator[tuple[str, Wire]]:
+    """Yield the URL of a receiver on another machine, and the wire to it."""
+    async with Receiver(folder, SECRET).listen("127.0.0.1", 0) as port:
+        wire = Wire(port)
+        async with await asyncio.start_server(wire.serve, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wire
+
+
+async def test_twenty_versions_arrive_over_http_in_a_tenth_of_the_bytes(tmp_path: Path) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    async with elsewhere(machine) as (url, wire):
+        assert await send(trainer.publish(), url, key=SECRET, timeout_s=60) is not None
+        wire.num_bytes, sizes = 0, []
+        for _ in range(20):
+            ref = trainer.learn()
+            assert ref.delta is not None
+            sizes.append(ref.delta.stat().st_size)
+            assert await send(ref, url, key=SECRET, timeout_s=60) == machine / ref.path.name
+            _assert_equal(ref, machine)
+    assert wire.num_bytes < sum(sizes) + 20 * 6000
+    assert sum(size > 2 * SIZE / 10 for size in sizes) == 1
+    names = {path.name for path in machine.iterdir()} - {".lock"}
+    assert len(names) == 2 and ref.path.name in names
+
+
+async def test_broken_connections_go_on_at_the_byte_that_arrived_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_delta_http, "_PIECE", 5_000)
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    refs = [trainer.publish(), trainer.learn(), trainer.learn()]
+    async with elsewhere(machine) as (url, wire):
+        wire.cut_after = 18_000
+        # The machine missed the first two versions.
+        await send(refs[-1], url, key=SECRET, timeout_s=60)
+    _assert_equal(refs[-1], machine)
+    needed = sum(ref.delta.stat().st_size for ref in refs if ref.delta)
+    assert needed < wire.num_bytes < 2 * needed
+
+
+@pytest.mark.parametrize("key", ["another key of 22 bytes", "changed on its way"])
+async def test_a_request_that_the_key_did_not_sign_is_refused(tmp_path: Path, key: str) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    async with elsewhere(machine) as (url, wire):
+        if key == "changed on its way":
+            wire.flip, key = b'"checksum": ', SECRET
+        with pytest.raises(EngineError, match="another key, or the request was changed") as caught:
+            await send(trainer.publish(), url, key=key, timeout_s=60)
+        assert KEY in caught.value.hint
+    assert not list(machine.glob("0*"))
+
+
+@pytest.mark.parametrize("left", ["torn", "of another start", "longer", "base changed"])
+async def test_leftovers_on_the_other_machine_do_not_serve(tmp_path: Path, left: str) -> None:
+    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+    machine.mkdir()
+    first = trainer.publish()
+    async with elsewhere(machine) as (url, _):
+        await send(first, url, key=SECRET, timeout_s=60)
+        ref = trainer.learn()
+        assert ref.delta is not None and first.delta is not None
+        if left == "torn":
+            (machine / ref.delta.with_suffix(".part").name).write_bytes(b"\0" * 1000)
+        elif left == "longer":
+            (machine / ref.delta.with_suffix(".part").name).write_bytes(b"\0" * 3 * SIZE)
+        elif left == "of another start":
+            shutil.copyfile(first.delta, machine / ref.delta.name)
+        else:
+            held = machine / first.path.name / "model.safetensors"
+            held.write_bytes(held.read_bytes()[:-1] + b"\x55")
+        assert await send(ref, url, key=SECRET, timeout_s=60) == machine / ref.path.name
+    _assert_equal(ref, machine)
+
+
+async def test_pieces_out_of_turn_and_names_outside_the_folder_are_not_written(
+    tmp_path: Path,
+) -> None:
+    async with elsewhere(tmp_path / "machine") as (url, _), aiohttp.ClientSession() as client:
+
+        async def put(target: str, body: bytes) -> object:
+            signed = {"X-Signature": _delta_http._signature(SECRET, "PUT", target, body)}
+            async with client.put(url + target, data=body, headers=signed) as response:
+                return await response.json()
+
+        name = "/deltas/000001-0123456789ab"
+        assert await put(f"{name}?at=0&of=9", b"abc") == {"size": 3}
+        assert await put(f"{name}?at=6&of=9", b"ghi") == {"size": 3}
+        assert await put(f"{name}?at=3&of=9", b"def") == {"size": 6}
+        assert await put(f"{name}?at=3&of=9", b"def") == {"size": 6}
+        assert await put(f"{name}?at=6&of=9", b"ghi") == {"size": 9}
+        assert (tmp_path / f"machine{name[7:]}.delta").read_bytes() == b"abcdefghi"
+        assert "is no version" in str(await put("/deltas/..%2Fother?at=0&of=3", b"abc"))
+    assert not (tmp_path / "other.part").exists()
+
+
+async def test_a_receiver_that_is_killed_loses_nothing_and_one_that_stays_away_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_delta_http, "_PIECE", 2_000)
+    monkeypatch.setenv(KEY, SECRET)
+    trainer, machine, port = Trainer(tmp_path), tmp_path / "machine", free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "swerl.cli", "train", "receive", str(machine)]
+    refs = [trainer.publish(), *(trainer.learn() for _ in range(3))]
+    sending = asyncio.create_task(send(refs[-1], url, key=SECRET, timeout_s=120))
+    for seen in ("0*.part", ".part", "never"):
+        receiver = await asyncio.create_subprocess_exec(*command, "--port", str(port), stdout=-3)
+        while not sending.done() and not list(machine.glob(seen)):
+            await asyncio.wait([sending], timeout=0.001)
+        receiver.kill()
+        await receiver.wait()
+    assert await sending == machine / refs[-1].path.name
+    _assert_equal(refs[-1], machine)
+    monkeypatch.setattr(_delta_http, "AWAY_S", 0.2)
+    with pytest.raises(EngineLostError, match="is gone"):
+        await send(trainer.learn(), url, key=SECRET, timeout_s=60)

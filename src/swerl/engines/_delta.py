@@ -16,6 +16,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 SUFFIX = ".delta"
+NAME = re.compile(r"\d{6,}-[0-9a-f]{12}")
+"""Name of a version: the number of steps, and the begin of its checksum."""
 _CHUNK = 1 << 25
 """Bytes of one piece; both sides hold two of them."""
 _WHOLE_EVERY = 20
@@ -97,10 +100,7 @@ def fetch(ref: WeightRef) -> None:
             if ref.path.is_dir():
                 return
             for _ in range(2):
-                for name in _missing(ref):
-                    _rebuild(ref.delta.with_name(f"{name}{SUFFIX}"), local, name)
-                if (found := checksum(ref.path)) == ref.checksum:
-                    _prune(local, ref.path.name)
+                if (found := _rebuild(ref, ref.delta, local)) == ref.checksum:
                     return
                 # A version on this disk has changed: begin again with the last whole one.
                 _prune(local, keep=0)
@@ -115,30 +115,44 @@ async def fetch_here(ref: WeightRef) -> None:
     await asyncio.to_thread(fetch, ref)
 
 
-def _missing(ref: WeightRef) -> list[str]:
-    """Return the versions to rebuild, oldest first."""
-    assert ref.delta is not None
-    names = [ref.path.name]
+def chain(delta: Path, local: Path | None = None) -> list[str]:
+    """Return the versions to rebuild, oldest first: from the last one in `local`, or a whole one.
+
+    Raises EngineError if a delta is gone or damaged.
+    """
+    names = [delta.name.removesuffix(SUFFIX)]
     while True:
-        with _opened(ref.delta.with_name(f"{names[0]}{SUFFIX}")) as (header, _):
+        with _opened(delta.with_name(f"{names[0]}{SUFFIX}")) as (header, _):
             base = str(header["base"])
-        if not base or (ref.path.parent / base).is_dir():
+        if not base or (local and (local / base).is_dir()):
             return names
         names.insert(0, base)
 
 
-def _rebuild(delta: Path, local: Path, name: str) -> None:
-    partial = local / f".{name}.part"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    decode(delta, local, partial)
-    # Only the sum of the version that will be loaded is checked; a wrong base spoils it, too.
-    partial.rename(local / name)
+def _rebuild(ref: WeightRef, delta: Path, local: Path) -> str:
+    """Rebuild a version and return its checksum; it gets its name if that is the expected one."""
+    names, work = chain(delta, local), local / ".part"
+    with _opened(delta.with_name(f"{names[0]}{SUFFIX}")) as (header, _):
+        # Together with the new one, two versions stay.
+        _prune(local, str(header["base"]), keep=_KEPT - 1)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    for place, name in enumerate(names):
+        delta = delta.with_name(f"{name}{SUFFIX}")
+        decode(delta, work if place else local, work / name)
+        if place:
+            shutil.rmtree(work / names[place - 1])
+    # Only the version that will be loaded is checked; a wrong base spoils it, too.
+    made = work / names[-1]
+    if (found := checksum(made)) == ref.checksum:
+        made.rename(ref.path)
+    shutil.rmtree(work)
+    return found
 
 
-def _prune(local: Path, newest: str = "", *, keep: int = _KEPT) -> None:
+def _prune(local: Path, newest: str = "", *, keep: int) -> None:
     """Remove the oldest whole versions; `newest` counts as the newest of the kept ones."""
-    folders = [each for each in local.iterdir() if each.is_dir()]
+    folders = [each for each in local.iterdir() if NAME.fullmatch(each.name) and each.is_dir()]
     folders.sort(key=lambda path: (path.name != newest, -path.stat().st_mtime_ns))
     for old in folders[keep:]:
         shutil.rmtree(old, ignore_errors=True)
@@ -150,7 +164,7 @@ def encode(whole: Path, base: Path | None, delta: Path, about: dict[str, Any]) -
     Raises InputError without the package zstandard.
     """
     pieces, files = [], {}
-    compressor = _zstandard().ZstdCompressor(level=_LEVEL, threads=-1, write_checksum=True)
+    compressor = require_zstandard().ZstdCompressor(level=_LEVEL, threads=-1, write_checksum=True)
     body = delta.with_suffix(".body")
     with body.open("wb") as out:
         for path in sorted(whole.iterdir()):
@@ -170,10 +184,14 @@ def encode(whole: Path, base: Path | None, delta: Path, about: dict[str, Any]) -
 
 
 def decode(delta: Path, local: Path, target: Path) -> None:
-    """Rebuild a model folder from a delta and its base. Raises EngineError on a damaged one."""
+    """Rebuild a model folder from a delta and its base, a folder in `local`.
+
+    Raises EngineError on a damaged one.
+    """
     import numpy as np
 
-    decompressor = _zstandard().ZstdDecompressor()
+    decompressor = require_zstandard().ZstdDecompressor()
+    target.mkdir()
     with _opened(delta) as (header, file):
         base, sizes = local / header["base"], iter(header["pieces"])
         for name, size in header["files"].items():
@@ -218,7 +236,7 @@ def _bytes(path: Path | None, start: int, count: int) -> np.ndarray[Any, Any]:
 @contextmanager
 def _opened(delta: Path) -> Iterator[tuple[dict[str, Any], Any]]:
     """Open a delta behind its header; every error of its content becomes an EngineError."""
-    zstandard = _zstandard()
+    zstandard = require_zstandard()
     try:
         with delta.open("rb") as file:
             yield json.loads(file.readline()), file
@@ -229,7 +247,8 @@ def _opened(delta: Path) -> Iterator[tuple[dict[str, Any], Any]]:
         ) from error
 
 
-def _zstandard() -> Any:
+def require_zstandard() -> Any:
+    """Return the module. Raises InputError if it is not installed."""
     try:
         import zstandard
     except ImportError as error:

@@ -12,12 +12,15 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from swerl.core.chat import Json
 from swerl.core.contracts import WeightSource
 from swerl.core.errors import ClusterError, EngineError, EngineLostError, RunError, TrainerError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
+from swerl.engines._delta_http import send, weights_key
 from swerl.engines._sglang_pool import ServerPool, StreamedWeights
 from swerl.engines._sglang_server import ServerState, SglangServer
 from swerl.engines._sglang_wire import ADAPTER, PARTIAL, PauseMode
@@ -208,13 +211,13 @@ async def _take(
         )
         _ = outcome.received  # raises the server's failure
         return
-    await _fetch(server, weights)
+    folder = await _fetch(pool, server, weights)
     server.begin_update()
     if pool.settings.adapters == "endpoint":
         await _take_adapter(server, weights, timeout_s=pool.settings.load_s)
         return
     body: dict[str, Json] = {
-        "model_path": str(weights.path.resolve()),
+        "model_path": str(folder),
         "flush_cache": flush,
         "weight_version": weights.version,
     }
@@ -233,16 +236,22 @@ async def _take(
         )
 
 
-async def _fetch(server: SglangServer, weights: WeightRef) -> None:
-    """Rebuild weights from their delta on the server's machine, if they travel so."""
-    if weights.delta is None:
-        return
-    try:
-        await server.fetch(weights)
-    except ClusterError as error:
-        raise EngineLostError(f"{server.url}: {error}", hint=error.hint) from error
-    except RunError as error:
-        raise EngineError(f"{server.url}: {error}", hint=error.hint) from error
+async def _fetch(pool: ServerPool, server: SglangServer, weights: WeightRef) -> Path:
+    """Return the weights' folder on the server's machine, rebuilt from their delta if needed."""
+    if port := pool.settings.receiver_port:
+        url = f"http://{urlsplit(server.url).hostname}:{port}"
+        # Engines of one machine share its receiver, and the first one fetches for all.
+        async with pool.receiving[url]:
+            limit_s = pool.settings.load_s
+            return await send(weights, url, key=weights_key(), timeout_s=limit_s)
+    if weights.delta is not None:
+        try:
+            await server.fetch(weights)
+        except ClusterError as error:
+            raise EngineLostError(f"{server.url}: {error}", hint=error.hint) from error
+        except RunError as error:
+            raise EngineError(f"{server.url}: {error}", hint=error.hint) from error
+    return weights.path.resolve()
 
 
 async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: float) -> None:

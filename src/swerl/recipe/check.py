@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -63,7 +64,7 @@ def check(recipe: Recipe) -> None:
     check_replay(recipe)
     check_clip(recipe)
     check_sft(recipe)
-    check_delta(recipe.cluster)
+    check_delta(recipe.cluster, recipe.engine.options)
     check_lora(recipe)
     check_sandboxes(recipe)
     trainer = recipe.trainer
@@ -228,8 +229,16 @@ def check_sft(recipe: Recipe) -> None:
         )
 
 
-def check_delta(cluster: ClusterSection) -> None:
+def check_delta(cluster: ClusterSection, engine: Mapping[str, Any]) -> None:
     """Raise RecipeError if weights cannot travel as deltas."""
+    if engine.get("receiver_port"):
+        lacks = [] if engine.get("url") else ["engine.url"]
+        lacks += [] if cluster.weight_delta else ["cluster.weight_delta"]
+        lacks += ["engine.adapter_rank = 0"] if engine.get("adapter_rank") else []
+        if lacks:
+            message = f"engine.receiver_port needs {' and '.join(lacks)}"
+            hint = "it is for deltas of whole weights to running servers on other machines"
+            raise RecipeError(message, hint=hint)
     if cluster.weight_delta is None:
         return
     if cluster.weight_sync not in ("auto", "disk"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ pytest.importorskip("zstandard", reason="needs the extra swerl[zstd]")
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, RecipeError
 from swerl.core.turn import Sampling
-from swerl.engines import torch_cpu
+from swerl.engines import sglang, torch_cpu
+from swerl.engines._delta_http import KEY, Receiver
 from swerl.recipe.check import check
 from swerl.recipe.schema import Recipe
 from swerl.training.options import TrainerOptions
@@ -23,7 +25,11 @@ PROMPT = tuple(range(3, 40))
 
 
 async def test_an_engine_serves_deltas_and_a_new_one_catches_up(
-    tiny_model: Path, options: TrainerOptions, random_batch, tmp_path: Path
+    tiny_model: Path,
+    options: TrainerOptions,
+    random_batch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = options.model_copy(update={"delta_dir": tmp_path / "trainer"})
     options.publish_dir.mkdir(exist_ok=True)
@@ -50,16 +56,32 @@ async def test_an_engine_serves_deltas_and_a_new_one_catches_up(
         # The version before it goes on serving.
         after = await engine.generate(PROMPT, Sampling(6, seed=1), "t")
         assert (after.ids, after.weight_version) == (reply.ids, "000002")
-    # A machine without any version, and an engine on the initial model.
-    async with torch_cpu.open(torch_cpu.Options(), setup) as engine:
-        await engine.load(replace(ref, path=tmp_path / "fresh" / ref.path.name))
+    # A machine without any version and without a shared disk, and an engine on the initial model.
+    monkeypatch.setenv(KEY, "a key of both machines")
+    async with (
+        Receiver(tmp_path / "fresh", "a key of both machines").listen("127.0.0.1", 0) as port,
+        torch_cpu.open(torch_cpu.Options(), setup) as there_only,
+        sglang.open(sglang.Options(url=there_only.url, receiver_port=port), setup) as engine,
+    ):
+        await engine.load(ref)
         again = await engine.generate(PROMPT, Sampling(6, seed=1), "s")
         assert again.ids == reply.ids
         assert again.logprobs == pytest.approx(reply.logprobs, abs=1e-5)
         assert again.weight_version == "000002"
+        shutil.rmtree(tmp_path / "fresh")
+        with pytest.raises(EngineError, match="could not rebuild weights '000003'.*damaged"):
+            await engine.load(torn)
+        after = await engine.generate(PROMPT, Sampling(6, seed=1), "t")
+        assert (after.ids, after.weight_version) == (reply.ids, "000002")
 
 
 def test_deltas_are_for_weights_on_disk() -> None:
     cluster = {"weight_delta": "/dev/shm/swerl", "weight_sync": "distributed"}
     with pytest.raises(RecipeError, match="weight_delta is for weights on disk"):
         check(Recipe.model_validate({"name": "a", "cluster": cluster}))
+
+
+def test_receivers_need_a_running_server_and_deltas() -> None:
+    engine = {"type": "sglang", "receiver_port": 30100}
+    with pytest.raises(RecipeError, match=r"needs engine\.url and cluster\.weight_delta"):
+        check(Recipe.model_validate({"name": "a", "engine": engine}))
