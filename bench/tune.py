@@ -17,7 +17,6 @@ from itertools import product
 from pathlib import Path
 
 from swerl.cli.train_status import stored_recipe
-from swerl.plan import tune
 from swerl.plan.plan import plan
 from swerl.plan.simulation.fit import fit_run, measured
 from swerl.plan.simulation.simulate import simulate
@@ -34,6 +33,8 @@ MODELS = (
 )
 MACHINES = (("h100", 1), ("h200", 1), ("h100", 2))
 """GPU and nodes of 8."""
+STEPS = 6
+"""Simulated steps of a plan: fewer than `tune` takes, for time."""
 FIRST, NEXT = 2, 20
 """Steps that are fitted, and steps that are predicted."""
 
@@ -53,7 +54,7 @@ def pairs() -> Iterator[tuple[str, Recipe]]:
 
 def reduced(recipe: Recipe) -> PlanSearch:
     """Return a search over two or three values of each key."""
-    search = PlanSearch(recipe, most_sandboxes=64)
+    search = PlanSearch(recipe, most_sandboxes=64, num_steps=STEPS)
     share, schedule, engines, groups, slots = search.axes
     share[:] = [share[0], *(share[2::2] or share[1:])]
     schedule[:] = [schedule[0], schedule[2], schedule[4]]
@@ -66,7 +67,7 @@ def compare(recipe: Recipe) -> tuple[float, float, float, int, float]:
     """Return rollouts an hour of both searches, the search's CPU seconds and plans on the reduced
     grid, and CPU seconds on the whole grid."""
     began = time.process_time()
-    whole = PlanSearch(recipe).best()
+    whole = PlanSearch(recipe, num_steps=STEPS).best()
     whole_s = time.process_time() - began
     for each in whole:
         memory = plan(each.recipe).memory
@@ -97,7 +98,6 @@ def predict(run: Path) -> None:
 
 def main() -> None:
     """Print one line a pair."""
-    tune._STEPS = 6
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="text in the names of the pairs to compare")
     parser.add_argument("--run", type=Path, help="folder of a real run with 22 steps")

@@ -1,9 +1,10 @@
-"""Measure weight deltas: bytes a version, seconds, and bit-equality on another machine's folder.
+"""Measure weight deltas: bytes a version, on disk and over HTTP, seconds, and bit-equality.
 
     python bench/weight_delta.py [--kills 50]
 
 Two sources of 20 steps in bf16: the twin's model in swerl's trainer on random rows, and AdamW on
 matrices with the shapes of Qwen3-4B over four, whose gradients are noise around a fixed direction.
+Every version goes over HTTP to another machine's folder, through a relay that counts all bytes.
 With `--kills` that many CPU engines, each started on the initial model, are killed while they load
 the newest version from deltas; those that serve must sample as one that reads the whole folder.
 """
@@ -16,8 +17,8 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from swerl.core.learning import Batch, WeightRef
 from swerl.core.sample import Sample
 from swerl.core.turn import Sampling
 from swerl.engines import torch_cpu
-from swerl.engines._delta import DeltaWriter, fetch
+from swerl.engines._delta import DeltaWriter
+from swerl.engines._delta_http import Receiver, send
 from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ModelShape
@@ -40,6 +42,7 @@ from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 
 STEPS = 20
+KEY = "a key of both machines"
 SHAPES = {
     "q": (1024, 640),
     "k": (256, 640),
@@ -59,38 +62,88 @@ class Sizes:
     """Bytes of the versions after the first, which is whole."""
 
     deltas: list[int]
+    sent: list[int]
+    """Bytes over HTTP in both directions."""
     whole: int
     write_s: float
     fetch_s: float
 
     def row(self, name: str) -> str:
         mean = sum(self.deltas) / len(self.deltas)
-        small = sorted(self.deltas)[: -(len(self.deltas) // 20)]  # without the 20th, sent whole
+        # Without the 20th, sent whole.
+        small, sent = (sorted(each)[: -(len(each) // 20)] for each in (self.deltas, self.sent))
         return (
-            f"| {name} | {self.whole / 1e6:.2f} | {sum(small) / len(small) / 1e6:.3f} | "
+            f"| {name} | {self.whole / 1e6:.2f} | {sum(small) / len(small) / 1e6:.4f} | "
+            f"{sum(sent) / len(sent) / 1e6:.4f} | "
             f"{self.whole * len(small) / sum(small):.0f} | {self.whole / mean:.1f} | "
             f"{self.write_s / len(self.deltas):.2f} | {self.fetch_s / len(self.deltas):.2f} |"
         )
 
 
-def measure(refs: Iterator[WeightRef], machine: Path) -> Sizes:
-    """Rebuild every version on another machine's folder; compare it bit by bit."""
-    sizes, whole, write_s, fetch_s = [], 0, 0.0, 0.0
+@dataclass(slots=True)
+class Relay:
+    """A connection to the receiver that counts the bytes of both directions."""
+
+    port: int
+    num_bytes: int = 0
+
+    async def pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(1 << 16):
+            self.num_bytes += len(data)
+            sink.write(data)
+            await sink.drain()
+        sink.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.port)
+        await asyncio.gather(self.pump(reader, back), self.pump(there, writer))
+
+
+@asynccontextmanager
+async def receiving(machine: Path) -> AsyncIterator[Callable[[WeightRef], Awaitable[int]]]:
+    """Yield a function that sends a version to another machine, and returns the bytes it took.
+
+    Every version is compared bit by bit.
+    """
+    async with Receiver(machine, KEY).listen("127.0.0.1", 0) as port:
+        relay = Relay(port)
+        async with await asyncio.start_server(relay.serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+            async def deliver(ref: WeightRef) -> int:
+                before = relay.num_bytes
+                there = await send(ref, url, key=KEY, timeout_s=600)
+                for path in ref.path.iterdir():
+                    assert path.read_bytes() == (there / path.name).read_bytes()
+                return relay.num_bytes - before
+
+            yield deliver
+
+
+async def measure(refs: Iterator[WeightRef], machine: Path) -> Sizes:
+    """Send every version."""
+    found = Sizes([], [], 0, 0.0, 0.0)
     started = time.perf_counter()
-    for number, ref in enumerate(refs):
-        assert ref.delta is not None
-        write_s += time.perf_counter() - started
-        there = replace(ref, path=machine / ref.path.name)
-        started = time.perf_counter()
-        fetch(there)
-        fetch_s += time.perf_counter() - started
-        for path in ref.path.iterdir():
-            assert path.read_bytes() == (there.path / path.name).read_bytes()
-        whole = sum(path.stat().st_size for path in ref.path.glob("*.safetensors"))
-        if number:
-            sizes.append(ref.delta.stat().st_size)
-        started = time.perf_counter()
-    return Sizes(sizes, whole, write_s, fetch_s)
+    async with receiving(machine) as deliver:
+        for number, ref in enumerate(refs):
+            found.write_s += time.perf_counter() - started
+            await count(found, ref, deliver, is_first=number == 0)
+            started = time.perf_counter()
+    return found
+
+
+async def count(
+    found: Sizes, ref: WeightRef, deliver: Callable[[WeightRef], Awaitable[int]], *, is_first: bool
+) -> None:
+    """Send one version and add its numbers; the first one is whole."""
+    assert ref.delta is not None
+    started = time.perf_counter()
+    sent = await deliver(ref)
+    found.fetch_s += time.perf_counter() - started
+    found.whole = sum(path.stat().st_size for path in ref.path.glob("*.safetensors"))
+    if not is_first:
+        found.deltas.append(ref.delta.stat().st_size)
+        found.sent.append(sent)
 
 
 def layer(root: Path, lr: float) -> Iterator[WeightRef]:
@@ -148,21 +201,16 @@ async def twin(root: Path, lr: float, kills: int = 0) -> Sizes:
         lr=lr,
         warmup_steps=0,
     )
-    sizes = Sizes([], 0, 0.0, 0.0)
-    async with MegatronTrainer(
-        model=model, family="tiny", algorithm="sft", options=options
-    ) as trainer:
+    sizes = Sizes([], [], 0, 0.0, 0.0)
+    async with (
+        receiving(root / "machine") as deliver,
+        MegatronTrainer(model=model, family="tiny", algorithm="sft", options=options) as trainer,
+    ):
         for step in range(STEPS + 1):
             started = time.perf_counter()
             ref = await trainer.publish()
-            written = time.perf_counter() - started
-            one = measure(iter([ref]), root / "machine")
-            assert ref.delta is not None
-            if step:
-                sizes.deltas.append(ref.delta.stat().st_size)
-            sizes.whole = one.whole
-            sizes.write_s += written
-            sizes.fetch_s += one.fetch_s
+            sizes.write_s += time.perf_counter() - started
+            await count(sizes, ref, deliver, is_first=step == 0)
             await trainer.step(rows(step))
     if kills:
         loaded = await survive(root, model, ref, kills)
@@ -226,13 +274,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=0)
     kills = parser.parse_args().kills
-    titles = ("20 steps", "whole, MB", "delta, MB", "times fewer", "with every 20th whole")
-    print(f"| {' | '.join(titles)} | write, s | rebuild, s |")
-    print("|---|---|---|---|---|---|---|")
+    titles = ("20 steps", "whole, MB", "delta, MB", "over HTTP, MB", "times fewer", "with the 20th")
+    print(f"| {' | '.join(titles)} | write, s | send and rebuild, s |")
+    print("|---|---|---|---|---|---|---|---|")
     for lr in RATES:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            print(measure(layer(root, lr), root / "machine").row(f"layer, lr {lr:g}"), flush=True)
+            sizes = asyncio.run(measure(layer(root, lr), root / "machine"))
+            print(sizes.row(f"layer, lr {lr:g}"), flush=True)
     for lr in RATES:
         with tempfile.TemporaryDirectory() as folder:
             found = asyncio.run(twin(Path(folder), lr, kills if lr == RATES[0] else 0))

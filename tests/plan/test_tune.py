@@ -24,8 +24,7 @@ SMALL = ("rollout.groups_per_step=2", "rollout.episodes_per_group=4", "rollout.c
 
 @pytest.fixture(autouse=True)
 def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "_TURNS", 60_000)
-    monkeypatch.setattr(tune, "_STEPS", 3)
+    monkeypatch.setattr(tune, "_TURNS", 20_000)
 
 
 def run(*arguments: str) -> str:
@@ -37,27 +36,27 @@ def run(*arguments: str) -> str:
 
 
 def test_a_search_finds_a_faster_plan_that_fits_and_repeats() -> None:
-    search = PlanSearch(load([RECIPE], SMALL))
+    search = PlanSearch(load([RECIPE], SMALL), num_steps=3)
     found = search.best()
     assert search.own and found[0].episodes_per_hour > 1.2 * search.own.episodes_per_hour
     for each in found:
         planned = plan(each.recipe)
         assert planned.memory is not None and planned.memory.fits
-    again = PlanSearch(load([RECIPE], SMALL)).best()
+    again = PlanSearch(load([RECIPE], SMALL), num_steps=3).best()
     assert [each.changes for each in again] == [each.changes for each in found]
 
 
 def test_a_search_starts_from_plans_that_fit() -> None:
     """Only six of eight GPUs hold this trainer apart from the engines; the middle is four."""
     settings = ("model.path=/models/Qwen3-30B-A3B", *SMALL)
-    search = PlanSearch(load([RECIPE.with_name("qwen35b_1node.toml")], settings))
+    search = PlanSearch(load([RECIPE.with_name("qwen35b_1node.toml")], settings), num_steps=3)
     search.best()
     shares = {(each.recipe.cluster.colocate, each.recipe.trainer.ranks) for each in search.found}
     assert (False, 6) in shares and len(shares) > 1
 
 
 def test_the_trainer_of_a_share_is_the_fastest_that_fits() -> None:
-    search = PlanSearch(load([RECIPE], SMALL))
+    search = PlanSearch(load([RECIPE], SMALL), num_steps=3)
     recipe = search.recipe
     chosen = search._trainer(recipe)
     assert chosen is not None
@@ -67,14 +66,16 @@ def test_the_trainer_of_a_share_is_the_fastest_that_fits() -> None:
 
 def test_kept_keys_stay() -> None:
     keep = ("cluster.colocate", "trainer.recompute", "rollout.groups_per_step")
-    search = PlanSearch(load([RECIPE], SMALL), keep)
+    search = PlanSearch(load([RECIPE], SMALL), keep, num_steps=3)
     search.best()
     assert len(search.plans) > 3
     assert not any(key in each.changes for each in search.found for key in keep)
 
 
 def test_a_kept_schedule_leaves_the_gpus_to_share() -> None:
-    search = PlanSearch(load([RECIPE], SMALL), ("schedule.mode", "cluster.gpus_per_engine"))
+    search = PlanSearch(
+        load([RECIPE], SMALL), ("schedule.mode", "cluster.gpus_per_engine"), num_steps=3
+    )
     assert search.best()
     assert {each.recipe.schedule.mode for each in search.found} == {"sync"}
     assert {each.recipe.cluster.colocate for each in search.found} == {True, False}
@@ -91,6 +92,15 @@ def test_a_written_recipe_has_only_the_changed_keys_and_passes_the_plan(tmp_path
     plan(recipe)
     with pytest.raises(InputError, match="exists already"):
         run(str(RECIPE), "-o", str(out))
+
+
+def test_files_that_only_a_setting_completes_are_tuned(tmp_path: Path) -> None:
+    part, out = tmp_path / "part.toml", tmp_path / "tuned.toml"
+    part.write_text("\n".join(x for x in RECIPE.read_text().splitlines() if "name =" not in x))
+    flags = ("--set", "name=whole", "--set", "engine.flags=['--log-level=error']")
+    run(str(part), *flags, "-o", str(out), "--json")
+    assert 'name = "whole"  # was not set' in out.read_text()
+    assert load([part, out]).engine.options["flags"] == ["--log-level=error"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,11 +64,11 @@ def tune(
 ) -> None:
     """Search layout, batch, schedule and concurrency for the most Episodes an hour."""
     from swerl.plan.tune import PlanSearch
-    from swerl.recipe.load import load
+    from swerl.recipe.load import load, read_settings, written
 
     if out:
         require_new(out, force=force)
-    base, given = load(recipes), load(recipes, settings or ())
+    given = load(recipes, settings or ())
     node, recipe = given.cluster.gpus_per_node, _on_gpus(given, gpus)
     if given.sft.sources or not (node or (run and gpus is None)):
         raise RecipeError(
@@ -78,17 +79,18 @@ def tune(
     search = PlanSearch(
         recipe, keep or (), sandboxes, resumed=run is not None and gpus is None, **fitted
     )
-    best, sets = search.best(), [each.partition("=")[0] for each in settings or ()]
-    plans = [_facts(each, base, sets, dollars) for each in best]
-    own = _facts(search.own, base, sets, dollars) if search.own else None
+    sets = dict(_leaves(read_settings(settings or ())))
+    before = _Before(given, sets, dict(_leaves(written(recipes))))
+    plans = [_facts(each, before, dollars) for each in search.best()]
+    own = _facts(search.own, before, dollars) if search.own else None
     if plans[0]["changes"].get("steps") == 0:
         raise InputError(f"--dollars {dollars:g} does not pay one step", hint="give more")
     if as_json:
         fit = fitted.get("settings", ())
         print_json({"recipe": given.name, "own": own, "plans": plans, "fit": fit, "file": out})
-    _show(base, own, plans)
+    _show(before, own, plans)
     if out:
-        out.write_text(_overlay(base, recipes, plans[0]))
+        out.write_text(_overlay(before, recipes, plans[0]))
     files = " ".join(map(str, (*recipes, *([out] if out else ()))))
     after = f"swerl train {files} --dry-run" if out else "the same command with -o FILE"
     console().print(f"next: {after}", soft_wrap=True)
@@ -121,9 +123,32 @@ def _fit(run: Path) -> dict[str, Any]:
     return {"source": source, "settings": settings}
 
 
-def _facts(
-    tuned: TunedPlan, base: Recipe, sets: Sequence[str], dollars: float | None
-) -> dict[str, Any]:
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and their values."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """The recipe files' values, which alone need not be a recipe: a `--set` may complete them."""
+
+    given: Recipe
+    """With `--set`."""
+    sets: Mapping[str, Any]
+    files: Mapping[str, Any]
+
+    def of(self, key: str) -> Any:
+        """Return a key's value; empty text if only `--set` gives it."""
+        from swerl.plan.tune import value_of
+
+        return self.files.get(key, "") if key in self.sets else value_of(self.given, key)
+
+
+def _facts(tuned: TunedPlan, before: _Before, dollars: float | None) -> dict[str, Any]:
     """Return a plan's changes to the recipe files, `--set` included, and its results."""
     from swerl.plan.tune import value_of
 
@@ -133,9 +158,9 @@ def _facts(
         if dollars is not None:
             raise
         each = None
-    keys = (*sets, "cluster.nodes", "cluster.gpus_per_node", *tuned.changes)
-    values = {key: value_of(tuned.recipe, key) for key in keys}
-    changes = {key: value for key, value in values.items() if value != value_of(base, key)}
+    keys = ("cluster.nodes", "cluster.gpus_per_node", *tuned.changes)
+    values = {**before.sets, **{key: value_of(tuned.recipe, key) for key in keys}}
+    changes = {key: value for key, value in values.items() if value != before.of(key)}
     if dollars is not None and each:
         steps = min(tuned.recipe.steps, int(dollars / each))
         changes |= {"cost.max_dollars": dollars, "steps": steps}
@@ -146,14 +171,12 @@ def _facts(
     return {"changes": changes, **dict(zip(_RESULTS, shown, strict=True))}
 
 
-def _show(given: Recipe, own: Mapping[str, Any] | None, plans: Sequence[dict[str, Any]]) -> None:
-    from swerl.plan.tune import value_of
-
+def _show(before: _Before, own: Mapping[str, Any] | None, plans: Sequence[dict[str, Any]]) -> None:
     names = ("recipe", *map(str, range(1, len(plans) + 1)))
-    table = simple_table("", *names, numbers=names, title=f"The best plans of {given.name}")
+    table = simple_table("", *names, numbers=names, title=f"The best plans of {before.given.name}")
     for key in sorted({key for each in plans for key in each["changes"]}):
         cells = (_text(each["changes"].get(key, "")) for each in plans)
-        table.add_row(key, _text(value_of(given, key)), *cells)
+        table.add_row(key, _text(before.of(key)), *cells)
     table.add_section()
     for name, form in _RESULTS.items():
         values = [each and each[name] for each in (own, *plans)]
@@ -170,10 +193,8 @@ def _text(value: Any) -> str:
     return "" if value == "" else "none" if value is None else json.dumps(value)
 
 
-def _overlay(given: Recipe, recipes: Sequence[Path], best: Mapping[str, Any]) -> str:
+def _overlay(before: _Before, recipes: Sequence[Path], best: Mapping[str, Any]) -> str:
     """Return the changed keys as a recipe file, each with its value before and a reason."""
-    from swerl.plan.tune import value_of
-
     lines = [
         "# Keys that `swerl train tune` changed in " + " ".join(map(str, recipes)) + ".",
         f"# Simulated: {best['rollouts an hour']:,.0f} rollouts an hour; the run waits longest for",
@@ -185,5 +206,5 @@ def _overlay(given: Recipe, recipes: Sequence[Path], best: Mapping[str, Any]) ->
         lines += ["", f"[{section}]"] if section != last else []
         last = section
         why = _WHY.get(key, "paid for" if section in ("", "cost") else "fits and is fastest")
-        lines.append(f"{name} = {_text(value)}  # was {_text(value_of(given, key))}: {why}")
+        lines.append(f"{name} = {_text(value)}  # was {_text(before.of(key)) or 'not set'}: {why}")
     return "\n".join(lines) + "\n"

@@ -29,8 +29,6 @@ from swerl.recipe.schema import Recipe
 Changes = dict[str, Any]
 """Values by recipe key, such as `trainer.ranks`."""
 
-_STEPS = 9
-"""Simulated steps of one plan: stale Groups delay the fifth and later ones."""
 _MOST = 512
 """Largest batch to try, in Episodes."""
 _TURNS = 1_200_000
@@ -113,6 +111,8 @@ class PlanSearch:
     """Overrides of assumptions."""
     resumed: bool = False
     """Search only keys that a run may change when it resumes."""
+    num_steps: int = 9
+    """Simulated steps of one plan: stale Groups delay the fifth and later ones."""
     plans: dict[str, TunedPlan | None] = field(default_factory=dict)
     """Simulated plans by their changes; None if one does not fit."""
     _shape: Shape = field(init=False)
@@ -183,7 +183,7 @@ class PlanSearch:
                 planned.memory.cache if planned.memory else None,
                 settings=self.settings,
                 recorded=self.source,
-                num_steps=_STEPS,
+                num_steps=self.num_steps,
             ).own
             self._turns += len(run.turn_times)
             self.plans[name] = TunedPlan(changes, recipe, run)

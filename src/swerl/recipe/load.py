@@ -19,14 +19,19 @@ from swerl.recipe.sections import ONE, SEVERAL, PluginSection
 
 def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
     """Read a recipe. Raises RecipeError naming the file, the key and the nearest known key."""
-    merged: dict[str, Any] = {}
-    for file in files:
-        merged = _merge(merged, _read(find_recipe(file)))
     try:
-        recipe = Recipe.model_validate(_merge(merged, read_settings(settings)))
+        recipe = Recipe.model_validate(_merge(written(files), read_settings(settings)))
     except ValidationError as error:
         raise _explain(error) from error
     return _resolved(recipe)
+
+
+def written(files: Sequence[Path]) -> dict[str, Any]:
+    """Return the keys of recipe files, unchecked; later files win. Raises RecipeError."""
+    merged: dict[str, Any] = {}
+    for file in files:
+        merged = _merge(merged, _read(find_recipe(file)))
+    return merged
 
 
 def _resolved(recipe: Recipe) -> Recipe:

@@ -69,7 +69,7 @@ async def test_an_engine_serves_deltas_and_a_new_one_catches_up(
         assert again.logprobs == pytest.approx(reply.logprobs, abs=1e-5)
         assert again.weight_version == "000002"
         shutil.rmtree(tmp_path / "fresh")
-        with pytest.raises(EngineError, match="could not rebuild weights '000003'.*damaged"):
+        with pytest.raises(EngineError, match=r"could not rebuild weights '000003'.*damaged"):
             await engine.load(torn)
         after = await engine.generate(PROMPT, Sampling(6, seed=1), "t")
         assert (after.ids, after.weight_version) == (reply.ids, "000002")
