@@ -8,10 +8,11 @@ others need the room; the oldest are evicted first and recomputed later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Protocol, TypeAlias
 
 
@@ -78,6 +79,83 @@ class SimulatedClock:
             self.at(self.now + waited, lambda: self._go_on(process, ended))
             return
         ended.fire()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    cores: float
+    then: Callable[[], None]
+    active: bool = True
+
+
+@dataclass(slots=True)
+class SimulatedCores:
+    """CPU cores that sandboxes, engine and trainer share; too many jobs slow down alike."""
+
+    clock: SimulatedClock
+    num: float = inf
+    """Infinite: no job slows another down."""
+    _used: float = 0.0
+    _work: float = 0.0
+    """Seconds of work that a job would have got until `_since`."""
+    _since: float = 0.0
+    _jobs: list[tuple[float, int, _Job]] = field(default_factory=list)
+    """Each with its end in seconds of work."""
+    _numbers: Iterator[int] = field(default_factory=count)
+    _turn: int = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds of work that a job would have got since the start."""
+        return self._work + (self.clock.now - self._since) / self._slowness
+
+    @property
+    def _slowness(self) -> float:
+        return max(1.0, self._used / self.num)
+
+    def start(self, seconds: float, cores: float, then: Callable[[], None]) -> Callable[[], None]:
+        """Begin a job that takes `seconds` if it is alone; return the function that stops it."""
+        job = _Job(cores, then)
+        if self.num == inf:
+            self.clock.at(self.clock.now + seconds, lambda: then() if job.active else None)
+        else:
+            heappush(self._jobs, (self.now + seconds, next(self._numbers), job))
+            self._use(cores)
+
+        def stop() -> None:
+            if job.active:
+                job.active = False
+                if self.num < inf:
+                    self._use(-cores)
+
+        return stop
+
+    def work(self, seconds: float, cores: float) -> Process:
+        """Run a job to its end."""
+        if self.num == inf or not seconds:
+            yield seconds
+            return
+        done = Signal()
+        self.start(seconds, cores, done.fire)
+        yield done
+
+    def _use(self, more: float) -> None:
+        """Change the cores in use, and with them the time of the next end."""
+        self._work, self._since = self.now, self.clock.now
+        self._used = max(self._used + more, 0.0)
+        self._turn += 1
+        while self._jobs and not self._jobs[0][2].active:
+            heappop(self._jobs)
+        if self._jobs:
+            turn, left = self._turn, max(self._jobs[0][0] - self._work, 0.0)
+            end = self.clock.now + left * self._slowness
+            self.clock.at(end, lambda: self._end() if turn == self._turn else None)
+
+    def _end(self) -> None:
+        _, _, job = heappop(self._jobs)
+        job.active = False
+        self._use(-job.cores)
+        job.then()
 
 
 class SimulatedSlots:
@@ -158,6 +236,9 @@ class SimulatedEngine:
     speed: Speed
     capacity: int
     """Tokens of its cache."""
+    cores: SimulatedCores
+    num_cores: float = 0.0
+    """Of these, the cores that it needs while it reads or replies."""
     usage: SimulatedUsage = field(default_factory=SimulatedUsage)
     _queue: deque[SimulatedRequest] = field(default_factory=deque)
     _reading: SimulatedRequest | None = None
@@ -165,7 +246,8 @@ class SimulatedEngine:
     _progress: float = 0.0
     """Tokens of a reply that had run since the start."""
     _since: float = 0.0
-    _turn: int = 0
+    _stop: Callable[[], None] = lambda: None
+    """Stops the prompt or the replies under way."""
     _asked: int = 0
     _known: dict[int, int] = field(default_factory=dict)
     """Session → tokens at the end of its last turn."""
@@ -200,7 +282,7 @@ class SimulatedEngine:
         self._paused = True
         self._idle.clear()
         self._idle_tokens = 0
-        self._turn += 1
+        self._stop()
 
     def resume(self) -> None:
         self._advance()
@@ -242,20 +324,19 @@ class SimulatedEngine:
             known = self._known.get(request.session, 0)
             self.usage.again += max(known - cached, 0) if known <= request.prompt_tokens else 0
         self._reading = request
-        self._turn += 1
         self.usage.prompt_s += seconds
         self._call(seconds, self._answer)
 
     def _answer(self) -> None:
         request, self._reading = self._reading, None
         assert request is not None
-        self._since = request.decoding = self.clock.now
+        self._since, request.decoding = self.cores.now, self.clock.now
         heappush(self._replies, (self._progress + request.output_tokens, request.number, request))
         self._next()
 
     def _advance(self) -> None:
         """Advance the replies to the present."""
-        seconds, self._since = self.clock.now - self._since, self.clock.now
+        seconds, self._since = self.cores.now - self._since, self.cores.now
         if self._reading is not None or self._paused or not self._replies:
             return
         rounds = seconds / self._round_s()
@@ -267,7 +348,7 @@ class SimulatedEngine:
         return self.speed.round_s(len(self._replies), self._held)
 
     def _schedule_reply(self) -> None:
-        self._turn += 1
+        self._stop()
         if self._replies:
             left = max(self._replies[0][0] - self._progress, 0.0)
             self._call(left * self._round_s(), self._finish)
@@ -286,5 +367,5 @@ class SimulatedEngine:
 
     def _call(self, seconds: float, then: Callable[[], None]) -> None:
         """Schedule a call that a later decision cancels."""
-        turn = self._turn
-        self.clock.at(self.clock.now + seconds, lambda: then() if turn == self._turn else None)
+        self._stop()
+        self._stop = self.cores.start(seconds, self.num_cores, then)

@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from swerl.plan.simulation.engine import (
     Process,
     Signal,
     SimulatedClock,
+    SimulatedCores,
     SimulatedEngine,
     SimulatedSlots,
 )
@@ -45,6 +46,20 @@ class EpisodeLoad:
     """Turns of each earlier attempt that infrastructure lost."""
     engine_s: float = 0.0
     """Seconds of its requests, if they were recorded."""
+
+    @property
+    def sandbox_s(self) -> float:
+        """Seconds in which its sandboxes work."""
+        return self.boot_s + self.grading_s + sum(turn.tool_s for turn in self.turns)
+
+    def scaled(self, times: float) -> EpisodeLoad:
+        """Return it with other seconds of its sandboxes."""
+        return replace(
+            self,
+            turns=tuple(replace(turn, tool_s=turn.tool_s * times) for turn in self.turns),
+            boot_s=self.boot_s * times,
+            grading_s=self.grading_s * times,
+        )
 
     def rows(self) -> Iterator[int]:
         """Yield the lengths of its training rows; a prompt shorter than the history starts one."""
@@ -115,10 +130,10 @@ class DrawnLoads:
 
 
 class RecordedLoads:
-    """Episodes of a real run, drawn with replacement."""
+    """Episodes of a real run, drawn with replacement; `times` multiplies the sandboxes' seconds."""
 
-    def __init__(self, episodes: tuple[EpisodeLoad, ...]) -> None:
-        self._episodes = episodes
+    def __init__(self, episodes: tuple[EpisodeLoad, ...], times: float = 1.0) -> None:
+        self._episodes = tuple(load.scaled(times) for load in episodes)
 
     def draw(self, chance: random.Random) -> EpisodeLoad:
         return chance.choice(self._episodes)
@@ -228,6 +243,11 @@ class EpisodeTrace:
         """Seconds in which it held a sandbox."""
         return sum(self.parts.values()) - self.parts["a free slot"]
 
+    @property
+    def engine_s(self) -> float:
+        """Seconds of its requests."""
+        return self.parts["prompts"] + self.parts["replies"]
+
 
 @dataclass(slots=True)
 class EpisodeRunner:
@@ -238,15 +258,19 @@ class EpisodeRunner:
     slots: SimulatedSlots
     agent_s: float
     """Budget of the agent; the turn that exceeds it is finished."""
+    cores: SimulatedCores = field(init=False)
     engines: list[SimulatedEngine] = field(default_factory=list)
     turn_times: list[float] = field(default_factory=list)
     _busy: Counter[int] = field(default_factory=Counter)
     _sessions: int = 0
 
     def __post_init__(self) -> None:
+        machine, self.cores = self.machine, SimulatedCores(self.clock, self.machine.cores)
+        used = machine.engine_cores
+        cores = self.cores if used else SimulatedCores(self.clock)
         self.engines = [
-            SimulatedEngine(self.clock, self.machine.speed, self.machine.cache_tokens)
-            for _ in range(self.machine.num_engines)
+            SimulatedEngine(self.clock, machine.speed, machine.cache_tokens, cores, used)
+            for _ in range(machine.num_engines)
         ]
 
     def begin(self, load: EpisodeLoad) -> EpisodeTrace:
@@ -261,12 +285,12 @@ class EpisodeRunner:
         for turns in trace.load.lost:
             yield from self._attempt(trace, trace.load.turns[:turns])
         yield from self._attempt(trace, trace.load.turns)
-        yield from self._for(trace, "grading", trace.load.grading_s)
+        yield from self._in_sandbox(trace, "grading", trace.load.grading_s)
         self.slots.give()
         trace.ended_at = self.clock.now
 
     def _attempt(self, trace: EpisodeTrace, turns: Sequence[TurnLoad]) -> Process:
-        yield from self._for(trace, "starting sandboxes", trace.load.boot_s)
+        yield from self._in_sandbox(trace, "starting sandboxes", trace.load.boot_s)
         place = min(range(len(self.engines)), key=lambda number: self._busy[number])
         self._sessions, session = self._sessions + 1, self._sessions
         self._busy[place] += 1
@@ -280,7 +304,8 @@ class EpisodeRunner:
     ) -> Process:
         began, length = self.clock.now, 0
         for turn in turns:
-            yield from self._for(trace, "the gateway", self.machine.gateway_s)
+            trace.parts["the gateway"] += self.machine.gateway_s
+            yield self.machine.gateway_s
             request = engine.ask(session, turn.prompt_tokens, turn.output_tokens)
             yield request.done
             trace.parts["prompts"] += request.decoding - request.began
@@ -291,13 +316,13 @@ class EpisodeRunner:
                 trace.rows.append(length)
             length = request.size
             left = self.agent_s - (self.clock.now - began)
-            yield from self._for(trace, "tools", max(min(turn.tool_s, left), 0.0))
-            if turn.tool_s >= left:
+            yield from self._in_sandbox(trace, "tools", max(min(turn.tool_s, left), 0.0))
+            if turn.tool_s >= left or self.clock.now - began > self.agent_s:
                 trace.timed_out = True
                 break
         trace.rows += [length] if length else []
 
-    def _for(self, trace: EpisodeTrace, part: str, seconds: float) -> Iterator[float]:
-        trace.parts[part] += seconds
-        if seconds:
-            yield seconds
+    def _in_sandbox(self, trace: EpisodeTrace, part: str, seconds: float) -> Process:
+        began = self.clock.now
+        yield from self.cores.work(seconds, self.machine.sandbox_cores)
+        trace.parts[part] += self.clock.now - began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import sqrt
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from swerl.plan.simulation.simulate import assumptions, simulate, values
 _ENGINE = {"prompt_mfu": -1, "bandwidth_share": -1, "layer_s": 1}
 _TRAINER = {"train_mfu": -1, "train_layer_s": 1, "link_share": -1, "host_adam_per_s": -1}
 """Assumptions, and the power with which they change if all seconds are multiplied."""
-_HALVINGS = 16
+_CLOSE = 1.002
+"""Relative width at which a factor is found."""
+_ROUNDS = 3
 _STEPS = 6
 
 
@@ -41,27 +43,48 @@ def fit_run(
     """
     steps = measured(run, end=end)
     loads = read_recorded(run, prefixes=tuple(f"{n:05d}/" for n in range(int(steps["steps"]))))
-    source, value = RecordedLoads(loads), values(assumptions(planned.recipe))
-    tools = sum(turn.tool_s for load in loads for turn in load.turns)
-    wanted = tools + sum(load.boot_s + load.engine_s + load.grading_s for load in loads)
+    value = values(assumptions(planned.recipe))
+    engine_s = sum(load.engine_s for load in loads) / len(loads)
+    sandbox_s = sum(load.sandbox_s for load in loads) / len(loads)
     fitted = {
         **{"gateway_s": 0.0, "host_bytes_per_s": 1e30, "update_bytes_per_s": 1e30},
         **{"switch_fixed_s": 0.0, "update_fixed_s": steps["publish_s"]},
         "step_fixed_s": 0.0,
     }
 
-    def simulated(powers: Mapping[str, int], times: float) -> SimulatedRun:
+    def simulated(powers: Mapping[str, int], times: float, alone: float) -> SimulatedRun:
         fitted.update({key: value[key] * times**power for key, power in powers.items()})
+        source = RecordedLoads(loads, alone)
         cache = planned.memory.cache if planned.memory else None
         settings = [f"{key}={number!r}" for key, number in fitted.items()]
         known = planned.recipe, planned.shape, planned.layout, cache
         return simulate(*known, settings=settings, recorded=source, num_steps=_STEPS).own
 
-    low, high = 1e-3, 1e3
-    for _ in range(_HALVINGS):
-        times = sqrt(low * high)
-        found = simulated(_ENGINE, times)
-        low, high = (low, times) if found.sandbox_s > wanted / len(loads) else (times, high)
-    found = simulated(_TRAINER, steps["train_s"] / found.mean("train_s"))
+    def fit_engine(alone: float, low: float, high: float) -> float:
+        return _bisected(lambda x: simulated(_ENGINE, x, alone).engine_s > engine_s, low, high)
+
+    def fit_alone(engine: float) -> float:
+        def is_long(alone: float) -> bool:
+            found = simulated(_ENGINE, engine, alone)
+            return found.sandbox_s - found.engine_s > sandbox_s
+
+        return _bisected(is_long, 1e-2, 1.0)
+
+    # On shared cores recorded seconds of sandboxes are longer than those of one alone, and each of
+    # the two factors depends on the other.
+    alone, engine = 1.0, fit_engine(1.0, 1e-3, 1e3)
+    for _ in range(_ROUNDS if value["cores"] else 0):
+        alone = fit_alone(engine)
+        engine = fit_engine(alone, engine / 8, engine * 8)
+    found = simulated(_ENGINE, engine, alone)
+    found = simulated(_TRAINER, steps["train_s"] / found.mean("train_s"), alone)
     fitted["step_fixed_s"] = max(steps["step_s"] - found.step_s, 0.0)
-    return source, fitted
+    return RecordedLoads(loads, alone), fitted
+
+
+def _bisected(is_long: Callable[[float], bool], low: float, high: float) -> float:
+    """Return the factor at which times become too long."""
+    while high > low * _CLOSE:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if is_long(middle) else (middle, high)
+    return sqrt(low * high)

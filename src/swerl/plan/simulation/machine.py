@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from swerl.core.errors import RecipeError
 from swerl.plan.layout import Layout
@@ -44,6 +45,12 @@ class SimulatedMachine:
     """Seconds of the gateway per turn."""
     step_s: float = 0.0
     """Further seconds per step."""
+    cores: float = inf
+    """CPU cores that sandboxes share, without GPUs with engine and trainer."""
+    sandbox_cores: float = 1.0
+    """Of these, those of a sandbox while it starts, runs a command or tests."""
+    engine_cores: float = 0.0
+    trainer_cores: float = 0.0
 
     def halved(self) -> SimulatedMachine:
         """Return the same GPUs split in half: engines and trainer."""
@@ -79,6 +86,8 @@ class EngineSpeed:
     """Seconds to read and write the linear-attention state of one reply."""
     fixed_s: float
     """Fixed seconds of each pass through the layers."""
+    reply_s: float = 0.0
+    """Seconds of a sampled token's arithmetic; none on a GPU, which waits for its memory."""
 
     @classmethod
     def of(
@@ -96,6 +105,7 @@ class EngineSpeed:
             token_s=token_bytes(shape, num_gpus) / bandwidth,
             state_s=2 * state_bytes(shape, num_gpus) / bandwidth,
             fixed_s=shape.num_layers * value["layer_s"],
+            reply_s=cost.per_token / rate if gpu is _CPU else 0.0,
         )
 
     def prompt_s(self, cached: int, tokens: int) -> float:
@@ -106,7 +116,7 @@ class EngineSpeed:
         """Return the seconds of one more token for each of `replies`, after `tokens` in total."""
         experts = (1 - self.idle_share**replies) * self.expert_s
         read = self.dense_s + experts + tokens * self.token_s + replies * self.state_s
-        return read + self.fixed_s
+        return read + self.fixed_s + replies * self.reply_s
 
 
 def machine(
@@ -125,6 +135,8 @@ def machine(
     size = layout.gpus_per_engine or 1
     weights = model_params(shape).total * _BF16 / size
     whole = recipe.rollout.concurrency * recipe.rollout.max_context_tokens
+    cores, threads = value["cores"] or inf, recipe.trainer.ranks * recipe.trainer.threads
+    is_cpu = not layout.num_gpus
     return SimulatedMachine(
         num_engines=layout.num_engines,
         speed=EngineSpeed.of(shape, gpu, size, value),
@@ -134,6 +146,10 @@ def machine(
         switch_s=_switch(recipe, shape, layout, value) if layout.colocated and cache else 0.0,
         gateway_s=value["gateway_s"],
         step_s=value["step_fixed_s"],
+        cores=cores,
+        sandbox_cores=value["sandbox_cores"],
+        engine_cores=float(recipe.engine.options.get("threads", 1)) if is_cpu else 0.0,
+        trainer_cores=min(float(threads), cores) if is_cpu else 0.0,
     )
 
 

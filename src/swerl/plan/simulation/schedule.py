@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
+from typing import TypeAlias
 
 from swerl.plan.simulation.engine import (
     Process,
@@ -41,6 +42,8 @@ class SimulatedStep:
     """Tokens of the Episodes' rows, prompts included."""
     sandbox_s: float
     """Sandbox-seconds of all Episodes."""
+    engine_s: float
+    """Seconds of all Episodes' requests."""
     timed_out: int
     """Episodes that the agent's budget ended."""
     staleness: float
@@ -109,6 +112,11 @@ class SimulatedRun:
         return self._sum("sandbox_s") / self._sum("episodes")
 
     @property
+    def engine_s(self) -> float:
+        """Seconds of requests per Episode."""
+        return self._sum("engine_s") / self._sum("episodes")
+
+    @property
     def tail_share(self) -> float:
         """Fraction of the time in which fewer than one in ten Episodes run."""
         return self._sum("tail_s") / self.seconds
@@ -146,6 +154,7 @@ def tail(ended: Sequence[float]) -> float:
     return sum(gaps[-(-9 * len(times) // 10) - 1 :]) if gaps else 0.0
 
 
+Training: TypeAlias = Generator[float | Signal, None, float]
 MODES = ("sync", "one-step-off", "async")
 
 
@@ -200,8 +209,8 @@ class ScheduleSimulation:
             began, groups = self.clock.now, list[_SimulatedGroup]()
             yield from self._rollout(groups)
             rolled = self.clock.now - began
-            train_s = self._train_s(self._kept(groups))
-            yield self.machine.switch_s + train_s + self.machine.step_s
+            yield self.machine.switch_s
+            train_s = yield from self._train(self._kept(groups))
             yield from self._publish()
             parts = (
                 _slowest(groups, rolled)
@@ -221,8 +230,13 @@ class ScheduleSimulation:
         alone = _slowest(groups, self.clock.now - began)
         for number in range(num_steps):
             started, coming = self.clock.now, list[_SimulatedGroup]()
-            train_s = self._train_s(self._kept(groups))
-            under_way = [self.clock.start(_sleep(train_s + self.machine.step_s))]
+            train_s, training = 0.0, self._train(self._kept(groups))
+
+            def trained(training: Training = training) -> Process:
+                nonlocal train_s
+                train_s = yield from training
+
+            under_way = [self.clock.start(trained())]
             if number < num_steps - 1:
                 under_way.append(self.clock.start(self._rollout(coming)))
             yield from all_of(under_way)
@@ -250,8 +264,7 @@ class ScheduleSimulation:
                 self._fill(pool)
             waited = self.clock.now - began
             pool = [group for group in pool if group not in taken]
-            train_s = self._train_s(taken)
-            yield train_s + self.machine.step_s
+            train_s = yield from self._train(taken)
             yield from self._publish()
             parts = (
                 _in_proportion(taken, waited)
@@ -310,9 +323,17 @@ class ScheduleSimulation:
     def _kept(self, groups: Sequence[_SimulatedGroup]) -> list[_SimulatedGroup]:
         return [group for group in groups if group.passes][: self.rollout.groups_per_step]
 
-    def _train_s(self, groups: Sequence[_SimulatedGroup]) -> float:
+    def _train(self, groups: Sequence[_SimulatedGroup]) -> Training:
+        """Train on Groups and finish the step; return the seconds of the training."""
         rows = [length for g in groups for trace in g.traces for length in trace.rows]
-        return self.machine.train_s(rows)
+        began, machine = self.clock.now, self.machine
+        if machine.trainer_cores:
+            yield from self._runner.cores.work(machine.train_s(rows), machine.trainer_cores)
+        else:
+            yield machine.train_s(rows)
+        train_s = self.clock.now - began
+        yield machine.step_s
+        return train_s
 
     def _record(
         self,
@@ -333,6 +354,7 @@ class ScheduleSimulation:
                 episodes=len(traces),
                 row_tokens=sum(length for trace in traces for length in trace.rows),
                 sandbox_s=sum(trace.sandbox_s for trace in traces),
+                engine_s=sum(trace.engine_s for trace in traces),
                 timed_out=sum(trace.timed_out for trace in traces),
                 staleness=sum(self._version - 1 - g.version for g in groups) / max(len(groups), 1),
             )
@@ -372,7 +394,3 @@ def _first(signals: Sequence[Signal]) -> Signal:
     for signal in signals:
         signal.then(first.fire)
     return first
-
-
-def _sleep(seconds: float) -> Process:
-    yield seconds

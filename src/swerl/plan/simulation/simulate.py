@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from os import cpu_count
 
 from swerl.plan.cost import LOST_SHARE, PASSING_SHARE, Assumption, override
 from swerl.plan.layout import Layout
@@ -16,6 +17,8 @@ from swerl.recipe.schema import Recipe
 
 DEFAULT_STEPS = 10
 """Enough steps for stable means; takes about a second."""
+_HERE = ("local", "docker")
+"""Sandboxes that share the machine's cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,4 +190,13 @@ def _machine_assumptions(recipe: Recipe) -> Iterator[Assumption]:
     yield Assumption("update_fixed_s", 3.0, "s", "assumed: pause, names, checksum, resume")
     yield Assumption("switch_fixed_s", 5.0, "s a step", "assumed: memory released and resumed")
     yield Assumption("step_fixed_s", 5.0, "s a step", "assumed: batch, hand-over, commit")
+    yield from _core_assumptions(recipe)
     yield Assumption("gateway_s", 0.02, "s a turn", "docs/measurements/gateway.md, on a busy core")
+
+
+def _core_assumptions(recipe: Recipe) -> Iterator[Assumption]:
+    shares = not recipe.cluster.gpus_per_node and recipe.sandbox.type in _HERE
+    cores = (cpu_count() or 1) * recipe.cluster.nodes if shares else 0
+    told = "this machine's, shared by sandboxes, engine and trainer" if shares else "not shared"
+    yield Assumption("cores", cores, "CPU cores", told)
+    yield Assumption("sandbox_cores", 1.0, "CPU cores", "assumed: of a sandbox that works")
