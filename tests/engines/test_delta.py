@@ -21,11 +21,15 @@ import pytest
 
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import WeightRef
-from swerl.engines import _delta, _delta_http
+from swerl.engines import _delta, _delta_http, _sglang_pool, _sglang_update
 from swerl.engines._delta import DeltaWriter, fetch
 from swerl.engines._delta_http import KEY, Receiver, send
+from swerl.engines._sglang_client import connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_wire import ServedShape
 from swerl.engines._weights import checksum
 from swerl.engines.sglang import free_port
+from tests.engines._fake_sglang import VOCAB, FakeServer
 
 np = pytest.importorskip("numpy", reason="needs the extra swerl[twin]")
 pytest.importorskip("zstandard", reason="needs the extra swerl[zstd]")
@@ -354,6 +358,37 @@ async def test_a_receiver_that_is_killed_loses_nothing_and_one_that_stays_away_i
         await receiver.wait()
     assert await sending == machine / refs[-1].path.name
     _assert_equal(refs[-1], machine)
-    monkeypatch.setattr(_delta_http, "AWAY_S", 0.2)
     with pytest.raises(EngineLostError, match="is gone"):
-        await send(trainer.learn(), url, key=SECRET, timeout_s=60)
+        await send(trainer.learn(), url, key=SECRET, timeout_s=60, away_s=0.2)
+
+
+async def test_an_engine_whose_receiver_is_away_is_left_out_and_catches_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines, here two addresses; the fakes load any folder, as the wire alone counts."""
+    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setattr(_sglang_update, "AWAY_S", 0.2)
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
+    trainer = Trainer(tmp_path)
+    here, there = FakeServer(tmp_path), FakeServer(tmp_path)
+    await here.start()
+    await there.start(host="127.0.0.2")
+    second = Receiver(tmp_path / "second", SECRET)
+    async with Receiver(tmp_path / "first", SECRET).listen("127.0.0.1", 0) as port:
+        settings = ClientSettings(receiver_port=port)
+        urls = [here.url, there.url]
+        async with connect(urls, shape=ServedShape(VOCAB), settings=settings) as engine:
+            async with second.listen("127.0.0.2", port):
+                first = trainer.publish()
+                await engine.load(first)
+            assert there.version == here.version == first.version
+            ref = trainer.learn()
+            await engine.load(ref)
+            assert (here.version, there.version) == (ref.version, first.version)
+            assert [server.in_use for server in engine.pool.servers] == [True, False]
+            async with second.listen("127.0.0.2", port), asyncio.timeout(30):
+                while not all(each.in_use for each in engine.pool.servers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)  # the pool watches by itself
+            assert there.version == ref.version
+            _assert_equal(ref, tmp_path / "second")
+    await asyncio.gather(here.stop(), there.stop())

@@ -12,6 +12,8 @@ from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError
 from swerl.plan import tune
 from swerl.plan.plan import plan
+from swerl.plan.simulation import simulate as simulation
+from swerl.plan.simulation.episodes import EpisodeLoad, RecordedLoads, TurnLoad
 from swerl.plan.simulation.fit import fit_run, measured
 from swerl.plan.simulation.simulate import simulate
 from swerl.plan.tune import PlanSearch, changed
@@ -157,6 +159,46 @@ def test_a_fit_reproduces_the_run_that_it_is_fitted_to(tmp_path: Path, seconds: 
     found = simulate(*known, settings=settings, recorded=source, num_steps=4).own
     assert found.step_s == pytest.approx(measured(folder)["step_s"], rel=0.02)
     assert found.mean("train_s") == pytest.approx(2.0, rel=0.01)
+
+
+def test_more_sandboxes_than_cores_help_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight sandboxes recorded on two cores took four times as long as one alone."""
+    monkeypatch.setattr(simulation, "cpu_count", lambda: 2)
+    folder = _recorded(tmp_path / "run", seconds=0.1, steps=2)
+    planned = plan(load([ROOT / "recipes" / "twin_cpu.toml"], SMALL))
+    source, value = fit_run(folder, planned)
+
+    def step_s(concurrency: int, *settings: str) -> float:
+        recipe = changed(planned.recipe, {"rollout.concurrency": concurrency})
+        fitted = (*(f"{key}={number!r}" for key, number in value.items()), *settings)
+        known = recipe, planned.shape, planned.layout, None
+        return simulate(*known, settings=fitted, recorded=source, num_steps=4).own.step_s
+
+    assert step_s(8) == pytest.approx(measured(folder)["step_s"], rel=0.02)
+    assert step_s(8) < step_s(2) < 1.1 * step_s(8)
+    assert step_s(8, "cores=0") < step_s(8) - 1.0
+
+
+def test_a_new_run_on_cpu_is_tuned_in_schedule_and_batch(tmp_path: Path) -> None:
+    folder = _recorded(tmp_path / "run", seconds=0.5, steps=2)
+    twin = str(ROOT / "recipes" / "twin_cpu.toml")
+    found = json.loads(run(twin, "--from", str(folder), "--gpus", "0", "--json"))
+    changes = {key for each in found["plans"] for key in each["changes"]}
+    assert "schedule.mode" in changes and not any(key.startswith("cluster.") for key in changes)
+
+
+def test_a_shorter_budget_is_proposed_and_never_a_plan() -> None:
+    recipe = load([RECIPE], SMALL)
+    slow_s = 0.8 * recipe.budgets.agent_s
+    turns = [(TurnLoad(100, 10, tool_s),) for tool_s in (1.0, 1.0, 1.0, slow_s)]
+    source = RecordedLoads(tuple(EpisodeLoad(each, 1.0, 1.0) for each in turns))
+    search = PlanSearch(recipe, ("schedule.mode",), source=source, num_steps=3)
+    best = search.best()[0]
+    shorter = search.shorter(best)
+    assert shorter is not None and shorter.run.timed_out > best.run.timed_out
+    assert not any("budgets.agent_s" in each.changes for each in search.best())
 
 
 def test_a_run_is_tuned_only_in_what_a_resume_may_change(tmp_path: Path) -> None:

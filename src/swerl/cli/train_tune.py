@@ -42,7 +42,10 @@ def tune(
         list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
     ],
     settings: RecipeSettingsOption = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs; default: the recipe's.")] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="GPUs; default: the recipe's. 0: a new run on CPU, with --from."),
+    ] = None,
     dollars: Annotated[float | None, typer.Option(help="Dollars of the whole run.")] = None,
     run: Annotated[
         Path | None,
@@ -70,7 +73,7 @@ def tune(
         require_new(out, force=force)
     given = load(recipes, settings or ())
     node, recipe = given.cluster.gpus_per_node, _on_gpus(given, gpus)
-    if given.sft.sources or not (node or (run and gpus is None)):
+    if given.sft.sources or not (node or (run and not gpus)):
         raise RecipeError(
             f"{given.name} has no GPUs to sample on, so its speed is unknown",
             hint="name a recipe with cluster.gpus_per_node, or a run with --from",
@@ -81,7 +84,8 @@ def tune(
     )
     sets = dict(_leaves(read_settings(settings or ())))
     before = _Before(given, sets, dict(_leaves(written(recipes))))
-    plans = [_facts(each, before, dollars) for each in search.best()]
+    best = search.best()
+    plans = [_facts(each, before, dollars) for each in best]
     own = _facts(search.own, before, dollars) if search.own else None
     if plans[0]["changes"].get("steps") == 0:
         raise InputError(f"--dollars {dollars:g} does not pay one step", hint="give more")
@@ -89,6 +93,7 @@ def tune(
         fit = fitted.get("settings", ())
         print_json({"recipe": given.name, "own": own, "plans": plans, "fit": fit, "file": out})
     _show(before, own, plans)
+    _propose(best[0], search.shorter(best[0]))
     if out:
         out.write_text(_overlay(before, recipes, plans[0]))
     files = " ".join(map(str, (*recipes, *([out] if out else ()))))
@@ -101,7 +106,7 @@ def _on_gpus(given: Recipe, gpus: int | None) -> Recipe:
 
     node = given.cluster.gpus_per_node
     size = min(node, gpus or node) or 1
-    if gpus is not None and (gpus < 1 or gpus % size):
+    if gpus is not None and (gpus < (1 if node else 0) or gpus % size):
         raise InputError(
             f"--gpus {gpus} is no number of nodes of {node} GPUs",
             hint="give a multiple, or --set cluster.gpus_per_node",
@@ -186,6 +191,19 @@ def _show(before: _Before, own: Mapping[str, Any] | None, plans: Sequence[dict[s
         times = plans[0]["rollouts an hour"] / own["rollouts an hour"]
         console().print(f"- plan 1 makes {times:.2f} x the recipe's rollouts an hour")
     console().print("- simulated from assumptions: `swerl cost simulate` lists them")
+
+
+def _propose(best: TunedPlan, shorter: TunedPlan | None) -> None:
+    """Print the gain of a shorter budget, which is never searched: it changes the result."""
+    if shorter is None:
+        return
+    now, then = best.recipe.budgets.agent_s, shorter.recipe.budgets.agent_s
+    gain, few, many = best.step_s / shorter.step_s, best.run.timed_out, shorter.run.timed_out
+    console().print(
+        f"- not applied: budgets.agent_s = {then:g} (now {now:g}) makes plan 1 {gain:.2f} x as "
+        f"fast and stops {many:.0%} of the rollouts (now {few:.0%}), so it changes what is learned",
+        soft_wrap=True,
+    )
 
 
 def _text(value: Any) -> str:

@@ -36,6 +36,7 @@ _ROUNDS = 4
 """Times to ask for a version: for what is missing, after sending it, and after a damaged delta."""
 AWAY_S = 60.0
 """Seconds that a receiver may be away, as during its restart, before its engine is given up."""
+_CONNECT_S = 10.0
 _SILENT_S = 60.0
 """Seconds without a byte after which a connection is taken for broken."""
 
@@ -180,6 +181,7 @@ class _Link:
 
     url: str
     key: str
+    away_s: float
     client: aiohttp.ClientSession
 
     async def ask(
@@ -187,7 +189,7 @@ class _Link:
     ) -> dict[str, Any]:
         """Send a request, again while the receiver is away. Raises EngineError."""
         signature = await asyncio.to_thread(_signature, self.key, method, target, body)
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=_SILENT_S, sock_read=silent_s)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silent_s)
         clock, wait_s = asyncio.get_running_loop().time, 0.1
         began = clock()
         while True:
@@ -203,7 +205,7 @@ class _Link:
                     return answer
                 raise EngineError(f"{self.url}: {answer['error']}", hint=answer["hint"])
             except (aiohttp.ClientError, TimeoutError) as error:
-                if clock() - began > AWAY_S:
+                if clock() - began >= self.away_s:
                     raise _gone(self.url, repr(error)) from error
             except (ValueError, KeyError, TypeError) as error:
                 raise EngineError(
@@ -231,10 +233,13 @@ def _gone(url: str, why: str) -> EngineLostError:
     return EngineLostError(f"the receiver of weights at {url} is gone: {why}", hint=hint)
 
 
-async def send(ref: WeightRef, url: str, *, key: str, timeout_s: float) -> Path:
+async def send(
+    ref: WeightRef, url: str, *, key: str, timeout_s: float, away_s: float = AWAY_S
+) -> Path:
     """Bring a version to the receiver at `url`; return its folder on that machine.
 
-    Raises EngineLostError if the receiver is gone or takes longer, EngineError if it refuses.
+    Raises EngineLostError if the receiver is away for longer than `away_s` or not done in
+    `timeout_s`, EngineError if it refuses.
     """
     if ref.delta is None:
         raise EngineError(
@@ -245,7 +250,7 @@ async def send(ref: WeightRef, url: str, *, key: str, timeout_s: float) -> Path:
     asked = {"names": names, "version": ref.version, "checksum": ref.checksum}
     try:
         async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as client:
-            link = _Link(url, key, client)
+            link = _Link(url, key, away_s, client)
             for _ in range(_ROUNDS):
                 answer = await link.ask("POST", "/rebuild", json.dumps(asked).encode())
                 if "path" in answer:

@@ -20,7 +20,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import WeightSource
 from swerl.core.errors import ClusterError, EngineError, EngineLostError, RunError, TrainerError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
-from swerl.engines._delta_http import send, weights_key
+from swerl.engines._delta_http import AWAY_S, send, weights_key
 from swerl.engines._sglang_pool import ServerPool, StreamedWeights
 from swerl.engines._sglang_server import ServerState, SglangServer
 from swerl.engines._sglang_wire import ADAPTER, PARTIAL, PauseMode
@@ -44,6 +44,7 @@ async def load(pool: ServerPool, weights: WeightRef) -> None:
         if not any(server.in_use for server in pool.servers):
             for server in await pool.reachable():
                 server.use()
+        await _fetch_all(pool, weights)
         servers = pool.in_use()
         was_paused = pool.paused and not pool.asleep
         if not pool.paused:
@@ -53,6 +54,17 @@ async def load(pool: ServerPool, weights: WeightRef) -> None:
         finally:
             if not was_paused:
                 await asyncio.shield(pool.resume_remaining())
+
+
+async def _fetch_all(pool: ServerPool, weights: WeightRef) -> None:
+    """Bring weights to the machines of all servers in use, which sample on meanwhile."""
+    servers = pool.in_use()
+    _, failures = await _each(servers, lambda server: _fetch(pool, server, weights))
+    for server in servers:
+        if error := failures.get(server.url):
+            if not isinstance(error, EngineLostError):
+                raise error
+            server.lose(error)
 
 
 async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: WeightRef) -> None:
@@ -242,8 +254,10 @@ async def _fetch(pool: ServerPool, server: SglangServer, weights: WeightRef) -> 
         url = f"http://{urlsplit(server.url).hostname}:{port}"
         # Engines of one machine share its receiver, and the first one fetches for all.
         async with pool.receiving[url]:
+            # Others wait for `changing` while a lost server is tried again.
+            away_s = AWAY_S if server.in_use else 0.0
             limit_s = pool.settings.load_s
-            return await send(weights, url, key=weights_key(), timeout_s=limit_s)
+            return await send(weights, url, key=weights_key(), timeout_s=limit_s, away_s=away_s)
     if weights.delta is not None:
         try:
             await server.fetch(weights)

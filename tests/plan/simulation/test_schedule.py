@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 
@@ -118,6 +119,50 @@ def test_replies_slow_each_other_down_at_the_engines_rate() -> None:
     found = simulated(load, longer, machine=machine)
     # 10 rounds of 0.2 s together, then 20 of 0.1 s alone; both prompts take 0.01 s.
     assert found.steps[0].rollout_s == pytest.approx(0.02 + 2.0 + 2.0)
+
+
+def test_sandboxes_on_too_few_cores_slow_down_alike() -> None:
+    load = EpisodeLoad((TurnLoad(100, 10, 0.0),), 5.0, 7.0)
+    found = simulated(load, load, machine=replace(MACHINE, cores=1.0))
+    # Both boot for 10 s, then 2 s of prompts and 1 s of replies on a GPU, then 14 s of tests.
+    assert found.steps[0].rollout_s == pytest.approx(27.0)
+    assert found.steps[0].parts["starting sandboxes"] == pytest.approx(10.0)
+    half = simulated(load, load, machine=replace(MACHINE, cores=1.0, sandbox_cores=0.5))
+    assert half.steps[0].rollout_s == pytest.approx(15.0)
+
+
+def test_an_engine_on_the_sandboxes_core_leaves_no_time_and_gains_none() -> None:
+    loads = [EpisodeLoad((TurnLoad(100, 10, 0.0),), boot_s, 0.0) for boot_s in (0.0, 2.0)]
+    one = replace(MACHINE, cores=1.0, engine_cores=1.0)
+    # The prompt and the reply of the first take 4 s beside the boot of the second.
+    found = simulated(*loads, machine=one)
+    assert found.steps[0].rollout_s == pytest.approx(6.0)
+    assert found.steps[0].engine_s == pytest.approx(4.0 + 2.0)
+    # A prompt that stops a reply gives its core back once.
+    loads = [EpisodeLoad((TurnLoad(100, 20, 0.0),), boot_s, 0.0) for boot_s in (0.0, 1.0)]
+    assert simulated(*loads, machine=one).steps[0].rollout_s == pytest.approx(5.0)
+
+
+def test_a_trainer_beside_sandboxes_hides_no_time_on_one_core() -> None:
+    load = EpisodeLoad((TurnLoad(100, 10, 0.0),), 5.0, 7.0)
+    all_on = replace(MACHINE, cores=1.0, engine_cores=1.0, trainer_cores=1.0, step_s=0.0)
+    work = 2 * (5 + 1 + 1 + 7 + 110 / 50)
+    found = simulated(load, mode="one-step-off", steps=2, machine=all_on)
+    assert found.seconds == pytest.approx(work + 2 * 3.0)
+    apart = simulated(load, mode="one-step-off", steps=2, machine=replace(all_on, cores=inf))
+    assert apart.seconds == pytest.approx(work - 110 / 50 + 2 * 3.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_enough_cores_are_as_good_as_cores_of_ones_own(mode: str) -> None:
+    loads = [
+        EpisodeLoad((TurnLoad(100, 10 + n, 1.0), TurnLoad(150, 9, 2.0)), n, 3.0) for n in range(4)
+    ]
+    many = replace(MACHINE, cores=64.0, engine_cores=1.0, trainer_cores=2.0, step_s=0.0)
+    found = simulated(*loads, mode=mode, steps=4, machine=many)
+    assert found.seconds == pytest.approx(
+        simulated(*loads, mode=mode, steps=4, machine=replace(many, cores=inf)).seconds
+    )
 
 
 def test_cache_that_is_too_small_makes_prompts_be_read_again() -> None:
