@@ -72,12 +72,7 @@ def tune(
     if out:
         require_new(out, force=force)
     given = load(recipes, settings or ())
-    node, recipe = given.cluster.gpus_per_node, _on_gpus(given, gpus)
-    if given.sft.sources or not (node or (run and not gpus)):
-        raise RecipeError(
-            f"{given.name} has no GPUs to sample on, so its speed is unknown",
-            hint="name a recipe with cluster.gpus_per_node, or a run with --from",
-        )
+    recipe = _on_gpus(given, gpus, fits=run is not None)
     fitted = _fit(run) if run else {}
     search = PlanSearch(
         recipe, keep or (), sandboxes, resumed=run is not None and gpus is None, **fitted
@@ -101,10 +96,15 @@ def tune(
     console().print(f"next: {after}", soft_wrap=True)
 
 
-def _on_gpus(given: Recipe, gpus: int | None) -> Recipe:
+def _on_gpus(given: Recipe, gpus: int | None, *, fits: bool) -> Recipe:
     from swerl.plan.tune import changed
 
     node = given.cluster.gpus_per_node
+    if given.sft.sources or not (node or (fits and not gpus)):
+        raise RecipeError(
+            f"{given.name} has no GPUs to sample on, so its speed is unknown",
+            hint="name a recipe with cluster.gpus_per_node, or a run with --from",
+        )
     size = min(node, gpus or node) or 1
     if gpus is not None and (gpus < (1 if node else 0) or gpus % size):
         raise InputError(

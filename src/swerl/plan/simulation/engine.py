@@ -82,7 +82,7 @@ class SimulatedClock:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _CoreJob:
     cores: float
     then: Callable[[], None]
     active: bool = True
@@ -99,7 +99,7 @@ class SimulatedCores:
     _work: float = 0.0
     """Seconds of work that a job would have got until `_since`."""
     _since: float = 0.0
-    _jobs: list[tuple[float, int, _Job]] = field(default_factory=list)
+    _jobs: list[tuple[float, int, _CoreJob]] = field(default_factory=list)
     """Each with its end in seconds of work."""
     _numbers: Iterator[int] = field(default_factory=count)
     _turn: int = 0
@@ -115,7 +115,7 @@ class SimulatedCores:
 
     def start(self, seconds: float, cores: float, then: Callable[[], None]) -> Callable[[], None]:
         """Begin a job that takes `seconds` if it is alone; return the function that stops it."""
-        job = _Job(cores, then)
+        job = _CoreJob(cores, then)
         if self.num == inf:
             self.clock.at(self.clock.now + seconds, lambda: then() if job.active else None)
         else:
