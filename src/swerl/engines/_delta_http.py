@@ -85,7 +85,7 @@ class Receiver:
                 await web.TCPSite(runner, host, port).start()
             except OSError as error:
                 message = f"cannot listen on {host}:{port}: {error.strerror}"
-                raise InputError(message, hint="choose another --listen HOST:PORT") from error
+                raise InputError(message, hint="choose another --host or --port") from error
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
