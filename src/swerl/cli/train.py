@@ -233,7 +233,6 @@ def manifest(
     typer.echo(text, nl=False)
 
 
-@app.command("receive")
 def receive(
     folder: Annotated[Path, typer.Argument(help="Folder for two whole versions, and their files.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
