@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from swerl.core.sandbox import Limits
+from swerl.sandboxes import local
 from swerl.sandboxes._local import limits
 from swerl.sandboxes._local.wire import SandboxPlan
 
@@ -85,3 +91,67 @@ def test_version_2_kills_a_whole_group_at_once(tmp_path: Path) -> None:
 
 def test_a_group_that_cannot_be_created_sets_no_limit(tmp_path: Path) -> None:
     assert limits.enter({"memory": tmp_path / "absent"}, PLAN) == set()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_busy_sandbox_has_a_low_weight_until_it_calms_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    counted, set_in, full = "cpuacct.usage", "cpu.shares", 1024
+    if version == 2:
+        counted, set_in, full = "cpu.stat", "cpu.weight", 100
+    usage, weight = tmp_path / "a" / counted, tmp_path / "a" / set_in
+    usage.parent.mkdir()
+    weight.write_text(str(full))
+    now_s = 100.0
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now_s)
+
+    def spend(cpu_s: float) -> None:
+        ns = int(cpu_s * 1e9)
+        usage.write_text(f"{ns}\n" if version == 1 else f"usage_usec {ns // 1000}\nuser_usec 0\n")
+
+    spend(0)
+    found = limits.cpu_weight(dict.fromkeys(("cpu", "cpuacct"), tmp_path), "a")
+    assert found is not None
+    weights = []
+    for passed_s, cpu_s in ((1.0, 0.02), (1.0, 1.02), (0.1, 1.12), (3.0, 1.13)):
+        now_s += passed_s
+        spend(cpu_s)
+        found.adapt()
+        weights.append(int(weight.read_text().split()[0]))
+    os.close(found.usage)
+    os.close(found.weight)
+    assert weights == [full, full >> 5, full >> 5, full]
+
+
+def test_a_weight_needs_a_group_that_counts_cpu_time(tmp_path: Path) -> None:
+    """Without the right to create groups, and on version 1 without cpuacct, nothing changes."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "cpu.shares").write_text("1024")
+    (tmp_path / "a" / "cpu.stat").write_text("nr_periods 0\n")
+    assert limits.cpu_weight({"cpu": tmp_path}, "a") is None
+    assert limits.cpu_weight({}, "a") is None
+
+
+async def test_the_weight_of_a_spinning_sandbox_falls() -> None:
+    wanted = Limits(memory_mib=64, num_processes=16, num_cpus=1.0, disk_mib=16, lifetime_s=120)
+    async with local.build(local.Options()).open("host", wanted, workdir="/w") as sandbox:
+        groups = limits.find()
+        if "cpu" not in sandbox.limits or not limits.cpu_weight(groups, sandbox.id):
+            pytest.skip("no group of this user counts CPU time")
+        unified = (groups["cpu"] / "cgroup.controllers").exists()
+        file = groups["cpu"] / sandbox.id / ("cpu.weight" if unified else "cpu.shares")
+        normal = int(file.read_text())
+        async with sandbox.start(["sh", "-c", "while :; do :; done"]):
+            while int(file.read_text()) == normal:  # noqa: ASYNC110  the kernel reports no event
+                await asyncio.sleep(0.05)
+
+
+def test_the_spawner_imports_nothing_that_its_forks_do_not_need() -> None:
+    """Each library that it loads makes each of its forks slower."""
+    source = str(Path(limits.__file__).parents[3])
+    script = f"import sys; sys.path.append({source!r}); "
+    script += "import swerl.sandboxes._local.spawner; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", script]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert not loaded & {"difflib", "hashlib", "random", "shutil", "subprocess", "tempfile"}

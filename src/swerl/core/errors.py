@@ -24,7 +24,6 @@ SwerlError
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -210,6 +209,8 @@ def missing_package(name: str) -> InputError | None:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown name, with the nearest known ones as its hint."""
+    import difflib
+
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:8]
     hint = f"did you mean {', '.join(near)}?" if near else f"no {kind} is known here"

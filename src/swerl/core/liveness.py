@@ -7,9 +7,7 @@ namespace and the boot id of its kernel.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,7 +100,9 @@ def boot_id() -> str:
 @cache
 def pid_namespace() -> str:
     """Return 6 hex digits for this boot and pid namespace: process ids compare only within one."""
-    known = boot_id() or platform.node()
+    import hashlib  # 1 MiB, which every fork of the spawner of `local` would copy
+
+    known = boot_id() or os.uname().nodename
     namespace = Path("/proc/self/ns/pid")
     if namespace.is_symlink():
         known += str(namespace.readlink())
@@ -111,7 +111,7 @@ def pid_namespace() -> str:
 
 @cache
 def _host() -> str:
-    return f"{platform.node()}/{_text(Path('/etc/machine-id'))[:8]}"
+    return f"{os.uname().nodename}/{_text(Path('/etc/machine-id'))[:8]}"
 
 
 def _state(pid: int) -> tuple[str, int]:

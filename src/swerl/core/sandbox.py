@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -175,7 +174,7 @@ class LiveSandbox:
 
 def new_name() -> str:
     """Return a fresh sandbox name: `swerl-<pid of its owner>-<pid_namespace()><10 hex digits>`."""
-    return f"swerl-{os.getpid()}-{pid_namespace()}{secrets.token_hex(5)}"
+    return f"swerl-{os.getpid()}-{pid_namespace()}{os.urandom(5).hex()}"
 
 
 def owner_pid(name: str) -> int:

@@ -16,24 +16,30 @@ import errno
 import fcntl
 import os
 import resource
-import shutil
 import signal
 import struct
-import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from swerl.sandboxes._local import kernel
 from swerl.sandboxes._local.wire import SandboxPlan
 
-_CONTROLLERS = ("memory", "pids", "cpu")
+_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
+"""`cpuacct` limits nothing: version 1 counts CPU time there, version 2 in every group."""
 _PERIOD_US = 100_000
 
-_SYSTEM_PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
+_FREE_CORES = 1 / 32
+"""CPU use of a sandbox, in cores, up to which it keeps its full weight."""
+_MOST_HALVINGS = 5
+"""A 32nd of the weight, from half a core on: less would delay the supervisor's own answers."""
+_MEMORY_S = 1.0
+"""Seconds of which the CPU use counts: a sandbox that calms down has its weight back after them."""
+
+_SYSTEM_PATH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 _FORMAT = ("-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard")
 """Makes an empty file system in 10 ms. It needs no journal: it is never mounted again."""
 _MIN_DISK_MIB = 4
@@ -80,7 +86,7 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
             # "0" is this process. Version 1 moves a single thread without a machine-wide lock.
             (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
             held |= set_ones
-    return held
+    return held - {"cpuacct"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,51 @@ def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
             with suppress(ValueError):  # an old kernel does not count kills
                 events.ran_out_outside()
                 return events
+    return None
+
+
+@dataclass(slots=True)
+class CpuWeight:
+    """The CPU weight of a sandbox, halved for each doubling of its use above `_FREE_CORES`.
+
+    With equal weights the controller and all short commands would wait for every busy sandbox. A
+    weight changes nothing while a core is free. The use is CPU time that the sandbox got, so if
+    other work leaves it little, its weight rises again.
+    """
+
+    usage: int
+    """Descriptor of the file with the group's CPU time."""
+    weight: int
+    """Descriptor of the file with its weight."""
+    normal: int
+    halvings: int = 0
+    cores: float = 0.0
+    spent_s: float = 0.0
+    at_s: float = field(default_factory=time.monotonic)
+
+    def adapt(self) -> None:
+        """Set the weight by the CPU use since the last call."""
+        now_s, spent_s = time.monotonic(), _cpu_seconds(os.pread(self.usage, 64, 0))
+        passed_s = max(now_s - self.at_s, 1e-3)
+        part = min(1.0, passed_s / _MEMORY_S)
+        self.cores += part * ((spent_s - self.spent_s) / passed_s - self.cores)
+        self.at_s, self.spent_s = now_s, spent_s
+        halvings = min(int(self.cores / _FREE_CORES).bit_length(), _MOST_HALVINGS)
+        if halvings != self.halvings:
+            os.pwrite(self.weight, b"%d\n" % (self.normal >> halvings), 0)
+            self.halvings = halvings
+
+
+def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
+    """Open the weight of a sandbox's group; None if no group counts its CPU time."""
+    folder, counted = (groups.get(each, Path()) / name for each in ("cpu", "cpuacct"))
+    files = folder / "cpu.stat", folder / "cpu.weight"
+    if not files[1].exists():  # version 1
+        files = counted / "cpuacct.usage", folder / "cpu.shares"
+    with suppress(OSError):
+        modes = os.O_RDONLY | os.O_CLOEXEC, os.O_RDWR | os.O_CLOEXEC
+        usage, weight = map(os.open, files, modes)
+        return CpuWeight(usage, weight, int(os.pread(weight, 64, 0)))
     return None
 
 
@@ -166,15 +217,17 @@ def limit_processes(plan: SandboxPlan, held: set[str], *, has_watcher: bool) -> 
 
 def make_device(plan: SandboxPlan) -> int:
     """Return a descriptor of a loop device with an empty file system; -1 if there can be none."""
-    program = shutil.which("mkfs.ext4", path=_SYSTEM_PATH)
+    programs = [f"{folder}/mkfs.ext4" for folder in _SYSTEM_PATH]
+    program = next((each for each in programs if os.access(each, os.X_OK)), None)
     if not plan.scratch or os.geteuid() != 0 or not program:
         return -1
     image = Path(plan.scratch, "disk")
     with image.open("wb") as file:
         file.truncate(max(plan.disk_mib, _MIN_DISK_MIB) << 20)
-    done = subprocess.run([program, *_FORMAT, str(image)], capture_output=True, check=False)
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
+    pid = os.posix_spawn(program, [program, *_FORMAT, str(image)], {}, file_actions=quiet)
     try:
-        if done.returncode == 0:
+        if os.waitpid(pid, 0)[1] == 0:
             return _attach(image)
     except OSError as error:
         # After other errors the folder is measured instead.
@@ -245,6 +298,8 @@ def _set_limit(folder: Path, name: str, plan: SandboxPlan, *, unified: bool) -> 
 
 
 def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[str, str]]:
+    if name == "cpuacct":
+        return []
     if name == "pids":
         return [("pids.max", str(plan.num_processes))]
     if name == "memory":
@@ -253,6 +308,14 @@ def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[s
     if unified:
         return [("cpu.max", f"{quota} {_PERIOD_US}")]
     return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
+
+
+def _cpu_seconds(text: bytes) -> float:
+    """Return the CPU time in a file of version 2 (`usage_usec 123`) or 1 (ns alone)."""
+    words = text.split()
+    if len(words) == 1:
+        return int(words[0]) / 1e9
+    return int(words[words.index(b"usage_usec") + 1]) / 1e6
 
 
 def _kill_group(folder: Path) -> None:

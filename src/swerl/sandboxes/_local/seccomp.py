@@ -9,7 +9,7 @@ can inspect. A denied call fails with EPERM, or with ENOSYS if programs have a f
 from __future__ import annotations
 
 import ctypes
-import platform
+import os
 import struct
 
 from swerl.sandboxes._local import kernel
@@ -53,7 +53,7 @@ def install(password: int) -> bool:
     `unshare` can still make a user namespace for a caller that passes the password. Returns False
     on a processor for which the tables have no numbers.
     """
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _ARCH:
         return False
     code = _build(machine, password)

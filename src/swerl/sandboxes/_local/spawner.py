@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import select
-import shutil
 import signal
 import socket
 from contextlib import suppress
@@ -111,4 +110,6 @@ class _Spawner:
         os.waitpid(pid, 0)
         self.dead[plan.id] = _TRIES
         if plan.scratch:
+            import shutil
+
             shutil.rmtree(plan.scratch, ignore_errors=True)

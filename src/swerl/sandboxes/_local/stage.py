@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import signal
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -84,7 +81,7 @@ def choose_user(plan: SandboxPlan) -> HostUser:
             status = Path(source).stat()
             owner = status.st_uid, status.st_gid
             if owner not in spaces:
-                spaces[owner] = _user_namespace(owner, plan.host_id)
+                spaces[owner] = kernel.user_namespace(owner, plan.host_id)
             views[source] = kernel.view(source, spaces[owner], recursive=source not in sources)
     except OSError:
         # Without idmapped mounts the sandbox runs as this process's own user.
@@ -159,36 +156,6 @@ def _try_other_user() -> NoReturn:
     os._exit(1)
 
 
-def _user_namespace(owner: tuple[int, int], uid: int) -> int:
-    """Return a user namespace that maps a folder's owner to `uid`. Raises OSError."""
-    ready, ready_inside = os.pipe()
-    held_inside, held = os.pipe()
-    pid = kernel.retry_at_process_limit(os.fork)
-    if pid == 0:
-        os.close(held)
-        _hold_user_namespace(ready_inside, held_inside)
-    for fd in (ready_inside, held_inside):
-        os.close(fd)
-    try:
-        if os.read(ready, 1):
-            for name, mine in zip(("uid_map", "gid_map"), owner, strict=True):
-                Path(f"/proc/{pid}/{name}").write_text(f"{mine} {uid} 1")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
-    finally:
-        for fd in (ready, held):
-            os.close(fd)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def _hold_user_namespace(ready: int, held: int) -> NoReturn:
-    with suppress(OSError):
-        kernel.unshare(kernel.NEWUSER)
-        os.write(ready, b"R")
-        os.read(held, 1)
-    os._exit(0)
-
-
 @dataclass(slots=True)
 class _Builder:
     """Builds the tree: creates files as the sandbox's user and mounts as this process's user."""
@@ -240,6 +207,8 @@ class _Builder:
         except OSError:  # this kernel has no overlays in user namespaces, or no user attributes
             if self.plan.over:
                 raise
+            import shutil
+
             with self._owner():
                 shutil.copytree(content[0], target, symlinks=True, dirs_exist_ok=True)
             return None
@@ -270,7 +239,8 @@ class _Builder:
         try:
             if not Path(source).is_dir():
                 place.parent.mkdir(exist_ok=True)
-                shutil.copy(source, place)
+                place.write_bytes(Path(source).read_bytes())
+                place.chmod(Path(source).stat().st_mode)
                 return str(place)
             if not _has_mounts(source):
                 place.mkdir(parents=True)
@@ -391,9 +361,9 @@ def _has_mounts(folder: str) -> bool:
 
 
 def _keeps_attributes(folder: Path) -> bool:
-    with tempfile.TemporaryDirectory(dir=folder) as probe:
-        try:
-            os.setxattr(probe, "user.overlay.probe", b"y")
-        except OSError:
-            return False
+    try:
+        os.setxattr(folder, "user.swerl.probe", b"y")
+        os.removexattr(folder, "user.swerl.probe")
+    except OSError:
+        return False
     return True

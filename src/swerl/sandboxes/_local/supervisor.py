@@ -27,12 +27,14 @@ from typing import Any, NoReturn
 
 from swerl.core.chat import Json
 from swerl.sandboxes._local import boot, kernel, limits, seccomp, wire
-from swerl.sandboxes._local.limits import DiskWatcher, MemoryEvents
+from swerl.sandboxes._local.limits import CpuWeight, DiskWatcher, MemoryEvents
 from swerl.sandboxes._local.wire import Command, SandboxPlan
 
 _FIRST_PORT = 41414
 _PRIORITY = -10
 _STOP_S = 5.0
+_BUSY_PAUSE_S, _IDLE_PAUSE_S = 0.25, 5.0
+"""Pauses between two looks at the sandbox's CPU use: with and without a running command."""
 _DISK_IS_FULL = "it wrote more to disk than its disk_mib"
 
 _RLIMIT_LOCKS = 10
@@ -53,6 +55,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
         # First, so that everything below counts toward the sandbox's limits.
         held = limits.enter(groups, plan)
         memory = limits.memory_events(groups, plan.id) if "memory" in held else None
+        weight = limits.cpu_weight(groups, plan.id) if "cpu" in held else None
         plan = _reserve_memory(plan, held)
         with suppress(PermissionError):  # a busy sandbox must not starve its supervisor
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
@@ -77,7 +80,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher, memory).serve()
+    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher, memory, weight).serve()
 
 
 def _reserve_memory(plan: SandboxPlan, held: set[str]) -> SandboxPlan:
@@ -111,6 +114,7 @@ class _Supervisor:
     deadline: float
     watcher: DiskWatcher | None = None
     memory: MemoryEvents | None = None
+    weight: CpuWeight | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
@@ -142,7 +146,11 @@ class _Supervisor:
             left_s = self.deadline - time.monotonic()
             if left_s <= 0:
                 return "its lifetime is over"
-            for fd, _ in poll.poll(min(left_s, 3600.0) * 1000 + 1):
+            pause_s = (_BUSY_PAUSE_S if self.running else _IDLE_PAUSE_S) if self.weight else 3600.0
+            events = poll.poll(min(left_s, pause_s) * 1000 + 1)
+            if self.weight:
+                self.weight.adapt()
+            for fd, _ in events:
                 if fd == self.init or (fd in self.running and _init_is_ending(self.proc)):
                     return "its init process was killed"
                 if self.watcher and fd == self.watcher.alarm:
