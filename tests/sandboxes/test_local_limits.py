@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -104,7 +106,8 @@ def test_a_busy_sandbox_has_a_low_weight_until_it_calms_down(
     usage.parent.mkdir()
     weight.write_text(str(full))
     now_s = 100.0
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
     def spend(cpu_s: float) -> None:
         ns = int(cpu_s * 1e9)
@@ -114,13 +117,16 @@ def test_a_busy_sandbox_has_a_low_weight_until_it_calms_down(
     found = limits.cpu_weight(dict.fromkeys(("cpu", "cpuacct"), tmp_path), "a")
     assert found is not None
     weights = []
-    for passed_s, cpu_s in ((1.0, 0.02), (1.0, 1.02), (0.1, 1.12), (3.0, 1.13)):
+    # Alone it may use the whole core; beside many others it has to yield.
+    for num, passed_s, cpu_s in ((0, 1, 0.9), (64, 1, 1.9), (64, 0.1, 2), (64, 3, 2.01)):
+        for each in range(num):
+            (tmp_path / f"{each}").mkdir(exist_ok=True)
         now_s += passed_s
         spend(cpu_s)
         found.adapt()
         weights.append(int(weight.read_text().split()[0]))
-    os.close(found.usage)
-    os.close(found.weight)
+    for fd in (found.usage, found.weight, found.above):
+        os.close(fd)
     assert weights == [full, full >> 5, full >> 5, full]
 
 
@@ -133,18 +139,25 @@ def test_a_weight_needs_a_group_that_counts_cpu_time(tmp_path: Path) -> None:
     assert limits.cpu_weight({}, "a") is None
 
 
-async def test_the_weight_of_a_spinning_sandbox_falls() -> None:
+async def test_the_supervisor_sets_the_weight_of_a_spinning_sandbox() -> None:
     wanted = Limits(memory_mib=64, num_processes=16, num_cpus=1.0, disk_mib=16, lifetime_s=120)
-    async with local.build(local.Options()).open("host", wanted, workdir="/w") as sandbox:
+    async with AsyncExitStack() as stack:
+        opened = local.build(local.Options()).open("host", wanted, workdir="/w")
+        sandbox = await stack.enter_async_context(opened)
         groups = limits.find()
         if "cpu" not in sandbox.limits or not limits.cpu_weight(groups, sandbox.id):
             pytest.skip("no group of this user counts CPU time")
         unified = (groups["cpu"] / "cgroup.controllers").exists()
         file = groups["cpu"] / sandbox.id / ("cpu.weight" if unified else "cpu.shares")
         normal = int(file.read_text())
-        async with sandbox.start(["sh", "-c", "while :; do :; done"]):
-            while int(file.read_text()) == normal:  # noqa: ASYNC110  the kernel reports no event
-                await asyncio.sleep(0.05)
+        # Empty groups make its fair share of the machine small.
+        for number in range(64 * (os.cpu_count() or 1)):
+            folder = groups["cpu"] / f"test-{os.getpid()}-{number}"
+            folder.mkdir()
+            stack.callback(folder.rmdir)
+        await stack.enter_async_context(sandbox.start(["sh", "-c", "while :; do :; done"]))
+        while int(file.read_text()) == normal:  # noqa: ASYNC110  the kernel reports no event
+            await asyncio.sleep(0.05)
 
 
 def test_the_spawner_imports_nothing_that_its_forks_do_not_need() -> None:

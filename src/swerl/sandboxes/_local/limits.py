@@ -32,10 +32,10 @@ _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 """`cpuacct` limits nothing: version 1 counts CPU time there, version 2 in every group."""
 _PERIOD_US = 100_000
 
-_FREE_CORES = 1 / 32
-"""CPU use of a sandbox, in cores, up to which it keeps its full weight."""
+_LEAST_CORES = 1 / 64
+"""A sandbox keeps its full weight up to this use, however many sandboxes are open."""
 _MOST_HALVINGS = 5
-"""A 32nd of the weight, from half a core on: less would delay the supervisor's own answers."""
+"""A 32nd of the weight at least: less would delay the supervisor's own answers."""
 _MEMORY_S = 1.0
 """Seconds of which the CPU use counts: a sandbox that calms down has its weight back after them."""
 
@@ -121,17 +121,19 @@ def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
 
 @dataclass(slots=True)
 class CpuWeight:
-    """The CPU weight of a sandbox, halved for each doubling of its use above `_FREE_CORES`.
+    """The CPU weight of a sandbox, halved for each doubling of its use above its fair share.
 
-    With equal weights the controller and all short commands would wait for every busy sandbox. A
-    weight changes nothing while a core is free. The use is CPU time that the sandbox got, so if
-    other work leaves it little, its weight rises again.
+    The fair share is the machine's cores divided by the open sandboxes. With equal weights the
+    controller and all short commands would wait for every busy sandbox. A weight changes nothing
+    while a core is free, and rises again if other work leaves the sandbox little CPU time.
     """
 
     usage: int
     """Descriptor of the file with the group's CPU time."""
     weight: int
     """Descriptor of the file with its weight."""
+    above: int
+    """Descriptor of the folder with the groups of all sandboxes."""
     normal: int
     halvings: int = 0
     cores: float = 0.0
@@ -145,7 +147,9 @@ class CpuWeight:
         part = min(1.0, passed_s / _MEMORY_S)
         self.cores += part * ((spent_s - self.spent_s) / passed_s - self.cores)
         self.at_s, self.spent_s = now_s, spent_s
-        halvings = min(int(self.cores / _FREE_CORES).bit_length(), _MOST_HALVINGS)
+        num_groups = max(1, os.fstat(self.above).st_nlink - 2)
+        fair_cores = max(_LEAST_CORES, (os.cpu_count() or 1) / num_groups)
+        halvings = min(int(self.cores / fair_cores).bit_length(), _MOST_HALVINGS)
         if halvings != self.halvings:
             os.pwrite(self.weight, b"%d\n" % (self.normal >> halvings), 0)
             self.halvings = halvings
@@ -158,9 +162,9 @@ def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
     if not files[1].exists():  # version 1
         files = counted / "cpuacct.usage", folder / "cpu.shares"
     with suppress(OSError):
-        modes = os.O_RDONLY | os.O_CLOEXEC, os.O_RDWR | os.O_CLOEXEC
-        usage, weight = map(os.open, files, modes)
-        return CpuWeight(usage, weight, int(os.pread(weight, 64, 0)))
+        modes = [mode | os.O_CLOEXEC for mode in (os.O_RDONLY, os.O_RDWR, os.O_PATH)]
+        usage, weight, above = map(os.open, (*files, folder.parent), modes)
+        return CpuWeight(usage, weight, above, int(os.pread(weight, 64, 0)))
     return None
 
 
