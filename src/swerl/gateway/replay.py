@@ -178,12 +178,13 @@ class Replay:
             number = twin
             if self._is_spelled(self._recorded[twin]):
                 prompt.tail[:] = array("i", self._recorded[twin].turn.prompt_ids)
-        # A request that is repeated once more is answered again, but trained once.
-        is_context = not self._is_own or number in self._played
+        # A request that is repeated once more is answered again, but trained once. An Episode's own
+        # record may begin with the Turns of another one.
+        turn = self._recorded[number].turn
+        is_context = not self._is_own or turn.replayed or number in self._played
         self._played.add(number)
         self.differences.update(prompt.compared.counts)
         self._renamed |= prompt.compared.renamed
-        turn = self._recorded[number].turn
         parsed, completion = self._reply(self._recorded[number])
         usage = Usage(
             prompt_tokens=len(prompt.ids) + turn.num_prompt_reported,

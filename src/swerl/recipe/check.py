@@ -21,6 +21,7 @@ from swerl.recipe.schema import (
     ClusterSection,
     EvalSection,
     ModelSection,
+    PrefixSection,
     Recipe,
     RolloutSection,
     SftSection,
@@ -64,6 +65,7 @@ def check(recipe: Recipe) -> None:
     check_replay(recipe)
     check_clip(recipe)
     check_sft(recipe)
+    check_prefix(recipe)
     check_delta(recipe.cluster, recipe.engine.options)
     check_lora(recipe)
     check_sandboxes(recipe)
@@ -226,6 +228,34 @@ def check_sft(recipe: Recipe) -> None:
         raise RecipeError(
             f"algorithm.type = {recipe.algorithm.type!r} compares new attempts with each other",
             hint="set algorithm.type = 'sft' to train on sft.sources",
+        )
+
+
+def check_prefix(recipe: Recipe) -> None:
+    """Raise RecipeError if attempts that start from a prefix could not be compared."""
+    share, size = recipe.rollout.prefix.share, recipe.rollout.episodes_per_group
+    if not share:
+        if recipe.rollout.prefix != PrefixSection():
+            message = "[rollout.prefix] starts no attempt, because its share is 0"
+            raise RecipeError(message, hint="set rollout.prefix.share, for example to 0.5")
+        return
+    count = round(share * size)
+    if not 2 <= count <= size - 2:
+        raise RecipeError(
+            f"rollout.prefix.share = {share:g} of episodes_per_group = {size} starts {count} "
+            f"attempts from a prefix and {size - count} from the beginning",
+            hint="both are compared among themselves: choose values that leave two or more of each",
+        )
+    if recipe.rollout.max_turns < 2:
+        message = "rollout.prefix needs attempts of two replies or more, and rollout.max_turns = 1"
+        raise RecipeError(message, hint="raise rollout.max_turns, or set rollout.prefix.share = 0")
+    if recipe.sft.sources or recipe.algorithm.type == "sft":
+        message = "rollout.prefix is for attempts that are compared with each other, not for sft"
+        raise RecipeError(message, hint="set rollout.prefix.share = 0, or another algorithm.type")
+    if recipe.algorithm.options.get("baseline") == "step":
+        raise RecipeError(
+            "algorithm.baseline = 'step' compares attempts of different prefixes",
+            hint="set algorithm.baseline = 'group', or rollout.prefix.share = 0",
         )
 
 

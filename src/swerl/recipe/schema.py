@@ -5,14 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -127,6 +120,18 @@ class ShapingSection(Section):
     gains by never ending: one more edit can only help."""
 
 
+class PrefixSection(Section):
+    """Start some attempts from a prefix of another one, so that about half of them are solved."""
+
+    share: float = Field(0.0, ge=0, lt=1)
+    """Share of a Group's attempts that begin once the others have ended: after turns of a solved
+    one if those solve the Task too rarely, of a failed one if too often. 0: none."""
+    target: float = Field(0.5, gt=0, lt=1)
+    """Wanted share of solved attempts. At one half their rewards differ most."""
+    margin: float = Field(0.2, ge=0, lt=0.5)
+    """Distance to `target` up to which no prefix is used. With 0.2, one of four is too few."""
+
+
 class RolloutSection(Section):
     """How Episodes are run."""
 
@@ -149,6 +154,7 @@ class RolloutSection(Section):
     reward: str = "solved"
     """Reward of an attempt: `solved`, `solved-in-time`, a plug-in, or `path/file.py:function`."""
     shaping: ShapingSection = ShapingSection()
+    prefix: PrefixSection = PrefixSection()
     group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
     """Groups to train: all, those with different rewards, or those with both solved and unsolved
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""

@@ -13,16 +13,25 @@ from swerl.core.task import Task
 from swerl.gateway.replay import Replay
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
+from swerl.rollout.prefix import ChosenPrefix, PrefixGroup, num_forked
 from swerl.runs.layout import RunFolder
 
 
 async def run(
-    tasks: Sequence[Task], stage: str, parts: Parts, *, size: int, folder: RunFolder
+    tasks: Sequence[Task],
+    stage: str,
+    parts: Parts,
+    *,
+    size: int,
+    folder: RunFolder,
+    may_fork: bool = False,
 ) -> list[Group]:
     """Run a Group of each Task; see `run_one`."""
     async with asyncio.TaskGroup() as running:
         groups = [
-            running.create_task(run_one(task, stage, parts, size=size, folder=folder))
+            running.create_task(
+                run_one(task, stage, parts, size=size, folder=folder, may_fork=may_fork)
+            )
             for task in tasks
         ]
     return [group.result() for group in groups]
@@ -35,28 +44,46 @@ async def run_one(
     *,
     size: int,
     folder: RunFolder,
+    may_fork: bool = False,
 ) -> Group:
     """Run `size` Episodes of a Task; `stage` names their folder under `episodes/`.
 
     All of them have one agent. Episodes already finished on disk are read back and not run again,
-    unless infrastructure had lost them.
+    unless infrastructure had lost them. With `may_fork`, those that `rollout.prefix` chooses begin
+    after the others have ended.
     """
-    drawn = parts.drawn(f"{stage}/{task.id}")
-    async with asyncio.TaskGroup() as running:
-        episodes = [
-            running.create_task(_run_recorded(task, stage, k, drawn, folder)) for k in range(size)
-        ]
-    agent = drawn.agent if parts.mix else ""
-    return Group(task.id, tuple(each.result() for each in episodes), agent)
+    drawn, section = parts.drawn(f"{stage}/{task.id}"), parts.rollout.prefix
+
+    async def attempt(numbers: range, prefix: ChosenPrefix | None = None) -> list[Episode]:
+        async with asyncio.TaskGroup() as running:
+            episodes = [
+                running.create_task(_run_recorded(task, f"{named}{k}", drawn, folder, prefix))
+                for k in numbers
+            ]
+        return [each.result() for each in episodes]
+
+    named = id_prefix(task, stage)
+    first = size - num_forked(section, size) if may_fork else size
+    episodes = await attempt(range(first))
+    if first < size:
+        own = PrefixGroup(folder, stage, _in_names(task), drawn.agent, size, parts.seed)
+        prefix = await asyncio.to_thread(own.choose, episodes, section)
+        episodes += await attempt(range(first, size), prefix)
+    return Group(task.id, tuple(episodes), drawn.agent if parts.mix else "")
 
 
 def id_prefix(task: Task, stage: str) -> str:
     """Return the common start of the ids of a Group's Episodes."""
-    return f"{stage}/{task.id.replace('/', '_')}."
+    return f"{stage}/{_in_names(task)}."
 
 
-async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: RunFolder) -> Episode:
-    name = f"{id_prefix(task, stage)}{k}"
+def _in_names(task: Task) -> str:
+    return task.id.replace("/", "_")
+
+
+async def _run_recorded(
+    task: Task, name: str, parts: Parts, folder: RunFolder, prefix: ChosenPrefix | None
+) -> Episode:
     path = folder.episode(*name.split("/"))
     lost_tokens = 0
     # A finished Episode needs no slot; one that was lost runs again.
@@ -71,7 +98,9 @@ async def _run_recorded(task: Task, stage: str, k: int, parts: Parts, folder: Ru
             kept = log if parts.rollout.resume_turns else None
             if kept is None:
                 log.clear()
-            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=kept)
+            result = await run_with_refills(
+                task, name, parts, lost_tokens=lost_tokens, log=kept, prefix=prefix
+            )
             written = record.write(path, result)
             log.clear()
             return written
@@ -89,29 +118,50 @@ async def run_with_refills(
     *,
     lost_tokens: int = 0,
     log: record.TurnLog | None = None,
+    prefix: ChosenPrefix | None = None,
 ) -> Episode:
     """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
 
     The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts. The
-    first attempt begins with the Turns that a crash left in `log`.
+    first attempt begins with the Turns that a crash left in `log`. All begin with `prefix`, until
+    one sends other requests.
     """
     first, *refills = _attempt_names(name, parts)
-    replay = None
     if log:
         parts = replace(parts, on_turn=log)
-        if num_turns := len(log.recorded):
-            replay = Replay(log.recorded, num_turns=num_turns, is_own=True)
-            parts.emit(Notice(f"episode {name} goes on after turn {num_turns}"))
+    own = _own_replay(log, prefix) if log else None
+    if own and log:
+        parts.emit(Notice(f"episode {name} goes on after turn {len(log.recorded)}"))
+        # An attempt that has left the prefix does not come back to it.
+        prefix = prefix if log.recorded[0].turn.replayed else None
+    replay = own or (prefix.replay() if prefix else None)
     result = await episode.run(task, first, parts, replay=replay)
     for again in refills:
         # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID:
             break
+        if prefix and replay and replay is not own and replay.failure:
+            parts.emit(Notice(f"episode {name} starts anew without its prefix: {replay.failure}"))
+            prefix = None
         lost_tokens += _sampled_tokens(result)
         if log:
             log.clear()
-        result = await episode.run(task, again, parts)
-    return replace(result, lost_tokens=lost_tokens)
+        replay = prefix.replay() if prefix else None
+        result = await episode.run(task, again, parts, replay=replay)
+    fork = None
+    if prefix and replay:
+        fork = replace(prefix.fork, differences=dict(replay.differences))
+    return replace(result, lost_tokens=lost_tokens, fork=fork)
+
+
+def _own_replay(log: record.TurnLog, prefix: ChosenPrefix | None) -> Replay | None:
+    """Return a Replay of an interrupted Episode's Turns; None, and no Turns, if it has no own."""
+    is_forked = any(each.turn.replayed for each in log.recorded[:1])
+    if is_forked and not (prefix and prefix.begins(log.recorded)):
+        log.clear()
+    if not log.recorded:
+        return None
+    return Replay(log.recorded, num_turns=len(log.recorded), is_own=True)
 
 
 def _attempt_names(name: str, parts: Parts) -> list[str]:

@@ -46,7 +46,7 @@ def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> 
         found += rules.overlong * _overlong(trajectory, rules.overlong_from * limit, limit)
     if rules.malformed:
         # The fraction of replies with a tool call that cannot be parsed.
-        turns = trajectory.turns
+        turns = [turn for turn in trajectory.turns if not turn.replayed]
         malformed = sum(turn.malformed_calls > 0 for turn in turns)
         found += rules.malformed * malformed / max(len(turns), 1)
     return found

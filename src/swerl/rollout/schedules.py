@@ -384,7 +384,7 @@ class AsyncPool:
         )
         task, stage = tasks[index], f"{number:05d}"
         size, folder = self._parts.rollout.episodes_per_group, self._inputs.folder
-        work = group.run_one(task, stage, self._parts, size=size, folder=folder)
+        work = group.run_one(task, stage, self._parts, size=size, folder=folder, may_fork=True)
         running = self._running.create_task(work)
         self._queue.append(_PoolGroup(position, began, task, stage, running))
 
@@ -409,7 +409,7 @@ class _SampledTokens:
         self._tokens: Counter[str] = Counter()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, TurnEnded):
+        if isinstance(event, TurnEnded) and not event.replayed:
             self._tokens[event.episode] += event.output_tokens
 
     def forget(self, prefix: str) -> tuple[int, ...]:

@@ -67,7 +67,12 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
         # All rounds share the folder of the step; Task ids tell the Groups apart.
         groups += await group.run(
-            chosen, f"{step:05d}", parts, size=rollout.episodes_per_group, folder=folder
+            chosen,
+            f"{step:05d}",
+            parts,
+            size=rollout.episodes_per_group,
+            folder=folder,
+            may_fork=True,
         )
         check_losses(groups, rollout.max_infra_rate)
         # The next round replaces the Groups that the filter has rejected.

@@ -57,7 +57,7 @@ def no_learning_rate(run: Evidence) -> Symptom | None:
 
 def nothing_solved(run: Evidence) -> Symptom | None:
     """Find a run without solved Episodes, although the agent works and the tests run."""
-    seen = [each for step in run.steps for each in step.learnable]
+    seen = [each for step in run.steps for each in step.learnable if not each.fork]
     solved = sum(each.verdict == "solved" for each in seen)
     if len(seen) < 16 or solved > 0.02 * len(seen):
         return None
@@ -175,7 +175,10 @@ def collapsed_entropy(run: Evidence) -> Symptom | None:
 
     Entropy falls in healthy runs, too, while more and more Tasks are solved.
     """
-    series, most = run.series("entropy"), max((len(s.groups) for s in run.steps), default=0)
+    series, most = (
+        run.series("entropy"),
+        max((len({task for task, _ in s.groups}) for s in run.steps), default=0),
+    )
     sure: list[int] = []
     for step, value in series[1:]:
         if value >= min(0.35 * series[0][1], 0.25):
@@ -273,7 +276,7 @@ def equal_rewards(run: Evidence) -> Symptom | None:
 
 def everything_solved(run: Evidence) -> Symptom | None:
     """Find a run in which all attempts solve their Task."""
-    seen = [each for step in run.steps for each in step.learnable]
+    seen = [each for step in run.steps for each in step.learnable if not each.fork]
     solved = sum(each.verdict == "solved" for each in seen)
     if len(seen) < 16 or solved < 0.95 * len(seen):
         return None

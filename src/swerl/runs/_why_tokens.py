@@ -84,13 +84,14 @@ def turned_advantages(run: Evidence) -> Symptom | None:
     """Find better Episodes of a Group with a lower advantage than worse ones."""
     for step in run.steps:
         rewards = {each.id: each.reward for each in step.learnable}
-        groups: dict[str, dict[str, float]] = {}
-        for sample in step.samples:
-            if sample.episode in rewards:
-                groups.setdefault(sample.task, {})[sample.episode] = sample.advantage
+        given = {sample.episode: sample.advantage for sample in step.samples}
+        groups = [
+            {each.id: given[each.id] for each in group if each.id in given}
+            for group in step.groups.values()
+        ]
         pairs = [
             (rewards[a] - rewards[b]) * (group[a] - group[b])
-            for group in groups.values()
+            for group in groups
             for a, b in combinations(group, 2)
             if rewards[a] != rewards[b]
         ]
@@ -179,7 +180,7 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
 def shifted_mask(run: Evidence) -> Symptom | None:
     """Find trained rows whose mask does not cover exactly the sampled tokens."""
     for step in run.steps:
-        turns = {each.id: each.turns for each in step.episodes if each.turns}
+        turns = {each.id: each.sampled for each in step.episodes if each.turns}
         wrong = [row.episode for row in step.samples if not _is_exact(row, turns.get(row.episode))]
         if len(wrong) > 0.02 * len(step.samples):
             told = (
@@ -209,7 +210,7 @@ def stale_engine(run: Evidence) -> Symptom | None:
     """Find a step of which some replies come from other weights than the rest."""
     is_sync = run.key("schedule.mode", "sync") == "sync"
     for step in run.steps:
-        versions = Counter(turn.weight_version for each in step.episodes for turn in each.turns)
+        versions = Counter(turn.weight_version for each in step.episodes for turn in each.sampled)
         others = sum(versions.values()) - max(versions.values(), default=0)
         if is_sync and others > 0.1 * sum(versions.values()):
             told = ", ".join(f"{count} replies by {name}" for name, count in versions.most_common())
@@ -285,10 +286,10 @@ def _equal_attempts(step: SeenStep, *, is_sure: bool = False) -> str:
     """
     groups, equal, chance, logps = 0, 0, 0.0, 0.0
     for episodes in step.groups.values():
-        said = [tuple(tuple(turn.output_ids) for turn in e.turns) for e in episodes if e.turns]
+        said = [tuple(tuple(turn.output_ids) for turn in e.sampled) for e in episodes if e.turns]
         if len(said) > 1:
             groups += 1
-            total = sum(sum(turn.logprobs) for e in episodes[:1] for turn in e.turns)
+            total = sum(sum(turn.logprobs) for e in episodes[:1] for turn in e.sampled)
             logps += total
             if len(set(said)) == 1:
                 equal += 1
@@ -300,8 +301,8 @@ def _equal_attempts(step: SeenStep, *, is_sure: bool = False) -> str:
 
 
 def _some(step: SeenStep) -> list[SeenTurn]:
-    """Return Turns of a step, spread over its Episodes."""
-    turns = [turn for each in step.episodes for turn in each.turns]
+    """Return sampled Turns of a step, spread over its Episodes."""
+    turns = [turn for each in step.episodes for turn in each.sampled]
     return turns[:: max(1, len(turns) // _TURNS)]
 
 

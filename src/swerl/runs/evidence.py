@@ -66,6 +66,8 @@ class SeenTurn:
     finish: str
     weight_version: str
     malformed_calls: int
+    replayed: bool = False
+    """True if it is of the prefix that the Episode began from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,18 @@ class SeenEpisode:
     """End of the agent's output and of the tests' output."""
     tools: str = ""
     """Digest of the tools that the agent offered."""
+    fork: str = ""
+    """The prefix that it began from; empty from the start."""
     turns: tuple[SeenTurn, ...] = ()
 
     @property
     def learnable(self) -> bool:
         return self.verdict in ("solved", "unsolved", "timeout", "cheat")
+
+    @property
+    def sampled(self) -> tuple[SeenTurn, ...]:
+        """Its Turns without those of a prefix."""
+        return tuple(turn for turn in self.turns if not turn.replayed)
 
     @property
     def root(self) -> tuple[int, ...]:
@@ -117,11 +126,11 @@ class SeenStep:
         return f"{name} is not recorded" if value is None else f"{name} {value:.3g}"
 
     @property
-    def groups(self) -> dict[str, list[SeenEpisode]]:
-        """Task -> its learnable Episodes."""
-        found: dict[str, list[SeenEpisode]] = {}
+    def groups(self) -> dict[tuple[str, str], list[SeenEpisode]]:
+        """Task and prefix -> its learnable Episodes: those that are compared."""
+        found: dict[tuple[str, str], list[SeenEpisode]] = {}
         for each in self.learnable:
-            found.setdefault(each.task, []).append(each)
+            found.setdefault((each.task, each.fork), []).append(each)
         return found
 
 
@@ -362,6 +371,7 @@ def _episode(
             patch=_tail(path / "patch.diff") if (path / "patch.diff").exists() else "",
             log="\n".join(texts),
             tools=str(summary.get("tools", "")),
+            fork="{episode}@{turn}".format(**fork) if (fork := summary.get("fork")) else "",
             turns=tuple(turns),
         )
 
@@ -379,7 +389,8 @@ def _turns(path: Path) -> dict[str, list[SeenTurn]]:
     found: dict[str, list[SeenTurn]] = {}
     num_tokens = 0
     for row in tables.read_turns(path):
-        turn = SeenTurn(**{name: row[name] for name in SeenTurn.__slots__})
+        # Runs of older releases lack the last column.
+        turn = SeenTurn(**{name: row.get(name, False) for name in SeenTurn.__slots__})
         num_tokens += len(turn.prompt_ids) + len(turn.output_ids)
         if num_tokens > _TOKENS:
             # The Episode that the limit cuts is left out: rules may count its Turns.

@@ -6,7 +6,7 @@ holds the step and the number of Episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,16 +60,21 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
 
 
 def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
-    """Return each Episode's advantage; no mean and no deviation mixes agents.
+    """Return each Episode's advantage; no mean and no deviation mixes agents or prefixes.
 
     A Group has one agent. An algorithm that scales over the step scales over an agent's Groups.
     """
-    found: dict[int, Sequence[float]] = {}
+    found: dict[tuple[int, object], Iterator[float]] = {}
     for agent in dict.fromkeys(group.agent for group in groups):
-        own = [number for number, group in enumerate(groups) if group.agent == agent]
-        rows = algorithm.advantages([groups[number] for number in own])
-        found |= zip(own, rows, strict=True)
-    return [found[number] for number in range(len(groups))]
+        numbers = [number for number, group in enumerate(groups) if group.agent == agent]
+        own = [(number, part) for number in numbers for part in groups[number].parts]
+        rows = algorithm.advantages([part for _, part in own])
+        for (number, part), row in zip(own, rows, strict=True):
+            found[number, part.episodes[0].prefix] = iter(row)
+    return [
+        [next(found[number, each.prefix]) for each in group.episodes]
+        for number, group in enumerate(groups)
+    ]
 
 
 def weights(batch: Batch) -> list[float]:
