@@ -3,6 +3,8 @@
     python bench/chaos.py                   300 faults, a night; --faults 6 takes minutes
     python bench/chaos.py --seed 3          another order of faults
     python bench/chaos.py --kinds clock     these faults alone
+    python bench/chaos.py --kinds controller --kill --each 25 --set rollout.prefix.share=0.5
+                                            kill -9 of the controller, never a stop
 
 A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
 spawner, supervisors, sandboxes), or squeezes the run's memory, fills its disk, makes its folder
@@ -78,6 +80,10 @@ class Chaos:
     kinds: Sequence[str]
     group: Path | None
     """Its memory cgroup."""
+    kills: bool = False
+    """True: processes are killed, never stopped."""
+    keys: Sequence[str] = ()
+    """Keys of the recipe to set."""
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, str] = field(default_factory=dict)
     """Finished Episodes that count, with the digest of their file."""
@@ -89,7 +95,8 @@ class Chaos:
     def run(self, most: int) -> None:
         """Start the run again and again until it ends well, with up to `most` faults."""
         runs = ["--runs", str(self.folder / "runs")]
-        command = self.swerl("train", str(RECIPE), "--set", f"steps={self.steps}", *runs)
+        keys = [word for key in (f"steps={self.steps}", *self.keys) for word in ("--set", key)]
+        command = self.swerl("train", str(RECIPE), *keys, *runs)
         env = {**os.environ, "SWERL_CACHE": str(self.folder / "cache")}
         if CLOCK in self.kinds:
             self.jump(0)
@@ -141,7 +148,7 @@ class Chaos:
         while self.faults.total() < most:
             kind = self.random.choice(self.kinds)
             pause_s, how_long = self.random.uniform(0.5, 8.0), self.random.random()
-            choice, kills = self.random.random(), self.random.random() < 0.5
+            choice, kills = self.random.random(), self.random.random() < 0.5 or self.kills
             try:
                 process.wait(pause_s)
                 return
@@ -210,7 +217,7 @@ class Chaos:
                 episode = json.loads(path.with_name("episode.json").read_text())
                 if episode["verdict"] not in ("infra", "invalid"):
                     for turn in json.loads(path.read_text())["turns"]:
-                        sampled.update(turn["output_ids"])
+                        sampled.update(() if turn["replayed"] else turn["output_ids"])
             trained: Counter[int] = Counter()
             for sample in batch.read(self.root / "samples" / f"{step:05d}.parquet").samples:
                 trained.update(
@@ -223,6 +230,20 @@ class Chaos:
         for path in (self.root / "episodes").glob("*/*/episode.json"):
             verdict = json.loads(path.read_text())["verdict"]
             require(verdict != "timeout" or any(map(self.faults.get, SLOW)), f"{path}: {verdict}")
+
+    def check_resumed(self) -> tuple[int, int]:
+        """Return how often Episodes went on after a recorded Turn, and those with a prefix.
+
+        If only the controller was killed, no recorded Turn is lost.
+        """
+        events = (self.root / "events.jsonl").read_text(errors="replace")
+        ends = [
+            json.loads(path.read_text())
+            for path in (self.root / "episodes").glob("*/*/episode.json")
+        ]
+        lost = sum(each["lost_tokens"] for each in ends)
+        require(not lost or set(self.faults) != {"controller killed"}, f"{lost} tokens were lost")
+        return events.count(" goes on after turn "), sum("fork" in each for each in ends)
 
     def weights(self) -> list[str]:
         """Return what a deterministic run reproduces: the sampled rows of each step."""
@@ -326,6 +347,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
+    parser.add_argument("--kill", action="store_true", help="stop no process, kill it")
+    parser.add_argument("--set", action="append", default=[], help="a key of the recipe")
     given = parser.parse_args(arguments)
     if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
         # A network of its own has a loopback that can fail alone.
@@ -358,12 +381,14 @@ def torment(folder: Path, given: argparse.Namespace) -> None:
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         chaos.check_verdicts()
+        resumed, forked = chaos.check_resumed()
         same = chaos.weights() == calm.weights()
         total += chaos.faults
         seconds = time.monotonic() - began_s
         print(
             f"run {number}: {chaos.faults.total()} faults, {seconds:.0f} s, "
-            f"{len(chaos.finished)} episodes kept, equal to the undisturbed run: {same}",
+            f"{len(chaos.finished)} episodes kept, {resumed} went on after a turn, {forked} from a "
+            f"prefix, equal to the undisturbed run: {same}",
             flush=True,
         )
         if not same and all(kind.startswith(REPLAYED) for kind in chaos.faults):
@@ -388,7 +413,7 @@ def make(folder: Path, random: Random, given: argparse.Namespace) -> Chaos:
         subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
     kinds = [kind for kind in kinds if not given.kinds or kind in given.kinds]
     require(kinds or given.faults == 0, f"none of these faults is possible here: {given.kinds}")
-    return Chaos(folder, random, given.steps, kinds, group)
+    return Chaos(folder, random, given.steps, kinds, group, given.kill, given.set)
 
 
 def memory_groups() -> list[Path]:

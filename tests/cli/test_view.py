@@ -24,7 +24,7 @@ from swerl.cli.view import _charts, _evals, _server, _talk
 from swerl.cli.view._site import GROUPS_A_PAGE, Site, _templates
 from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Episode, Fork, Group, Status
 from swerl.core.errors import InputError
 from swerl.core.events import EvalEnded, StepEnded
 from swerl.core.files import write_json
@@ -211,6 +211,29 @@ async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(
     step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
     assert "attempt 1: solved" in step and "✓" in step and "✗" in step
     assert "trained in step 1" in step
+
+
+async def test_an_attempt_from_a_prefix_is_marked_and_measures_no_task(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path)
+    forked = _episode("00001", "some/task", 1, said="Done.")
+    first, *others = forked.trajectory.turns
+    turns = (replace(first, replayed=True), *others)
+    forked = replace(
+        forked,
+        fork=Fork("00001/some_task.0", "episodes/00001/some_task.0", 1),
+        trajectory=replace(forked.trajectory, turns=turns),
+    )
+    record.write(run / "episodes" / "00001" / "some_task.1", forked)
+    pages = await _crawl(client)
+    step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
+    assert "from turn 1 of another attempt" in step
+    assert '0<span class="quiet">/1</span>' in step
+    name = "/e/00001/some_task.1/index.html"
+    shown = next(page for address, page in pages.items() if address.endswith(name))
+    assert "episodes/00001/some_task.0 after turn 1, which is replayed" in shown
+    assert shown.count('<span class="chip">replayed</span>') == 1
 
 
 async def test_an_episode_shows_conversation_patch_tests_and_losses(
@@ -583,6 +606,9 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
         ("30 to 40 tokens", 2, 0.0), ("50 to 50 tokens", 1, 0.0),
     ]  # fmt: skip
     assert found["length"][-1].cheats is None
+    # Attempts from a prefix do not decide how hard their Task is.
+    forked = replace(entries[0], verdicts=("cheat", "solved"), forked=(False, True))
+    assert [p.label for p in _charts.parts([forked])["difficulty"]] == ["never solved"]
     assert _charts.parts([]) == {"length": [], "difficulty": []}
     equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
     assert [(p.label, p.num) for p in _charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
