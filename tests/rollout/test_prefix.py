@@ -17,7 +17,7 @@ from swerl.core.task import Task
 from swerl.core.turn import Completion, Sampling
 from swerl.gateway.conversation import TurnRecord
 from swerl.recipe.schema import PrefixSection
-from swerl.rollout import episode, group, record
+from swerl.rollout import episode, group, record, step
 from swerl.rollout.prefix import PrefixGroup, num_replayed
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
@@ -89,7 +89,7 @@ async def test_attempts_continue_a_solved_one_and_are_compared_with_each_other(
 
     verdicts = [str(each.verdict) for each in done.episodes]
     assert verdicts == ["solved", *["unsolved"] * 3, "solved", "unsolved"]
-    whole, forked = done.parts
+    whole, forked = done.subgroups
     assert [len(whole.episodes), len(forked.episodes)] == [4, 2]
     first = done.episodes[0].trajectory.turns[0]
     for each in forked.episodes:
@@ -103,6 +103,11 @@ async def test_attempts_continue_a_solved_one_and_are_compared_with_each_other(
     advantages = {row.episode[-1]: row.advantage for row in collected.batch.samples}
     assert [advantages[k] for k in "045"] == [0.75, 0.5, -0.5]
     assert collected.num_sampled_tokens == sum(map(sampled, done.episodes))
+
+    # A Group whose outcomes differ only between prefixes compares nothing.
+    alike = replace(done, episodes=(done.episodes[1], done.episodes[4]))
+    assert not alike.has_signal
+    assert [step.group_filter("mixed-verdicts")(g) for g in (done, alike)] == [True, False]
 
     again = await run(task, folder)  # every Episode is read back
     assert [each.fork for each in again.episodes] == [each.fork for each in done.episodes]

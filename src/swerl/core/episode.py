@@ -91,8 +91,8 @@ class Group:
     """Name of its agent in the training of several; else empty."""
 
     @property
-    def parts(self) -> tuple[Group, ...]:
-        """Its Episodes by the prefix that they began from: only those of a part are compared."""
+    def subgroups(self) -> tuple[Group, ...]:
+        """Its Episodes by the prefix that they began from: only those of one are compared."""
         found: dict[tuple[str, int] | None, list[Episode]] = {}
         for each in self.episodes:
             found.setdefault(each.prefix, []).append(each)
@@ -103,5 +103,5 @@ class Group:
         """True if learnable Episodes that are compared have different rewards."""
         return any(
             len({episode.reward for episode in part.episodes if episode.learnable}) > 1
-            for part in self.parts
+            for part in self.subgroups
         )

@@ -166,12 +166,14 @@ def _zero_variance(group: Group) -> bool:
 
 
 def _mixed_verdicts(group: Group) -> bool:
-    """Keep Groups with at least one solved and one other learnable Episode.
+    """Keep Groups that compare at least one solved and one other learnable Episode.
 
     DAPO (arXiv 2503.14476), eq. 11. Reward shaping does not affect it, unlike `zero-variance`.
     """
-    solved = {e.verdict is Verdict.SOLVED for e in group.episodes if e.learnable}
-    return len(solved) > 1
+    return any(
+        len({e.verdict is Verdict.SOLVED for e in part.episodes if e.learnable}) > 1
+        for part in group.subgroups
+    )
 
 
 _FILTERS: dict[str, GroupFilter] = {

@@ -67,7 +67,7 @@ def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[
     found: dict[tuple[int, object], Iterator[float]] = {}
     for agent in dict.fromkeys(group.agent for group in groups):
         numbers = [number for number, group in enumerate(groups) if group.agent == agent]
-        own = [(number, part) for number in numbers for part in groups[number].parts]
+        own = [(number, part) for number in numbers for part in groups[number].subgroups]
         rows = algorithm.advantages([part for _, part in own])
         for (number, part), row in zip(own, rows, strict=True):
             found[number, part.episodes[0].prefix] = iter(row)
