@@ -145,23 +145,30 @@ async def test_metrics_and_diagnoses_tell_them_apart(task: Task, folder: RunFold
     assert [rule(run_of) for rule in healthy] == [None] * 3
 
 
-async def test_a_replay_that_differs_starts_anew(task: Task, folder: RunFolder) -> None:
+async def test_an_attempt_that_does_not_repeat_its_prefix_starts_anew(
+    task: Task, folder: RunFolder
+) -> None:
     [_, other] = twin.make_tasks(folder.root / "twin", split="train", count=2, seed=4)
     foreign = folder.episode("00000", "other.0")
     async with parts(Replies(*gold(other))) as its:
         record.write(foreign, await episode.run(other, "00000/other.0", its))
-    choice = folder.episode("00001", f"{task.id}.prefix.json")
-    choice.parent.mkdir(parents=True)
-    fork = {"episode": "00000/other.0", "folder": "episodes/00000/other.0", "turn": 1}
-    choice.write_text(json.dumps({"fork": fork}))
-
-    events: list[Event] = []
-    whole = gold(task)
-    done = await run(task, folder, *one_in_four(task), whole, whole, stage="00001", events=events)
-    assert [str(each.verdict) for each in done.episodes[4:]] == ["solved"] * 2
-    assert {each.fork for each in done.episodes} == {None}
-    told = [event.text for event in events if isinstance(event, Notice)]
-    assert sum("starts anew without its prefix: the replay ended" in text for text in told) == 2
+    # Other requests; then an agent that ends before it has made them all.
+    cases = [
+        ("00001", "00000/other.0", 1, "the replay ended: "),
+        ("00002", f"00001/{task.id}.0", 99, "requests to replay, then ended"),
+    ]
+    for stage, source, turn, why in cases:
+        choice = folder.episode(stage, f"{task.id}.prefix.json")
+        choice.parent.mkdir(parents=True)
+        fork = {"episode": source, "folder": f"episodes/{source}", "turn": turn}
+        choice.write_text(json.dumps({"fork": fork}))
+        events: list[Event] = []
+        replies = [*one_in_four(task), gold(task), gold(task)]
+        done = await run(task, folder, *replies, stage=stage, events=events)
+        assert [str(each.verdict) for each in done.episodes[4:]] == ["solved"] * 2
+        assert {each.fork for each in done.episodes} == {None}
+        told = [event.text for event in events if isinstance(event, Notice)]
+        assert sum("starts anew without its prefix" in text and why in text for text in told) == 2
 
 
 async def test_a_crash_keeps_the_prefix_and_trains_none_of_it(

@@ -140,17 +140,18 @@ async def run_with_refills(
         # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID:
             break
-        if prefix and replay and replay is not own and replay.failure:
-            parts.emit(Notice(f"episode {name} starts anew without its prefix: {replay.failure}"))
+        why = replay.problem if prefix and replay and replay is not own else ""
+        # A lost sandbox is no fault of the prefix.
+        if why and why in result.error:
+            parts.emit(Notice(f"episode {name} starts anew without its prefix: {why}"))
             prefix = None
         lost_tokens += _sampled_tokens(result)
         if log:
             log.clear()
         replay = prefix.replay() if prefix else None
         result = await episode.run(task, again, parts, replay=replay)
-    fork = None
-    if prefix and replay:
-        fork = replace(prefix.fork, differences=dict(replay.differences))
+    differences = dict(replay.differences) if replay else {}
+    fork = replace(prefix.fork, differences=differences) if prefix else None
     return replace(result, lost_tokens=lost_tokens, fork=fork)
 
 
