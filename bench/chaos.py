@@ -147,7 +147,8 @@ class Chaos:
         """Wait and bring faults about, until the run ends or they are used up."""
         while self.faults.total() < most:
             kind = self.random.choice(self.kinds)
-            pause_s, how_long = self.random.uniform(0.5, 8.0), self.random.random()
+            most_s = 30.0 if self.kills else 8.0  # a start takes seconds
+            pause_s, how_long = self.random.uniform(0.5, most_s), self.random.random()
             choice, kills = self.random.random(), self.random.random() < 0.5 or self.kills
             try:
                 process.wait(pause_s)
