@@ -308,8 +308,7 @@ class TrainerSection(Section):
     """Number format of weights and activations. bf16 is for GPUs: the optimizer keeps fp32 weights
     and gradients are summed in fp32. On CPU it is slower and less exact."""
     recompute: bool | Annotated[int, Field(ge=1)] = False
-    """Recompute activations in the backward pass: slower, far less memory. A number recomputes so
-    many layers of each pipeline stage, and the others keep theirs."""
+    """Recompute activations backwards: slower, far less memory. A number: that many layers."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory."""
     require_kernels: bool = True
