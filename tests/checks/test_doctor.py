@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         async def examine(_: Path) -> list[Check]:
             return found
 
-        monkeypatch.setattr(doctor, "examine", examine)
+        monkeypatch.setattr("swerl.cli.doctor.examine", examine)
         app = typer.Typer()
         app.command()(command)
         return CliRunner().invoke(app, arguments)

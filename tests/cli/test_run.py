@@ -85,12 +85,12 @@ from swerl.cli.__main__ import main
 
 class Waiting(MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "swerl.cli.train":
+        if name == "swerl.cli.train_status":
             print("importing", flush=True)
             threading.Event().wait()
 
 sys.meta_path.insert(0, Waiting())
-sys.argv = ["swerl", "train"]
+sys.argv = ["swerl", "train", "status"]
 main()
 """
     command = started(script)
