@@ -113,7 +113,7 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     results = summary([TaskResult("ID", 2, 1, ("solved", "unsolved"))], 2)
     for run, name in (
         *(("eval-tasks-builtin-base", "eval"), ("eval-tasks-builtin-runs-mine", "eval")),
-        *(("twin", f"eval-heldout-000{step}") for step in ("00", "40", "90")),
+        *(("twin", f"eval-heldout-000{step}") for step in ("00", "40", "60")),
     ):
         Path("runs", run, "evals").mkdir(parents=True, exist_ok=True)
         write_json(Path("runs", run, "evals", f"{name}.json"), results)

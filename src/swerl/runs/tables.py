@@ -310,11 +310,13 @@ def _sample_table(
 def _read_group(
     file: pq.ParquetFile, group: int, folder: Path, *, routed: bool
 ) -> Iterator[Sample]:
-    names = [name for name in file.schema_arrow.names if routed or name != _ROUTED]
-    table = file.read_row_group(group, columns=names)
+    # One column at a time: they are the largest part of a run's memory.
     numbers = {
-        name: list(_row_arrays(table.column(name), code)) for name, code in _SAMPLE_NUMBERS.items()
+        name: list(_row_arrays(file.read_row_group(group, columns=[name]).column(name), code))
+        for name, code in _SAMPLE_NUMBERS.items()
     }
+    names = [name for name in file.schema_arrow.names if name not in _SAMPLE_NUMBERS]
+    table = file.read_row_group(group, columns=[n for n in names if routed or n != _ROUTED])
     experts = _read_experts(table.column(_ROUTED), folder) if routed else repeat(())
     # Files of older releases name no agent.
     plain_names = {"episode", "task", "agent", "advantage", "share", "versions"} & {*names}
