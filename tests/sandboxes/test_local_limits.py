@@ -156,8 +156,10 @@ async def test_the_supervisor_sets_the_weight_of_a_spinning_sandbox() -> None:
             folder.mkdir()
             stack.callback(folder.rmdir)
         await stack.enter_async_context(sandbox.start(["sh", "-c", "while :; do :; done"]))
-        while int(file.read_text()) == normal:  # noqa: ASYNC110  the kernel reports no event
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(wanted.lifetime_s):
+            while int(file.read_text()) == normal:  # noqa: ASYNC110  the kernel reports no event
+                await asyncio.sleep(0.05)
+        assert int(file.read_text()) < normal
 
 
 def test_the_spawner_imports_nothing_that_its_forks_do_not_need() -> None:

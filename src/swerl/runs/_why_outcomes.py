@@ -175,10 +175,8 @@ def collapsed_entropy(run: Evidence) -> Symptom | None:
 
     Entropy falls in healthy runs, too, while more and more Tasks are solved.
     """
-    series, most = (
-        run.series("entropy"),
-        max((len({task for task, _ in s.groups}) for s in run.steps), default=0),
-    )
+    series = run.series("entropy")
+    most = max((len({task for task, _ in s.groups}) for s in run.steps), default=0)
     sure: list[int] = []
     for step, value in series[1:]:
         if value >= min(0.35 * series[0][1], 0.25):

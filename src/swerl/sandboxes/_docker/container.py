@@ -11,6 +11,7 @@ import asyncio
 import io
 import itertools
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ PERIOD_S = 10.0
 _REFUSALS = (ContainerGoneError, NameTakenError, StreamRefusedError, SandboxUnavailableError)
 
 
-class Machine:
+class Machine(ABC):
     """A sandbox's container or pod while it lives."""
 
     def __init__(self, name: str, limits: Limits, workdir: str) -> None:
@@ -73,9 +74,9 @@ class Machine:
         await asyncio.wait([self.lost], timeout=within_s)
         self.require_alive()
 
+    @abstractmethod
     async def open_exec(self, request: Mapping[str, Any]) -> tuple[ExecStream, WaitForExit]:
         """Start a program in it; return its stream, and a function that waits for its end."""
-        raise NotImplementedError
 
     async def refusal(self, detail: str) -> SandboxError:
         """Return the error for a command that cannot start."""
@@ -123,12 +124,12 @@ class Machine:
             if self.signaller:
                 await self.signaller.close()
 
+    @abstractmethod
     async def _is_crowded(self, detail: str) -> bool:
         """Return whether its limits leave too little for a new command."""
-        raise NotImplementedError
 
-    async def _remove_it(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _remove_it(self) -> None: ...
 
 
 class Container(Machine):
