@@ -64,10 +64,9 @@ SMALL_HYBRID = HYBRID | {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    # The heads of one rank of recipes/qwen35b_8node.toml: the same kernels, compiled once.
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
 }
 
 
@@ -83,18 +82,19 @@ def on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _options(folder: Path, positions: int, dtype: str = "bf16") -> Any:
+def _options(folder: Path, positions: int, dtype: str = "bf16", **changes: Any) -> Any:
     from swerl.training.options import TrainerOptions
 
-    return TrainerOptions(
-        checkpoint_dir=folder / "checkpoints",
-        publish_dir=folder / "weights",
-        log_dir=folder / "logs",
-        dtype=dtype,
-        recompute=True,
-        warmup_steps=0,
-        tokens_per_micro_batch=positions,
-    )
+    usual = {
+        "checkpoint_dir": folder / "checkpoints",
+        "publish_dir": folder / "weights",
+        "log_dir": folder / "logs",
+        "dtype": dtype,
+        "recompute": True,
+        "warmup_steps": 0,
+        "tokens_per_micro_batch": positions,
+    }
+    return TrainerOptions.model_validate(usual | changes)
 
 
 def join(options: Any) -> None:
@@ -138,6 +138,63 @@ def random_model(
     return model
 
 
+def fake_ranks(options: Any) -> None:
+    """Become rank 0 of a layout whose other ranks do not exist; exchanges copy this rank's data."""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from swerl.training.rank import megatron_cpu
+    from swerl.training.rank.worker import form_groups
+
+    megatron_cpu.install()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
+    make_group = dist.new_group
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        return make_group(*args, **{**kwargs, "backend": "fake"})
+
+    def exchange(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        # Not always as many: the others' tokens may choose other experts.
+        size = min(len(output), len(input))
+        output[:size].copy_(input[:size])
+        output[size:].zero_()
+
+    dist.new_group = torch.distributed.distributed_c10d.new_group = new_group
+    # torch's fake group leaves these outputs as they were allocated.
+    dist.all_to_all_single = exchange
+    form_groups(options)
+
+
+def passes(config: Mapping[str, Any], options: Any, work: Any) -> dict[str, float]:
+    """Run forward and backward passes of `work`; return seconds by kernel, and by the clock."""
+    import torch
+    from roofline import counted_model, counted_rows
+    from torch.profiler import ProfilerActivity, profile
+
+    device = "cuda" if on_gpu() else "cpu"
+    model = counted_model(config, options).to(device)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.normal_(0, 0.02)
+    rows = counted_rows(config, options, work, work.positions, device)
+
+    def once() -> None:
+        model(rows).sum().backward()
+
+    times = [seconds_of(once) for _ in range(4)]
+    held = allocated_bytes()
+    out = model(rows)
+    kept = allocated_bytes() - held
+    del out
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        seconds_of(once)
+    # Operations of the host have the times of their kernels, too.
+    events = [each for each in profiler.key_averages() if each.device_type.name == "CUDA"]
+    found = {each.key: each.self_device_time_total / 1e6 for each in events}
+    return found | {"all": min(times), "kept_bytes": float(kept)}
+
+
 class _RandomFamily:
     """A family without a tokenizer: the trainer reads its weights' mapping only."""
 
@@ -148,19 +205,31 @@ class _RandomFamily:
 
 
 def random_learner(
-    folder: Path, config: Mapping[str, Any], *, positions: int, dtype: str = "bf16"
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    positions: int,
+    dtype: str = "bf16",
+    **changes: Any,
 ) -> Any:
     """Return a rank's trainer; the folder's weights are made if they are missing."""
     from swerl.core import plugins
-    from swerl.training.options import WorkerSettings
 
-    options = _options(folder, positions, dtype)
+    options = _options(folder, positions, dtype, **changes)
     join(options)
     if not (folder / "model.safetensors").exists():
         _save(folder, config, positions, dtype)
     from swerl.training.rank.learner import Learner
 
-    settings = WorkerSettings(
+    module = plugins.load("algorithms", "sft")
+    settings = learner_settings(folder, options)
+    return Learner(settings, _RandomFamily(), module.build(module.Options()))
+
+
+def learner_settings(folder: Path, options: Any) -> Any:
+    from swerl.training.options import WorkerSettings
+
+    return WorkerSettings(
         model=folder,
         family="qwen3",
         algorithm="sft",
@@ -169,8 +238,6 @@ def random_learner(
         rendezvous="",
         rank=0,
     )
-    module = plugins.load("algorithms", "sft")
-    return Learner(settings, _RandomFamily(), module.build(module.Options()))
 
 
 def _save(folder: Path, config: Mapping[str, Any], positions: int, dtype: str) -> None:
@@ -244,24 +311,21 @@ def matrix_rate(size: int) -> float:
 
 def pass_times(forward: Callable[[], Any]) -> Figures:
     """Return the seconds of a forward and a backward pass, and the bytes kept in between."""
-    import torch
-
     for _ in range(2):
         forward().float().sum().backward()
-    held = torch.cuda.memory_allocated() if on_gpu() else 0
+    held = allocated_bytes()
     out = forward()
-    kept = torch.cuda.memory_allocated() - held if on_gpu() else None
+    kept = allocated_bytes() - held
     del out
     forward_s = min(seconds_of(forward) for _ in range(3))
     both_s = min(seconds_of(lambda: forward().float().sum().backward()) for _ in range(3))
     return {"forward_s": forward_s, "backward_s": both_s - forward_s, "kept_bytes": kept}
 
 
-def reset_peak() -> None:
+def allocated_bytes() -> int:
     import torch
 
-    if on_gpu():
-        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated() if on_gpu() else 0
 
 
 def free_bytes() -> int:

@@ -8,6 +8,8 @@ step      an optimizer step of a Qwen3-0.6B-shaped model on 32k packed tokens: M
           measured rate of bf16 matrix products, and peak memory against the plan
 layers    one delta net, one attention and one expert layer of Qwen3.6-35B-A3B's shape: seconds and
           kept bytes against the roofline and the plan
+rank      one micro-batch of rank 0 of recipes/qwen35b_8node.toml without its exchanges (a fake
+          process group): seconds of each class of kernels against the roofline
 sleep     sleep and wake of a rank: memory given back, seconds, weights bit-equal
 numerics  log-probabilities and gradient norm in bf16 on the GPU against fp32 on the CPU
 ipc       weights by CUDA IPC to a second process; on a CPU by shared memory
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -45,21 +48,18 @@ from _gpu_model import (
     random_batch,
     random_learner,
     random_model,
-    reset_peak,
     scratch_folder,
     seconds_of,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-LIMITS_S = {"step": 150, "layers": 150, "sleep": 60, "numerics": 90, "ipc": 30}
+LIMITS_S = {"step": 90, "layers": 150, "rank": 150, "sleep": 60, "numerics": 90, "ipc": 30}
 """Most seconds of each piece: together eight minutes."""
 
 
 def step(small: bool) -> Figures:
     """Take optimizer steps, and compare speed and memory with the machine and the plan."""
-    import torch
-
     from swerl.plan.parameters import row_cost
     from swerl.plan.shape import shape_from_config
 
@@ -70,9 +70,8 @@ def step(small: bool) -> Figures:
         learner = random_learner(folder, config, positions=sum(lengths))
         batch = random_batch(lengths, config["vocab_size"])
         learner.step(batch)  # kernels are compiled and Adam's state is made
-        reset_peak()
         seconds = [seconds_of(lambda: learner.step(batch)) for _ in range(3)]
-        used_gib = torch.cuda.max_memory_allocated() / 2**30 if on_gpu() else None
+        used_gib = learner.step(batch).extra.get("peak_memory_gib")
     work = sum(map(row_cost(shape_from_config("bench", config)).of, lengths))
     best = min(seconds)
     return {
@@ -119,12 +118,65 @@ def layers(small: bool) -> Figures:
         )
         planned = layer_bytes(shape_from_config("layer", config), Splits(1, 1, 1), 0)
         found[name] = whole | {"planned_bytes_of_a_position": planned}
-        if whole["kept_bytes"] is not None:
+        if on_gpu():
             found[name]["kept_bytes_of_a_position"] = whole["kept_bytes"] / positions
         if name == "full_attention":
             found["experts"] = pass_times(lambda layer=layer, hidden=hidden: layer.mlp(hidden)[0])
     if not small:
         found["roofline_s"] = _roofline(positions)
+    return found
+
+
+_CLASSES = {
+    "attention": r"flash|fmha",
+    "delta rule": r"chunk_(?!logits)|delta|recompute_w_u|merge_\d+x|solve_tril|l2norm",
+    "expert products": r"group",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|splitK",
+    "fused elementwise": r"triton_|conv1d|layer_norm|rms_norm",
+    "copies": r"index|gather|scatter|Cat|copy|Memcpy|nonzero|embedding",
+}
+"""Classes of the roofline's table by the names of their kernels; the first that matches."""
+_WHOLE = ("elementwise", "all", "kept_bytes")
+
+
+def rank(small: bool) -> Figures:
+    """Time a recipe's rank on one GPU, exchanges left out, and sum its kernels by class.
+
+    A layer is the difference of two models, one with a layer more. The other ranks do not exist:
+    what they would send is this rank's own.
+    """
+    import roofline
+    from _gpu_model import fake_ranks, passes
+
+    sets = ["trainer.recompute=false"]
+    if small:
+        splits = {"ranks": 4, "tensor_parallel": 1, "context_parallel": 2, "expert_parallel": 2}
+        sets += [f"trainer.{name}={number}" for name, number in splits.items()]
+    recipe = roofline.load([ROOT / "recipes" / "qwen35b_8node.toml"], sets)
+    work = roofline.micro_batch(recipe, (768, 768, 768) if small else (), 0.125, "h100")
+    config = roofline.model_config(recipe.model)
+    if small:
+        config |= SMALL_HYBRID | {"num_hidden_layers": 4}
+    kinds = roofline.layer_kinds(roofline.shape_from_config("rank", config))
+    found: Figures = {"positions": work.positions, "layers": dict(kinds)}
+    with scratch_folder() as folder:
+        options = roofline.rank_options(recipe, folder)
+        fake_ranks(options)
+        for kind in kinds:
+            one, two = (passes(roofline.only(config, kind, n), options, work) for n in (1, 2))
+            found[kind] = _by_class(two, one)
+            found["ends"] = _by_class(one, found[kind])
+    return found
+
+
+def _by_class(kernels: Mapping[str, float], without: Mapping[str, float]) -> Figures:
+    """Return seconds by class; `all` is the pass by the clock, with nothing overlapped."""
+    found: Figures = {}
+    for names, sign in ((kernels, 1), (without, -1)):
+        for name, seconds in names.items():
+            known = (kind for kind, pattern in _CLASSES.items() if re.search(pattern, name))
+            kind = name if name in (*_CLASSES, *_WHOLE) else next(known, "elementwise")
+            found[kind] = found.get(kind, 0.0) + sign * seconds
     return found
 
 
@@ -245,6 +297,7 @@ def _read_bucket(link: Any) -> None:
 PIECES: Mapping[str, Callable[[bool], Figures]] = {
     "step": step,
     "layers": layers,
+    "rank": rank,
     "sleep": sleep,
     "numerics": numerics,
     "ipc": ipc,

@@ -61,11 +61,11 @@ _LINKS = {
 """Network card, fp32. NVIDIA's data sheets of A100, H100, H200 (SXM) and B200 (HGX)."""
 MEMORY_SHARE = 0.78
 """Of the bandwidth: what a large elementwise kernel reaches. Assumed."""
-PRODUCT_SHARE = 0.455
-"""Of the bf16 peak: 450 TFLOP/s on an H100, for matrices of 2,048 rows or columns. Assumed."""
-ATTENTION_SHARE = (0.30, 0.26)
-"""Of the bf16 peak, forward and backward: FlashAttention 2 with heads of 256 on an H100.
-Assumed."""
+PRODUCT_SHARE = 0.75
+"""Of the bf16 peak. Measured on an H200: all products of a step of Qwen3-0.6B's shape."""
+ATTENTION_SHARE = {128: (0.346, 0.315), 256: (0.30, 0.26)}
+"""Of the bf16 peak, forward and backward, of FlashAttention 2 by the width of heads. 128 is
+measured on an H200, 256 is assumed."""
 FLASH3_SPEEDUP = 1.5
 """Of FlashAttention 3, both ways: the lower end of what arXiv 2407.08608, section 4.1, measured."""
 LINK_SHARE = 0.8
@@ -137,6 +137,7 @@ class Work:
     rates: Rates
     flash3: bool = False
     """Whether attention runs FlashAttention 3."""
+    attention_share: tuple[float, float] = ATTENTION_SHARE[256]
 
 
 def model_config(section: ModelSection) -> dict[str, Any]:
@@ -196,7 +197,7 @@ def count_recipe(recipe: Recipe, work: Work) -> dict[str, Part]:
     share = recomputed_layers(recipe.trainer.recompute, stage) / stage
     parts: dict[str, Part] = {}
     with tempfile.TemporaryDirectory() as folder:
-        options = _options(recipe, Path(folder))
+        options = rank_options(recipe, Path(folder))
         join_fake_ranks(options)
         for again, times in ((False, 1 - share), (True, share)):
             if times:
@@ -220,7 +221,7 @@ def _count_parts(config: Mapping[str, Any], options: Any, work: Work) -> dict[st
     return parts
 
 
-def _options(recipe: Recipe, folder: Path) -> Any:
+def rank_options(recipe: Recipe, folder: Path) -> Any:
     """Return the options of one pipeline stage's ranks: stages are the slowest dimension."""
     from swerl.training.options import TrainerOptions
 
@@ -234,10 +235,7 @@ def _options(recipe: Recipe, folder: Path) -> Any:
 
 def _part(config: Mapping[str, Any], options: Any, work: Work) -> Part:
     """Count a model on two small numbers of positions, and extrapolate each operation."""
-    shape = shape_from_config("counted", config)
-    # With so many positions on each tensor rank every expert gets the same number.
-    unit = max(16, shape.num_experts // max(1, shape.experts_per_token))
-    unit *= len(work.rows) * options.tensor_parallel
+    unit = _unit(config, options, work)
     sizes = (unit, 2 * unit)
     small, large = (_count(config, options, work, size) for size in sizes)
     if [op.name for op in small.ops] != [op.name for op in large.ops]:
@@ -256,13 +254,36 @@ def _part(config: Mapping[str, Any], options: Any, work: Work) -> Part:
     return part
 
 
-def _count(config: Mapping[str, Any], options: Any, work: Work, positions: int) -> Any:
-    import torch
+def _unit(config: Mapping[str, Any], options: Any, work: Work) -> int:
+    """Return a small number of positions that stands for all: a part of the large counts."""
+    shape = shape_from_config("counted", config)
+    # With so many positions on each tensor rank every expert gets the same number.
+    unit = max(16, shape.num_experts // max(1, shape.experts_per_token))
+    unit *= len(work.rows) * options.tensor_parallel
+    chunks = num_chunks(config, options, work)
+    # Each chunk of logits gets as many trained positions, but for half a percent.
+    sizes = (unit * factor for factor in range(1, 100))
+    per_chunk = ((size, size * work.trained / chunks) for size in sizes)
+    return next(size for size, exact in per_chunk if abs(round(exact) - exact) <= exact / 200)
 
+
+def num_chunks(config: Mapping[str, Any], options: Any, work: Work) -> int:
+    """Return the chunks of logits of all trained positions."""
+    chunk = max(1, CHUNK_LOGITS // (config["vocab_size"] // options.tensor_parallel))
+    return math.ceil(work.positions * work.trained / chunk)
+
+
+def _count(config: Mapping[str, Any], options: Any, work: Work, positions: int) -> Any:
     from bench._layers import count
+
+    model = counted_model(config, options)
+    return count(model, counted_rows(config, options, work, positions))
+
+
+def counted_model(config: Mapping[str, Any], options: Any) -> Any:
+    """Return the trainer's model of this rank; its weights have no values yet."""
     from swerl.engines.families._megatron_mapping import ModelMapping
     from swerl.training.rank import model as models
-    from swerl.training.rank.microbatch import PackedRows
 
     class Uninitialised(ModelMapping):
         def config(self, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -270,26 +291,35 @@ def _count(config: Mapping[str, Any], options: Any, work: Work, positions: int) 
             settings = {**shapes["transformer"], "perform_initialization": False}
             return {**shapes, "transformer": settings}
 
-    num_trained = max(1, round(positions * work.trained))
-    vocab = config["vocab_size"] // options.tensor_parallel
-    chunk = max(1, CHUNK_LOGITS // vocab)
-    num_chunks = math.ceil(work.positions * work.trained / chunk)
+    return models.build_model(Uninitialised(), config, options).train()
+
+
+def counted_rows(
+    config: Mapping[str, Any], options: Any, work: Work, positions: int, device: str = "cpu"
+) -> Any:
+    """Return this rank's part of `work`'s rows, shortened to `positions` of this rank."""
+    import torch
+
+    from swerl.training.rank import model as models
+    from swerl.training.rank.microbatch import PackedRows
+
     # As many chunks of logits as with all positions.
-    models.CHUNK_LOGITS = -(-num_trained // num_chunks) * vocab
-    model = models.build_model(Uninitialised(), config, options)
-    model.train()
+    chunks = num_chunks(config, options, work)
+    per_chunk = max(1, round(positions * work.trained / chunks))
+    models.CHUNK_LOGITS = per_chunk * (config["vocab_size"] // options.tensor_parallel)
+    num_trained = chunks * per_chunk
     context = options.context_parallel
     length = positions * context // len(work.rows)
-    rows = PackedRows(
-        ids_N=torch.zeros(positions, dtype=torch.long),
+    routed = _balanced(config, positions)
+    return PackedRows(
+        ids_N=torch.zeros(positions, dtype=torch.long, device=device),
         lengths=(length,) * len(work.rows),
-        selected_O=torch.linspace(0, positions - 1, num_trained).long(),
-        labels_O=torch.zeros(num_trained, dtype=torch.long),
-        index_O=torch.arange(num_trained),
+        selected_O=torch.linspace(0, positions - 1, num_trained).long().to(device),
+        labels_O=torch.zeros(num_trained, dtype=torch.long, device=device),
+        index_O=torch.arange(num_trained, device=device),
         num_selected=num_trained * context,
-        routed_NLK=_balanced(config, positions),
+        routed_NLK=None if routed is None else routed.to(device),
     )
-    return count(model, rows)
 
 
 def _balanced(config: Mapping[str, Any], positions: int) -> Any:
@@ -314,7 +344,7 @@ def _add(part: Part, op: Any, work: Work) -> None:
     elif op.kind == "attention":
         # Causal: a query sees half of its row on average.
         found.flops *= sum(row**2 / 2 for row in work.rows) / sum(work.rows)
-        found.seconds = found.flops / (work.rates.bf16 * ATTENTION_SHARE[is_backward])
+        found.seconds = found.flops / (work.rates.bf16 * work.attention_share[is_backward])
         found.seconds /= FLASH3_SPEEDUP if work.flash3 else 1
     elif op.kind == "delta rule":
         found.seconds = max(moved, max(work.rows) / 64 * CHUNK_S[is_backward])
@@ -439,7 +469,9 @@ def micro_batch(recipe: Recipe, rows: Sequence[int], trained: float, gpu: str) -
         number = -(-room // 32_768)
         rows = (room // number,) * number
     positions = sum(rows) // trainer.context_parallel
-    return Work(positions, tuple(rows), trained, recipe.cluster.gpus_per_node, rates(gpu))
+    share = ATTENTION_SHARE[128 if model_config(recipe.model)["head_dim"] <= 128 else 256]
+    work = Work(positions, tuple(rows), trained, recipe.cluster.gpus_per_node, rates(gpu))
+    return replace(work, attention_share=share)
 
 
 def main() -> None:

@@ -388,15 +388,31 @@ def _shards(
     optimizer: Any,
 ) -> Iterator[tuple[torch.nn.Parameter, int, dict[str, torch.Tensor]]]:
     """Yield each parameter with a range on this rank: its start, its master and moments."""
+    masters = _masters(optimizer)
     for buffer in optimizer.gbuf_ranges:
         # Megatron's ranges: buffers, then pairs of types, then buckets, then parameters.
         for buckets in buffer.values():
             for bucket in buckets:
                 for param, ranges in bucket["param_map"].items():
-                    group, order = optimizer.model_param_group_index_map[param]
-                    master = optimizer.optimizer.param_groups[group]["params"][order]
-                    state = adam_state(optimizer.optimizer, master)
-                    yield param, ranges["param"].start, {"param": master, **state}
+                    state = adam_state(optimizer.optimizer, masters[param])
+                    yield param, ranges["param"].start, {"param": masters[param], **state}
+
+
+def _masters(optimizer: Any) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Return the fp32 master of each parameter that has a range on this rank.
+
+    Megatron-Core's own index of masters is wrong if a bf16 model has fp32 parameters.
+    """
+    groups = (
+        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+    )
+    return {
+        param: master
+        for params, masters in groups
+        for of_params, of_masters in zip(params, masters, strict=True)
+        for param, master in zip(of_params, of_masters, strict=True)
+    }
 
 
 def _pieces(

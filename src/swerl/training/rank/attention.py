@@ -218,10 +218,11 @@ def installed_kernel() -> Callable[..., Any] | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
 
-        # Without grouped queries, the kernel requires one key head for each query head.
-        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-            _prefer_flash3()
-            return partial(varlen_attn, window_size=_CAUSAL, enable_gqa=True)
+        _prefer_flash3()
+        # Before this option came, grouped queries needed none.
+        has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
+        options = {"enable_gqa": True} if has_option else {}
+        return partial(varlen_attn, window_size=_CAUSAL, **options)
     except ImportError:
         pass
     try:

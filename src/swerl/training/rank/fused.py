@@ -1,4 +1,4 @@
-"""Norms and fp32 products that keep their inputs only, each as one kernel on a GPU.
+"""Norms, rotations and fp32 products that keep their inputs only, each as one kernel on a GPU.
 
 Autograd would keep every intermediate tensor, most of them in fp32. The functions of this file keep
 their inputs and compute the rest again in the backward pass, on a CPU as well. On a GPU
@@ -94,6 +94,40 @@ def norm_gradients(
     x_grad = scale * (inner - scaled * (inner * scaled).mean(-1, keepdim=True))
     weight_grad = (upper * scaled).flatten(0, -2).sum(0)
     return x_grad.to(x.dtype), weight_grad.to(weight.dtype)
+
+
+def rotate_by_position(
+    x: torch.Tensor, angles: torch.Tensor, *unused: object, mscale: float = 1.0, **ignored: object
+) -> torch.Tensor:
+    """Rotate pairs of values by their position's angles (RoPE, arXiv 2104.09864, eq. 34).
+
+    Takes the place of Megatron-Core's formula, which has nine kernels. The last axis of `angles`
+    holds each angle twice; values of `x` beyond it stay.
+    """
+    rotated: torch.Tensor = _Rotation.apply(x, angles, mscale)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, angles: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(angles)
+        ctx.scale = scale
+        return rotate(x, angles.cos() * scale, angles.sin() * scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (angles,) = ctx.saved_tensors
+        # The transpose of a rotation turns back.
+        return rotate(grads[0], angles.cos() * ctx.scale, angles.sin() * -ctx.scale), None, None
+
+
+@fuse
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    cos, sin, size = cos.to(x.dtype), sin.to(x.dtype), cos.shape[-1]
+    first, second = x[..., :size].chunk(2, -1)
+    turned = torch.cat((-second, first), -1)
+    return torch.cat((x[..., :size] * cos + turned * sin, x[..., size:]), -1)
 
 
 def wide_linear(x_NH: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

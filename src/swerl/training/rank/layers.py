@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -30,7 +31,7 @@ from swerl.core.chat import Json
 from swerl.core.errors import TrainerError
 from swerl.training.rank.attention import PackedAttention
 from swerl.training.rank.context import Forest
-from swerl.training.rank.fused import rms_norm
+from swerl.training.rank.fused import rms_norm, rotate_by_position
 from swerl.training.rank.gated_delta import GatedDeltaNet
 from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules, permute
 
@@ -70,6 +71,7 @@ def _layer(config: TransformerConfig, *, gated_delta: bool) -> ModuleSpec:
         return layer
     attention = parts.self_attention.submodules
     attention.core_attention = PackedAttention
+    rope_utils._apply_rotary_pos_emb_bshd = rotate_by_position
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return layer
