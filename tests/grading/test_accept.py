@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swerl.core.changes import Changes, FileKind, TreeFile, touched
+from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.accept import Accepted, CleanTree, accept
+from swerl.grading.prepare import _clean_tree
 from swerl.tasks.datasets import find_converter
+from tests.grading._folder_sandbox import FolderSandbox
 
 OLD, NEW = TreeFile(b"x\n"), TreeFile(b"y\n")
 
@@ -90,6 +94,40 @@ def test_protected_paths_are_dropped_and_named(path: str) -> None:
 def test_no_file_or_link_takes_the_place_of_a_folder_of_hidden_tests(path: str) -> None:
     assert accept(TASK, made(path)).dropped == (path,)
     assert accept(TASK, link(path, "own")).dropped == (path,)
+
+
+IN_PLACE = [
+    *("hidden.py", "pkg.abi3.so", "tests/unit.py", "hidden/run/__init__.py", "hidden/run.so"),
+    *(
+        "pkg/test_declared/__init__.py",
+        "pkg/test_declared/__init__.abi3.so",
+        "src/tests/__init__.py",
+    ),
+]
+
+
+@pytest.mark.parametrize("path", IN_PLACE)
+def test_python_imports_no_new_file_in_place_of_hidden_tests(path: str) -> None:
+    """A package hides a module; a module, or a package of `src`, hides a folder of tests."""
+    assert accept(TASK, made(path), ALL).dropped == (path,)
+
+
+def test_no_link_takes_the_place_of_the_module_of_a_hidden_test() -> None:
+    assert accept(TASK, link("pkg/test_declared", "own"), ALL).dropped == ("pkg/test_declared",)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pkg/__init__.py",
+        "pkg/test_declared/data.py",
+        "pkg/hidden.py",
+        "hidden.txt",
+        "src/a/tests.py",
+    ],
+)
+def test_other_files_beside_hidden_tests_stay(path: str) -> None:
+    assert kept(accept(TASK, made(path), ALL)) == {path}
 
 
 def test_no_folder_takes_the_place_of_a_hidden_test() -> None:
@@ -342,3 +380,17 @@ def test_headers_inside_content_are_content() -> None:
         "--- a/conftest.py\n+++ b/conftest.py\n x\x0cdiff --git a/conftest.py b/conftest.py\n"
     )
     assert touched(patch) == ("doc.txt",)
+
+
+async def test_many_new_modules_hide_no_installed_one_among_them() -> None:
+    """More names than fit into one command line; without an answer, all count as installed."""
+    names = [f"{'a' * 150}{number}.py" for number in range(1_200)]
+
+    class Short(FolderSandbox):
+        async def run(self, argv: Sequence[str], **options: Any) -> Exec:
+            assert sum(map(len, argv)) < 2**17, "some systems accept no longer command line"
+            answer = b"" if "attr" in argv else b"installed . yaml\n"
+            return Exec(126 if "attr" in argv else 0, answer, b"")
+
+    clean = await _clean_tree(TASK, made("attr.py", "yaml.py", *names), Short())
+    assert {"attr", "yaml"} <= clean.installed

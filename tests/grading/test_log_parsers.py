@@ -41,6 +41,13 @@ def test_a_printed_heading_neither_adds_nor_hides_a_failure() -> None:
     assert find_parser("pytest")(SUMMARY + forged)["tests/a.py::test_two"] is FAILED
 
 
+def test_a_line_behind_pytests_last_neither_adds_nor_hides_a_failure() -> None:
+    read = find_parser("pytest")
+    assert read(f"{SUMMARY}ERROR clean-up failed\nPASSED forged\n") == read(SUMMARY)
+    assert read(f"{SUMMARY}FAILED tests/a.py::test_one\n")["tests/a.py::test_one"] is FAILED
+    assert read(f"{SUMMARY}{SUMMARY.replace('two', 'six')}")["tests/a.py::test_six"] is FAILED
+
+
 @pytest.mark.parametrize(
     ("name", "log"),
     [

@@ -192,6 +192,7 @@ class _Rules:
         self._allowed = set(touched(task.gold_patch)) - brought
         self._folders = {folder for path in self._hidden if (folder := _test_folder(path))}
         self._above = {folder for path in self._hidden for folder in parents(path)}
+        self._modules = {path.removesuffix(".py") for path in self._hidden if path.endswith(".py")}
         named = (path for text in clean.scripts.values() for path in _run_by(text))
         self._drivers = {*_named_scripts(spec), *named}
         self._drives = _starts_tests("\n".join([*commands(spec), *clean.scripts.values()]))
@@ -239,7 +240,10 @@ class _Rules:
         *folders, name = path.split("/")
         if _PROGRAM_FOLDERS & set(folders) and _PROGRAMS.fullmatch(name):
             return True
-        found = _module_of(path, is_link=bool(file and file.is_link))
+        is_link = bool(file and file.is_link)
+        if self._replaces_tests(path, is_link=is_link):
+            return True
+        found = _module_of(path, is_link=is_link)
         owned = self._clean.owned
         if (found.root, found.name) in owned:
             return False
@@ -247,11 +251,27 @@ class _Rules:
             return True
         if not found.is_whole or found.root not in {"", *self._clean.searched}:
             return False
-        if found.name in _LIBRARIES:
+        # A package of a later folder wins over a folder of tests that has no `__init__`.
+        if found.name in _LIBRARIES or found.name in {each.split("/")[0] for each in self._folders}:
             return True
         is_moved = any((root, found.name) in owned for root in ("", *SOURCE_ROOTS))
         others = _NOT_IMPORTED | sys.stdlib_module_names
         return found.name in self._clean.installed - others and not is_moved
+
+    def _replaces_tests(self, path: str, *, is_link: bool) -> bool:
+        """Return True if Python would import a new file in place of hidden tests or their folder.
+
+        A package wins over a module, an extension module over both of source, and each of them over
+        a folder without `__init__`.
+        """
+        folder, name = posixpath.split(path)
+        if is_link and path in self._modules:
+            return True
+        if not name.endswith((".py", ".so")):
+            return False
+        if _module(name) == "__init__":
+            return folder in self._modules
+        return posixpath.join(folder, _module(name)) in self._modules | self._above
 
 
 def _declared_files(spec: GradingSpec) -> Iterator[str]:

@@ -109,6 +109,8 @@ for path do
 done
 """
 _TOO_LARGE = "the patch changes too many or too large files"
+_MODULES_AT_ONCE = 500
+"""New modules that one command looks for: more names would not fit into a command line."""
 _SCRIPT_BYTES = 2**16
 _FEW_SCRIPTS, _SOURCE_ENDINGS = 4, (".py", ".sh", ".js", ".rb", ".pl")
 """So few files, which are never large, are read without a command."""
@@ -253,10 +255,15 @@ async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTr
     added = sorted({name for _, name in new_modules(changes) if name.isidentifier()})
     if not added:
         return CleanTree(scripts)
-    done = await sandbox.run(
-        ["sh", "-c", _MODULES, "sh", *added], cwd=task.workdir, timeout_s=_TIMEOUT_S
-    )
-    lines = [line.split(" ", 2) for line in done.stdout.decode("utf-8", "replace").splitlines()]
+    lines = []
+    for at in range(0, len(added), _MODULES_AT_ONCE):
+        names = added[at : at + _MODULES_AT_ONCE]
+        done = await sandbox.run(
+            ["sh", "-c", _MODULES, "sh", *names], cwd=task.workdir, timeout_s=_TIMEOUT_S
+        )
+        lines += [line.split(" ", 2) for line in done.stdout.decode(errors="replace").splitlines()]
+        # Without an answer, each of them may shadow an installed package.
+        lines += [["installed", ".", name] for name in names] if done.exit_code else []
     found = [(kind, "" if root == "." else root, name) for kind, root, name in lines]
     spec = task.grading
     text = "\n".join([*commands(spec), *spec.env.values()])

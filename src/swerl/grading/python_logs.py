@@ -4,7 +4,8 @@ An id is the word after its status, so an id with spaces is cut. Other lines are
 
 If a log of pytest has a summary, statuses come from there on: captured output stands before it, and
 a test may print `ERROR x` or log an error. A test may print the heading, too: lines before the last
-heading count for tests that are named behind it, so no second heading hides a failure.
+heading count for tests that are named behind it, so no second heading hides a failure. So do lines
+behind pytest's last line, which code prints at its exit.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ WORDS: Mapping[str, TestStatus] = {
 }
 _WORDS = tuple(WORDS)
 _SUMMARY = re.compile(r"^=+ short test summary info =+", re.MULTILINE)
+_SUMMARY_END = re.compile(r"^=+ .*\bin \d+\.\d+s", re.MULTILINE)
 _LOG_RECORD = "ERROR  "
 """Start of a logged error; pytest writes one blank behind a status."""
 _COUNT = re.compile(r"\[\d+\]")
@@ -210,9 +212,13 @@ def _summary_lines(log: str) -> Iterator[Line]:
     last = start
     for heading in _SUMMARY.finditer(log, start):
         last = heading.start()
-    found = list(_status_lines(log[last:]))
+    end = len(log)
+    if _SUMMARY.match(log, last):
+        end = max((each.end() for each in _SUMMARY_END.finditer(log, last)), default=end)
+    found = list(_status_lines(log[last:end]))
     named = {name for name, _ in found}
-    yield from (line for line in _status_lines(log[start:last]) if line[0] in named)
+    outside = chain(_status_lines(log[start:last]), _status_lines(log[end:]))
+    yield from (line for line in outside if line[0] in named)
     yield from found
 
 

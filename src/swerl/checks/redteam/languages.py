@@ -60,7 +60,7 @@ class Ground:
     def forged(self) -> str:
         """The log of a run in which every test passes."""
         lines = []
-        for number in range(len(_TITLES)):
+        for number in range(len(TITLES)):
             name = self._fill(self.name, number)
             lines.append(self._fill(self.line, number).replace("[id]", name))
         return self.before + "\n".join(lines) + "\n"
@@ -83,14 +83,14 @@ class Ground:
             price, paid = 2 * index + 12, 3 * index + 20
             more = re.sub(r"\b5\b", str(paid - price), blocks[at])
             more = re.sub(r"\b4, 9\b", f"{price}, {paid}", more)
-            name = title if _TITLES[2] in more else title.title().replace("_", "")
+            name = title if TITLES[2] in more else title.title().replace("_", "")
             blocks.insert(at + 1 + index, _COIN.sub(name, more))
         names = tuple(_named(self.name, title) for title in titles)
         tests = {**self.hidden, self.test_path: "\n\n".join(blocks)}
         return {"fail_to_pass": (*self.fixed, *names), "test_files": tests}
 
     def _fill(self, form: str, number: int) -> str:
-        return _named(form, _TITLES[number], number + 1)
+        return _named(form, TITLES[number], number + 1)
 
 
 def _named(form: str, title: str, number: int = 0) -> str:
@@ -100,7 +100,7 @@ def _named(form: str, title: str, number: int = 0) -> str:
 
 
 _COIN = re.compile(r"change_of_a_coin|ChangeOfACoin")
-_TITLES = ("total_of_prices", "change_of_a_note", "change_of_a_coin", "change_of_nothing")
+TITLES = ("total_of_prices", "change_of_a_note", "change_of_a_coin", "change_of_nothing")
 
 GROUNDS: Mapping[TaskKind, Ground] = {
     TaskKind.PYTHON: Ground(
