@@ -255,7 +255,7 @@ async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTr
     added = sorted({name for _, name in new_modules(changes) if name.isidentifier()})
     if not added:
         return CleanTree(scripts)
-    lines = []
+    lines: list[list[str]] = []
     for at in range(0, len(added), _MODULES_AT_ONCE):
         names = added[at : at + _MODULES_AT_ONCE]
         done = await sandbox.run(
