@@ -18,7 +18,16 @@ from swerl.core.grade import Blind, Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import command
 from swerl.grading.swaps import swapped
-from swerl.tasks.twin import TEST_COMMAND, TEST_FILE, TRAINED, UNSEEN, make_tasks, make_variants
+from swerl.tasks.twin import (
+    TEST_COMMAND,
+    TEST_FILE,
+    TRAINED,
+    UNSEEN,
+    Split,
+    make_tasks,
+    make_variants,
+    solutions,
+)
 from tests.grading.conftest import in_sandboxes
 
 
@@ -221,6 +230,16 @@ def test_the_same_arguments_give_the_same_tasks_and_write_nothing_twice(tmp_path
     assert make_tasks(tmp_path, split="heldout", count=3, seed=7) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     assert make_tasks(tmp_path, split="heldout", count=3, seed=8) != first
+
+
+def test_a_task_keeps_its_name_from_release_to_release() -> None:
+    # The seeds of sampling follow from it, so another name changes every measured run.
+    names = {split: next(iter(solutions(split=split, count=1, seed=0))) for split in Split}
+    assert names == {
+        Split.TRAIN: "twin__sub-pair-1b5a02de212f",
+        Split.HELDOUT: "twin__add-fixed-c7bf26e5b86a",
+        Split.UNSEEN: "twin__lt-fixed-bc3de9e9fc32",
+    }
 
 
 def test_repositories_do_not_depend_on_where_they_are_written(tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ for name, is_good in zip(names, good):
     print("PASSED" if is_good else "FAILED", name)
 sys.exit(not all(good))
 '''
+_ENDS = "sys.exit(not all(good))", "sys.stdout.flush()\nos._exit(not all(good))"
+"""The end that names a Task, and the one that runs: an ordinary exit would write to every page that
+the child has shared, 560 page faults."""
 
 
 def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]:
@@ -166,7 +169,7 @@ def _task(folder: Path, variant: Variant) -> Task:
         _write(repository, variant)
     failing = [_name(call) for call in variant.failing]
     passing = [_name(call) for call in variant.passing]
-    tests = _tests(variant)
+    tests = _tests(variant).replace(*_ENDS)
     return Task(
         id=_task_id(variant),
         repo=f"twin/{variant.template}",
