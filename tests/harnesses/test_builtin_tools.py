@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from swerl.core.sandbox import Limits
+from swerl.harnesses._builtin_tools import Shell
+from swerl.sandboxes import local
+
 from .plain import calls, edit, use
 
 
@@ -145,6 +149,26 @@ async def test_folder_and_exported_variables_last_from_call_to_call(tmp_path: Pa
     assert failed == "exit code 4"
     assert after == f"{tmp_path.name}\n[6]"
     assert [path.name for path in tmp_path.iterdir()] == ["sub dir"]
+
+
+async def test_options_of_a_command_do_not_hinder_what_lasts(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    texts = await calls(
+        tmp_path, bash("set -eCfu; cd sub; export A=1"), bash('basename "$PWD"; echo $A')
+    )
+    assert texts[1] == "sub\n1"
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+async def test_a_call_starts_no_program_of_its_own(lasting: bool) -> None:
+    backend = local.build(local.Options())
+    async with backend.open("host", Limits(), workdir="/repo") as sandbox:
+        shell = Shell(sandbox, "/repo", timeout_s=60, lasting=lasting)
+        pids = [int(await shell.run("echo $$")) for _ in range(3)]
+        # A pid namespace numbers its processes in the order of their starts.
+        assert pids[2] - pids[1] == pids[1] - pids[0] == 1
+        assert await shell.run("export A='1\n2'; echo a\0b") == "ab"
+        assert await shell.run('echo "[$A]"') == ("[1\n2]" if lasting else "[]")
 
 
 async def test_a_fresh_shell_keeps_nothing(tmp_path: Path) -> None:

@@ -19,16 +19,22 @@ from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError, SandboxFileError
 from swerl.core.sandbox import Exec
 
-_SHELL_FRESH = """
-__command=$(cat)
+# Builtins where they can be: each further program costs a millisecond and a hundred page faults.
+_COMMAND = """
+if [ -f /dev/stdin ]; then IFS= read -r -d '' __command || :; else __command=$(cat); fi
+"""
+_SHELL_FRESH = f"""{_COMMAND}
 eval "$__command" </dev/null
 """
-_SHELL_LASTING = """
-__state=$1 __command=$(cat)
+_SHELL_LASTING = rf"""{_COMMAND}
+__state=$1
 set --
 if [ -r "$__state" ]; then . "$__state" 2>/dev/null; fi
-trap '{ export -p; printf "cd -- %q\\n" "$PWD"; } >"$__state.new" 2>/dev/null &&
-  mv -f -- "$__state.new" "$__state"' EXIT
+__list='{{ export -p; printf "cd -- %q\n" "$PWD"; }} 2>/dev/null >|"$__state.new" &&
+  IFS= read -r -d "" __now <"$__state.new" || :'
+eval "$__list"
+__was=$__now
+trap 'eval "$__list"; [ "$__now" = "$__was" ] || mv -f -- "$__state.new" "$__state"' EXIT
 eval "$__command" </dev/null
 """
 
@@ -54,7 +60,10 @@ class Shell:
             self._state,
         ]
         done = await self.sandbox.run(
-            script, cwd=self.workdir, timeout_s=self.timeout_s, stdin=command.encode()
+            script,
+            cwd=self.workdir,
+            timeout_s=self.timeout_s,
+            stdin=command.replace("\0", "").encode(),
         )
         lines = [done.text.rstrip("\n")] if done.text.strip("\n") else []
         if done.truncated:
