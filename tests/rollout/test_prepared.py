@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
@@ -279,3 +280,18 @@ async def test_one_list_of_the_work_tree_serves_all_attempts(
             assert taken and list(taken.changes.files) == ["pkg/code.py"]
             lists.append(start.packed)
     assert (lists[1] == lists[2]) is not installs
+
+
+async def test_clean_files_of_a_snapshot_are_read_once(repository: Path) -> None:
+    task, provisioner = task_of(f"dir:{repository}"), make(Counting())
+    edit = Changes({"pkg/code.py": TreeFile(b"mended\n"), "link": None})
+    more = Changes({**edit.files, "pkg/new.py": TreeFile(b"new\n")})
+    found = []
+    for changes in (edit, edit, edit, more):
+        async with provisioner.for_grading(task) as sandbox:
+            if len(found) == 2:
+                sandbox.run = refuse  # type: ignore[method-assign,assignment]
+            found.append(await provisioner.compare(sandbox, task, changes))
+    clean = {"pkg/code.py": TreeFile(b"broken\n"), "link": TreeFile(b"pkg/code.py", FileKind.LINK)}
+    assert found[:3] == [Changes(edit.files, clean)] * 3
+    assert found[3] == Changes(more.files, {**clean, "pkg/new.py": None})

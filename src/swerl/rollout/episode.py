@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -161,7 +161,8 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
         with suppress(SwerlError):
             if changes and changes.files:
                 async with parts.provisioner.for_grading(task) as sandbox:
-                    await _compared(task, changes, sandbox, draft, clock)
+                    comparing = parts.provisioner.compare(sandbox, task, changes)
+                    await _compared(comparing, draft, clock)
         return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
     if changes is None:
         return Grade(Verdict.UNSOLVED, _HUGE)
@@ -184,7 +185,8 @@ async def grade_patch(
         with clock.phase("grade_boot"):
             opened = [await first.enter_async_context(parts.provisioner.for_grading(task))]
         if isinstance(patch, Changes):
-            compared = await _compared(task, patch, opened[0], draft or _Draft(), clock)
+            comparing = parts.provisioner.compare(opened[0], task, patch)
+            compared = await _compared(comparing, draft or _Draft(), clock)
             if compared is None:
                 return Grade(Verdict.UNSOLVED, _HUGE)
             patch = compared
@@ -207,11 +209,11 @@ async def grade_patch(
 
 
 async def _compared(
-    task: Task, changes: Changes, sandbox: Sandbox, draft: _Draft, clock: Clock
+    comparing: Awaitable[Changes | None], draft: _Draft, clock: Clock
 ) -> Changes | None:
-    """Compare Changes with a clean tree and keep their diff; None if either is too large."""
+    """Await Changes compared with a clean tree, keep their diff; None if either is too large."""
     with clock.phase("diff"):
-        compared = await worktree.compare(sandbox, task.workdir, changes)
+        compared = await comparing
         patch = await asyncio.to_thread(diff, compared) if compared else ""
     if compared is None or len(patch) > MAX_PATCH_BYTES:
         return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
+from swerl.core.changes import Changes, FileMap
 from swerl.core.contracts import (
     Harness,
     Reward,
@@ -33,9 +34,11 @@ from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.tasks.hide_future import Facts, Stage, hide_future, to_remove
 from swerl.tasks.set_up import set_up
-from swerl.tasks.worktree import TreeListing, is_older, list_start
+from swerl.tasks.worktree import TreeListing, is_older, list_start, read_clean
 
 _GIT_S = 60.0
+_NUM_KEPT, _KEPT_BYTES = 1000, 64 * 2**10
+"""Sets of clean files that are kept in memory, and the most bytes of one."""
 _UNKEPT = r"""
 find /tmp /dev/shm ! -type d -printf '%p %s %T@\n'
 set -- /proc/[0-9]*
@@ -108,6 +111,8 @@ class Provisioner:
         self._opened: dict[str, tuple[str, float]] = {}
         """Id of an open sandbox -> its snapshot, and the Unix time before it was opened."""
         self._starts: dict[tuple[str, frozenset[str]], TreeListing] = {}
+        self._clean: dict[tuple[str, ...], FileMap] = {}
+        """(snapshot, paths) -> those files in it, if they are small."""
         self.slot = asyncio.Semaphore(concurrency)
         """An Episode holds a slot from start to end; waiting for it counts against no budget."""
 
@@ -146,6 +151,24 @@ class Provisioner:
         if snapshot and is_older(found, since_s):
             self._starts[key] = found
         return found
+
+    async def compare(self, sandbox: Sandbox, task: Task, changes: Changes) -> Changes | None:
+        """Compare Changes with a clean work tree; all sandboxes of a snapshot have the same files.
+
+        Returns None if its files are too large to read.
+        """
+        snapshot, _ = self._opened.get(sandbox.id, ("", 0.0))
+        key = snapshot, *changes.files
+        if snapshot and key in self._clean:
+            return changes.against(self._clean[key])
+        before = await read_clean(sandbox, task.workdir, list(changes.files))
+        if before is None:
+            return None
+        if sum(len(file.data) for file in before.values() if file) <= _KEPT_BYTES:
+            if len(self._clean) >= _NUM_KEPT:
+                self._clean.clear()
+            self._clean[key] = before
+        return changes.against(before)
 
     async def prepare(self, task: Task, harness: Harness) -> int:
         """Make the snapshots of a Task ahead; return how many of the two exist then."""

@@ -258,9 +258,14 @@ async def take(
 
 async def compare(sandbox: Sandbox, workdir: str, changes: Changes) -> Changes | None:
     """Compare Changes with a clean work tree; None if its files are too large to read."""
-    paths = list(changes.files)
+    before = await read_clean(sandbox, workdir, list(changes.files))
+    return None if before is None else changes.against(before)
+
+
+async def read_clean(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> FileMap | None:
+    """Return those of the paths that a clean work tree has; None if they are too large to read."""
     if not paths:
-        return Changes({}, {})
+        return {}
     # One command is enough unless the earlier files are far larger.
     found = await _read_chunk(sandbox, workdir, paths) if len(paths) <= _CHUNK_FILES else None
     if found is None:
@@ -271,12 +276,11 @@ async def compare(sandbox: Sandbox, workdir: str, changes: Changes) -> Changes |
     if found is None:
         return None
     # A path below a link of the clean tree belongs to another file.
-    before = {
+    return {
         path: file
         for path, file in found.items()
         if not any(parent in found for parent in parents(path))
     }
-    return changes.against(before)
 
 
 async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ...] | None:
