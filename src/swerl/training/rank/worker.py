@@ -47,6 +47,9 @@ IDLE = timedelta(days=30)
 """Time that a rank waits for the next command: rollouts may be long. The controller watches the
 processes and notices dead ranks."""
 
+_KEPT_BYTES, _LARGEST_KEPT_BYTES = 512 * 2**20, 32 * 2**20
+"""Most freed bytes that a rank on the CPU keeps, and the largest block of them: glibc's limit."""
+
 
 def main() -> None:
     _die_with_parent()
@@ -55,6 +58,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="megatron")
     settings = WorkerSettings.model_validate_json(sys.argv[1])
     torch.set_num_threads(settings.options.threads)
+    if not torch.cuda.is_available():
+        _keep_freed_memory()
     _join_ranks(settings)
     link = socket.socket(fileno=int(sys.argv[2])) if len(sys.argv) > 2 else None
     try:
@@ -238,6 +243,17 @@ def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:
     # If the controller is gone, the next read notices it.
     with suppress(BrokenPipeError):
         link.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc reuse the memory of freed tensors.
+
+    By default it gives most of it back to Linux, and each step would fault it in anew.
+    """
+    trim_threshold, mmap_threshold = -1, -3
+    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(trim_threshold, _KEPT_BYTES)
+        libc.mallopt(mmap_threshold, _LARGEST_KEPT_BYTES)
 
 
 def _die_with_parent() -> None:
