@@ -13,6 +13,7 @@ the kernel or a file system has no idmapped mounts, the processes are root witho
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -350,14 +351,20 @@ def _fill_devices(folder: Path, shm_mib: int) -> None:
     kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
 
 
+@functools.cache  # the supervisor does not leave it
 def _in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
 def _has_mounts(folder: str) -> bool:
     """Return True if other file systems are mounted below a folder; an overlay would hide them."""
+    return any(point.startswith(f"{folder}/") for point in _mount_points())
+
+
+@functools.cache  # later mounts of the supervisor are all below STAGE
+def _mount_points() -> tuple[str, ...]:
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return any(line.split(" ")[4].startswith(f"{folder}/") for line in lines)
+    return tuple(line.split(" ", 5)[4] for line in lines)
 
 
 def _keeps_attributes(folder: Path) -> bool:
