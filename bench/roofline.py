@@ -4,8 +4,8 @@
     python bench/roofline.py recipes/qwen35b_8node.toml --rows 96000 --gpu b200 --json out.json
 
 One rank's forward, recomputation and backward pass run on a CPU: the real layers, on a fake process
-group of the recipe's size (_layers.py). One layer of each kind is counted on two small numbers of
-positions, extrapolated to the recipe's, and multiplied by the model's layers. A kernel takes the
+group of the recipe's size (_stand_ins.py). One layer of each kind is counted on two small numbers
+of positions, extrapolated to the recipe's, and multiplied by the model's layers. A kernel takes the
 longest of its bytes, its operations and a launch. The seconds are a sum of kernels, so they are a
 lower bound if nothing overlaps; pipeline bubbles and the optimizer's step are left out.
 """
@@ -190,7 +190,7 @@ def count_recipe(recipe: Recipe, work: Work) -> dict[str, Part]:
     If some layers are recomputed, a layer is the mean of all of its kind: each kind is taken to
     have its share of them.
     """
-    from bench._layers import join_fake_ranks
+    from bench._stand_ins import join_fake_ranks
 
     config = model_config(recipe.model)
     stage = config["num_hidden_layers"] // recipe.trainer.pipeline_parallel
@@ -274,7 +274,7 @@ def num_chunks(config: Mapping[str, Any], options: Any, work: Work) -> int:
 
 
 def _count(config: Mapping[str, Any], options: Any, work: Work, positions: int) -> Any:
-    from bench._layers import count
+    from bench._op_counts import count
 
     model = counted_model(config, options)
     return count(model, counted_rows(config, options, work, positions))

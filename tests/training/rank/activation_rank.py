@@ -1,8 +1,8 @@
 """Count the bytes that real layers keep for the backward pass: `python -m ….activation_rank KIND`.
 
 One layer of a real model's widths runs on a CPU in bf16, on few positions, with one operation in
-place of each kernel (bench/_layers.py). Every storage that an operation makes is counted until it
-is freed, but for parameters. Prints JSON: the bytes that are kept of a position.
+place of each kernel (bench/_stand_ins.py). Every storage that an operation makes is counted until
+it is freed, but for parameters. Prints JSON: the bytes that are kept of a position.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def main() -> None:
 
 def measure(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     # Found from the repository's root, where tests run this module.
-    from bench._layers import Counted, replace_kernels
+    from bench._op_counts import Counted
+    from bench._stand_ins import replace_kernels
     from swerl.engines.families._megatron_mapping import ModelMapping
     from swerl.training.rank.microbatch import PackedRows
     from swerl.training.rank.model import build_model
