@@ -40,7 +40,10 @@ SIZE = 60_001
 class Trainer:
     """Publishes versions of a small model in 16 bits, of which a step changes few."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, adapters: bool = False) -> None:
+        self.prefix = "adapter_" if adapters else ""
+        """The names of PEFT's files begin with it."""
+        self.settings = '{"odd": 1}\n'
         self.local, self.shared = root / "trainer", root / "shared"
         self.local.mkdir()
         self.shared.mkdir()
@@ -55,8 +58,8 @@ class Trainer:
         header = {"w": {"dtype": "BF16", "shape": [SIZE], "data_offsets": [0, 2 * SIZE]}}
         text = json.dumps(header).encode()
         blob = len(text).to_bytes(8, "little") + text + self.bits.tobytes()
-        (folder / "model.safetensors").write_bytes(blob)
-        (folder / "config.json").write_text('{"odd": 1}\n')
+        (folder / f"{self.prefix}model.safetensors").write_bytes(blob)
+        (folder / f"{self.prefix}config.json").write_text(self.settings)
         found = self.writer.write(WeightRef(folder, folder.name, checksum(folder)))
         # Only two whole versions stay, as `publish` leaves them.
         for old in sorted(self.local.iterdir(), key=lambda path: path.stat().st_mtime_ns)[:-2]:
@@ -244,6 +247,16 @@ class Wire:
         await asyncio.gather(self.pump(reader, back), self.pump(there, writer))
 
 
+@pytest.fixture(params=["weights", "adapters"])
+def trainer(request: pytest.FixtureRequest, tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path, adapters=request.param == "adapters")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    return tmp_path / "machine"
+
+
 @asynccontextmanager
 async def elsewhere(folder: Path) -> AsyncIterator[tuple[str, Wire]]:
     """Yield the URL of a receiver on another machine, and the wire to it."""
@@ -253,8 +266,9 @@ async def elsewhere(folder: Path) -> AsyncIterator[tuple[str, Wire]]:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", wire
 
 
-async def test_twenty_versions_arrive_over_http_in_a_tenth_of_the_bytes(tmp_path: Path) -> None:
-    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+async def test_twenty_versions_arrive_over_http_in_a_tenth_of_the_bytes(
+    trainer: Trainer, machine: Path
+) -> None:
     async with elsewhere(machine) as (url, wire):
         assert await send(trainer.publish(), url, key=SECRET, timeout_s=60) is not None
         wire.num_bytes, sizes = 0, []
@@ -271,10 +285,9 @@ async def test_twenty_versions_arrive_over_http_in_a_tenth_of_the_bytes(tmp_path
 
 
 async def test_broken_connections_go_on_at_the_byte_that_arrived_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_delta_http, "_PIECE", 5_000)
-    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
     refs = [trainer.publish(), trainer.learn(), trainer.learn()]
     async with elsewhere(machine) as (url, wire):
         wire.cut_after = 18_000
@@ -286,8 +299,9 @@ async def test_broken_connections_go_on_at_the_byte_that_arrived_last(
 
 
 @pytest.mark.parametrize("key", ["another key of 22 bytes", "changed on its way"])
-async def test_a_request_that_the_key_did_not_sign_is_refused(tmp_path: Path, key: str) -> None:
-    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+async def test_a_request_that_the_key_did_not_sign_is_refused(
+    trainer: Trainer, machine: Path, key: str
+) -> None:
     async with elsewhere(machine) as (url, wire):
         if key == "changed on its way":
             wire.flip, key = b'"checksum": ', SECRET
@@ -298,8 +312,9 @@ async def test_a_request_that_the_key_did_not_sign_is_refused(tmp_path: Path, ke
 
 
 @pytest.mark.parametrize("left", ["torn", "of another start", "longer", "base changed"])
-async def test_leftovers_on_the_other_machine_do_not_serve(tmp_path: Path, left: str) -> None:
-    trainer, machine = Trainer(tmp_path), tmp_path / "machine"
+async def test_leftovers_on_the_other_machine_do_not_serve(
+    trainer: Trainer, machine: Path, left: str
+) -> None:
     machine.mkdir()
     first = trainer.publish()
     async with elsewhere(machine) as (url, _):
@@ -313,9 +328,27 @@ async def test_leftovers_on_the_other_machine_do_not_serve(tmp_path: Path, left:
         elif left == "of another start":
             shutil.copyfile(first.delta, machine / ref.delta.name)
         else:
-            held = machine / first.path.name / "model.safetensors"
+            held = machine / first.path.name / f"{trainer.prefix}model.safetensors"
             held.write_bytes(held.read_bytes()[:-1] + b"\x55")
         assert await send(ref, url, key=SECRET, timeout_s=60) == machine / ref.path.name
+    _assert_equal(ref, machine)
+
+
+async def test_adapters_of_another_scale_or_that_changed_on_disk_do_not_serve(
+    tmp_path: Path, machine: Path
+) -> None:
+    """Two runs with the same first adapters, which change nothing yet, and two values of alpha."""
+    (tmp_path / "other").mkdir()
+    old, new = Trainer(tmp_path / "other", adapters=True), Trainer(tmp_path, adapters=True)
+    old.settings, new.settings = '{"r": 2, "lora_alpha": 2}', '{"r": 2, "lora_alpha": 8}'
+    async with elsewhere(machine) as (url, _):
+        await send(old.publish(), url, key=SECRET, timeout_s=60)
+        await send(new.publish(), url, key=SECRET, timeout_s=60)
+        ref = new.learn()
+        await send(ref, url, key=SECRET, timeout_s=60)
+        _assert_equal(ref, machine)
+        (machine / ref.path.name / "adapter_config.json").write_text(old.settings)
+        await send(ref, url, key=SECRET, timeout_s=60)
     _assert_equal(ref, machine)
 
 
@@ -341,11 +374,11 @@ async def test_pieces_out_of_turn_and_names_outside_the_folder_are_not_written(
 
 
 async def test_a_receiver_that_is_killed_loses_nothing_and_one_that_stays_away_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_delta_http, "_PIECE", 2_000)
     monkeypatch.setenv(KEY, SECRET)
-    trainer, machine, port = Trainer(tmp_path), tmp_path / "machine", free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "swerl.cli", "train", "receive", str(machine)]
     refs = [trainer.publish(), *(trainer.learn() for _ in range(3))]
@@ -363,19 +396,18 @@ async def test_a_receiver_that_is_killed_loses_nothing_and_one_that_stays_away_i
 
 
 async def test_an_engine_whose_receiver_is_away_is_left_out_and_catches_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two machines, here two addresses; the fakes load any folder, as the wire alone counts."""
     monkeypatch.setenv(KEY, SECRET)
     monkeypatch.setattr(_sglang_update, "AWAY_S", 0.2)
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
-    trainer = Trainer(tmp_path)
     here, there = FakeServer(tmp_path), FakeServer(tmp_path)
     await here.start()
     await there.start(host="127.0.0.2")
     second = Receiver(tmp_path / "second", SECRET)
     async with Receiver(tmp_path / "first", SECRET).listen("127.0.0.1", 0) as port:
-        settings = ClientSettings(receiver_port=port)
+        settings = ClientSettings(receiver_port=port, adapters="endpoint" if trainer.prefix else "")
         urls = [here.url, there.url]
         async with connect(urls, shape=ServedShape(VOCAB), settings=settings) as engine:
             async with second.listen("127.0.0.2", port):
@@ -391,4 +423,6 @@ async def test_an_engine_whose_receiver_is_away_is_left_out_and_catches_up(
                     await asyncio.sleep(0.02)  # the pool watches by itself
             assert there.version == ref.version
             _assert_equal(ref, tmp_path / "second")
+            served = {"policy": tmp_path / "second" / ref.path.name} if trainer.prefix else {}
+            assert there.adapters == served
     await asyncio.gather(here.stop(), there.stop())

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from swerl.core.errors import EngineError, InputError
 from swerl.core.files import disk_errors
 from swerl.core.learning import WeightRef
-from swerl.engines._weights import checksum
+from swerl.engines._weights import ADAPTER_CONFIG, checksum
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,10 @@ def fetch(ref: WeightRef) -> None:
         with (local / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if ref.path.is_dir():
-                return
+                # SGLang has no checksum of adapters, which are few bytes.
+                if not (ref.path / ADAPTER_CONFIG).exists() or checksum(ref.path) == ref.checksum:
+                    return
+                shutil.rmtree(ref.path)
             for _ in range(2):
                 if (found := _rebuild(ref, ref.delta, local)) == ref.checksum:
                     return

@@ -244,7 +244,7 @@ async def send(
     if ref.delta is None:
         raise EngineError(
             f"weights {ref.version!r} have no delta, and the machine of {url} shares no disk",
-            hint="set cluster.weight_delta to a folder; adapters need engine.adapter_rank = 0",
+            hint="set cluster.weight_delta to a folder",
         )
     names, why = await asyncio.to_thread(chain, ref.delta), ""
     asked = {"names": names, "version": ref.version, "checksum": ref.checksum}

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -226,7 +226,7 @@ async def _take(
     folder = await _fetch(pool, server, weights)
     server.begin_update()
     if pool.settings.adapters == "endpoint":
-        await _take_adapter(server, weights, timeout_s=pool.settings.load_s)
+        await _take_adapter(server, replace(weights, path=folder), timeout_s=pool.settings.load_s)
         return
     body: dict[str, Json] = {
         "model_path": str(folder),
@@ -271,9 +271,11 @@ async def _fetch(pool: ServerPool, server: SglangServer, weights: WeightRef) -> 
 async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: float) -> None:
     """Load a folder of adapters into one paused server without requests, by its LoRA endpoints.
 
-    SGLang has no checksum of adapters, so the files are checked before.
+    SGLang has no checksum of adapters, so the files are checked before; `fetch` has checked those
+    that travelled as a delta, on the server's machine.
     """
-    if await asyncio.to_thread(checksum, weights.path) != weights.checksum:
+    is_whole = weights.delta is None
+    if is_whole and await asyncio.to_thread(checksum, weights.path) != weights.checksum:
         raise EngineError(
             f"the adapters in {weights.path} are not {weights.version!r}",
             hint="the folder changed after it was published",
@@ -282,7 +284,7 @@ async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: 
     # The first update finds no adapter to unload.
     with contextlib.suppress(EngineError):
         await server.post("/unload_lora_adapter", {"lora_name": ADAPTER})
-    body: dict[str, Json] = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve())}
+    body: dict[str, Json] = {"lora_name": ADAPTER, "lora_path": str(weights.path)}
     await server.post("/load_lora_adapter", body, timeout_s=timeout_s)
     await server.post("/flush_cache", {})
     await _set_version(server, weights.version)

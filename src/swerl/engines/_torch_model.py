@@ -183,7 +183,7 @@ def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -
     Raises EngineError that names the first wrong tensor.
     """
     blobs = [path.read_bytes() for path in shards(folder)]
-    checksum = digest(blobs)
+    checksum = digest(folder, blobs)
     tensors = {name: t for blob in blobs for name, t in load_safetensors(blob).items()}
     if base and (folder / ADAPTER_CONFIG).is_file():
         config = json.loads((folder / ADAPTER_CONFIG).read_text())

@@ -1,6 +1,7 @@
 """Model folders on disk: find their safetensors files, and compute a checksum of their tensors.
 
 The checksum depends on names, types, shapes and bytes of the tensors, not on their files or order.
+That of adapters depends on their settings, too: the scale is not in the tensors.
 Only the standard library is needed, so trainers and engines use the same code.
 """
 
@@ -26,7 +27,7 @@ def checksum(folder: Path) -> str:
 
     Raises EngineError on unreadable files.
     """
-    digests: dict[str, bytes] = {}
+    digests = _settings(folder)
     for path in shards(folder):
         with path.open("rb") as file:
             if not path.stat().st_size:
@@ -65,9 +66,10 @@ def model_shape(folder: Path) -> ServedShape:
         return ServedShape()
 
 
-def digest(blobs: Iterable[bytes]) -> str:
-    """Return the checksum of the tensors in whole safetensors files, given as bytes."""
-    return combine({name: found for blob in blobs for name, found in _digests(blob)})
+def digest(folder: Path, blobs: Iterable[bytes]) -> str:
+    """Return the checksum of a folder whose safetensors files are read already."""
+    tensors = {name: found for blob in blobs for name, found in _digests(blob)}
+    return combine(tensors | _settings(folder))
 
 
 def combine(digests: Mapping[str, bytes]) -> str:
@@ -80,6 +82,12 @@ def tensor_digest(name: str, dtype: str, shape: Sequence[int], data: bytes | mem
     found = hashlib.sha256(f"{name}\0{dtype}\0{list(shape)}\n".encode())
     found.update(data)
     return found.digest()
+
+
+def _settings(folder: Path) -> dict[str, bytes]:
+    """Return the digest of an adapter's settings; nothing for a whole model."""
+    path = folder / ADAPTER_CONFIG
+    return {path.name: hashlib.sha256(path.read_bytes()).digest()} if path.is_file() else {}
 
 
 def _digests(blob: bytes | mmap.mmap) -> Iterator[tuple[str, bytes]]:

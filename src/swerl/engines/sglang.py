@@ -92,8 +92,8 @@ class Options(BaseModel):
     loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
     request keep the adapter that it began with."""
     receiver_port: int = Field(default=0, ge=0, lt=65536)
-    """Port of `swerl train receive` on every machine of `url`: weights reach it as deltas over
-    HTTP. 0: those machines see the run folder and `cluster.weight_delta` of this one."""
+    """Port of `swerl train receive` on every machine of `url`: weights, or adapters alone, reach it
+    as deltas over HTTP. 0: those machines see this one's run folder and `cluster.weight_delta`."""
     max_in_flight: int = Field(default=4096, ge=1)
     """Requests sent at once; more wait in the client. Servers have queues of their own."""
     reply_timeout_s: float = Field(default=3600.0, gt=0)

@@ -264,10 +264,9 @@ def check_delta(cluster: ClusterSection, engine: Mapping[str, Any]) -> None:
     if engine.get("receiver_port"):
         lacks = [] if engine.get("url") else ["engine.url"]
         lacks += [] if cluster.weight_delta else ["cluster.weight_delta"]
-        lacks += ["engine.adapter_rank = 0"] if engine.get("adapter_rank") else []
         if lacks:
             message = f"engine.receiver_port needs {' and '.join(lacks)}"
-            hint = "it is for deltas of whole weights to running servers on other machines"
+            hint = "it is for deltas to running servers on other machines"
             raise RecipeError(message, hint=hint)
     if cluster.weight_delta is None:
         return

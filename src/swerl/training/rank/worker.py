@@ -110,15 +110,13 @@ class RankCommands:
         """Write weights or adapters as a folder named for the number of steps taken."""
         learner, options = self._learner, self._settings.options
         tensors = learner.whole_adapters() if adapters else learner.whole_weights()
-        # Adapters are small: they travel whole.
-        local = None if adapters else options.delta_dir
         try:
             if dist.get_rank():
                 return {}
-            target = (local or options.publish_dir) / self._version
+            target = (options.delta_dir or options.publish_dir) / self._version
             lora = options.lora if adapters else None
             ref = publish(tensors, self._settings.model, target, lora=lora)
-            if local:
+            if options.delta_dir:
                 ref = self._deltas.write(ref)
         finally:
             for _ in tensors:  # all ranks must exhaust it, also after an error on the first
