@@ -140,7 +140,10 @@ def replace_kernels() -> None:
     from swerl.training.rank import attention, fused, gated_delta, moe
 
     swiglu = ("swiglu", "swiglu_back", "weighted_swiglu", "weighted_swiglu_back")
-    for module, names in ((fused, ("norm", "norm_gradients", "rotate")), (fused_bias_swiglu, swiglu)):
+    for module, names in (
+        (fused, ("norm", "norm_gradients", "rotate")),
+        (fused_bias_swiglu, swiglu),
+    ):
         for name in names:
             setattr(module, name, _one_kernel(getattr(module, name)))
     Attention._apply_output_gate = lambda _, x, gate: Fused.apply(x, gate.reshape(x.shape))
