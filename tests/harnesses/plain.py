@@ -1,10 +1,10 @@
-"""A sandbox without walls and a model with prepared replies, for tests of the built-in agent."""
+"""A model with prepared replies, and runs of the built-in agent in a sandbox without walls."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,57 +12,11 @@ from typing import Any
 
 from aiohttp import web
 
-from swerl.core.contracts import Endpoint, Listener
+from swerl.core.contracts import Endpoint, Exit
 from swerl.core.errors import SandboxLostError
-from swerl.core.sandbox import Exec
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses.builtin import Options, build
-
-
-@dataclass
-class FolderSandbox:
-    """A Sandbox without walls: commands run in a folder of this machine."""
-
-    folder: Path
-    id: str = "folder"
-
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout_s: float | None = None,
-        stdin: bytes | None = None,
-    ) -> Exec:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=cwd,
-            env=env,
-            stdin=asyncio.subprocess.PIPE if stdin is not None else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(timeout_s):
-                out, err = await process.communicate(stdin)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return Exec(124, b"", b"", timed_out=True)
-        assert process.returncode is not None
-        return Exec(process.returncode, out, err)
-
-    async def read(self, path: str) -> bytes:
-        return Path(path).read_bytes()
-
-    async def write(self, path: str, data: bytes) -> None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_bytes(data)
-
-    async def expose(self, listener: Listener) -> str:
-        raise AssertionError("the agent lives outside")
+from tests.grading._folder_sandbox import FolderSandbox
 
 
 class LostSandbox(FolderSandbox):
@@ -134,11 +88,23 @@ def task_at(folder: Path) -> Task:
     return Task("t", "r", "host", str(folder), "Fix it.", GradingSpec("command"))
 
 
+async def run(
+    model: Model,
+    folder: Path,
+    *,
+    sandbox: FolderSandbox | None = None,
+    budget_s: float = 20,
+    **options: Any,
+) -> Exit:
+    """Let the agent work with a model on a folder's task."""
+    async with serve(model) as endpoint:
+        agent = build(Options(**options))
+        return await agent.run(sandbox or FolderSandbox(), task_at(folder), endpoint, budget_s)
+
+
 async def calls(folder: Path, *uses: dict[str, Any], **options: Any) -> list[str]:
     """Let a model make these calls one a turn; return what it read."""
     model = Model([[one] for one in uses] + [[{"type": "text", "text": "Done."}]])
-    async with serve(model) as endpoint:
-        agent = build(Options(**options))
-        done = await agent.run(FolderSandbox(folder), task_at(folder), endpoint, 20)
+    done = await run(model, folder, **options)
     assert done.code == 0, done.log
     return model.results()

@@ -15,8 +15,9 @@ from swerl.core.chat import Message
 from swerl.core.errors import SandboxLostError
 from swerl.harnesses import builtin as _messages_client
 from swerl.harnesses.builtin import Builtin, Options, build
+from tests.grading._folder_sandbox import FolderSandbox
 
-from .plain import FolderSandbox, LostSandbox, Model, edit, serve, task_at, use
+from .plain import LostSandbox, Model, edit, run, serve, task_at, use
 
 
 async def test_a_scripted_edit_is_made_and_submitted(tmp_path: Path) -> None:
@@ -25,11 +26,9 @@ async def test_a_scripted_edit_is_made_and_submitted(tmp_path: Path) -> None:
         FileEdit("calc.py", "    return a - b\n", "    return a + b\n"),
         FileEdit("new/notes.txt", "", "one\n"),
     ]
-    agent = Builtin(Options())
-    replies = [_blocks(message) for message in agent.script(edits, str(tmp_path))]
+    replies = [_blocks(message) for message in Builtin(Options()).script(edits, str(tmp_path))]
     model = Model(replies)
-    async with serve(model) as endpoint:
-        done = await agent.run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+    done = await run(model, tmp_path)
     assert (done.code, done.limit, done.timed_out) == (0, False, False)
     assert (tmp_path / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     assert (tmp_path / "new/notes.txt").read_text() == "one\n"
@@ -43,10 +42,7 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 async def test_the_request_is_an_anthropic_message_with_the_session_key(tmp_path: Path) -> None:
     model = Model([[{"type": "text", "text": "Hello."}]])
-    async with serve(model) as endpoint:
-        await build(Options(system_prompt="Be brief.")).run(
-            FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-        )
+    await run(model, tmp_path, system_prompt="Be brief.")
     body = model.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "Fix it."}]
     assert (body["model"], body["system"]) == ("policy", "Be brief.")
@@ -56,20 +52,14 @@ async def test_the_request_is_an_anthropic_message_with_the_session_key(tmp_path
 
 async def test_an_empty_system_prompt_is_left_out(tmp_path: Path) -> None:
     model = Model([[{"type": "text", "text": ""}]])
-    async with serve(model) as endpoint:
-        await build(Options(system_prompt="")).run(
-            FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-        )
+    await run(model, tmp_path, system_prompt="")
     assert "system" not in model.bodies[0]
 
 
 async def test_a_reply_without_a_call_ends_the_run_and_a_cut_one_says_so(tmp_path: Path) -> None:
     for stop_reason, limit in (("end_turn", False), ("max_tokens", True)):
         model = Model([[{"type": "text", "text": "I"}]], stop_reason=stop_reason)
-        async with serve(model) as endpoint:
-            done = await build(Options()).run(
-                FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-            )
+        done = await run(model, tmp_path)
         assert (done.code, done.limit) == (0, limit)
 
 
@@ -77,10 +67,7 @@ async def test_a_reply_without_a_call_is_answered_with_as_many_reminders_as_are_
     tmp_path: Path,
 ) -> None:
     model = Model([[{"type": "text", "text": f"Hm {n}."}] for n in range(3)])
-    async with serve(model) as endpoint:
-        done = await build(Options(max_reminders=1)).run(
-            FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-        )
+    done = await run(model, tmp_path, max_reminders=1)
     assert done.code == 0
     assert len(model.bodies) == 2
     assert "call submit" in model.bodies[1]["messages"][-1]["content"]
@@ -88,10 +75,7 @@ async def test_a_reply_without_a_call_is_answered_with_as_many_reminders_as_are_
 
 async def test_the_turn_limit_stops_a_model_that_never_submits(tmp_path: Path) -> None:
     model = Model([[use("bash", command="true")]] * 5)
-    async with serve(model) as endpoint:
-        done = await build(Options(max_turns=2)).run(
-            FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-        )
+    done = await run(model, tmp_path, max_turns=2)
     assert done.limit
     assert len(model.bodies) == 2
 
@@ -99,8 +83,7 @@ async def test_the_turn_limit_stops_a_model_that_never_submits(tmp_path: Path) -
 async def test_several_calls_of_one_reply_are_answered_together(tmp_path: Path) -> None:
     first, second = use("bash", command="echo 1"), use("bash", command="echo 2")
     model = Model([[first, second], [use("submit")]])
-    async with serve(model) as endpoint:
-        await build(Options()).run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+    await run(model, tmp_path)
     results = model.bodies[1]["messages"][2]["content"]
     assert [(r["tool_use_id"], r["content"]) for r in results] == [
         (first["id"], "1"),
@@ -110,17 +93,13 @@ async def test_several_calls_of_one_reply_are_answered_together(tmp_path: Path) 
 
 async def test_the_budget_stops_a_slow_model_and_keeps_the_log(tmp_path: Path) -> None:
     model = Model([[use("bash", command="true")]], delay_s=5)
-    async with serve(model) as endpoint:
-        done = await build(Options()).run(
-            FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 0.05
-        )
+    done = await run(model, tmp_path, budget_s=0.05)
     assert done.timed_out
     assert json.loads(done.log.splitlines()[0])["content"] == "Fix it."
 
 
 async def test_an_answer_with_an_error_ends_the_run_as_failed(tmp_path: Path) -> None:
-    async with serve(Model([], status=529)) as endpoint:
-        done = await build(Options()).run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+    done = await run(Model([], status=529), tmp_path)
     assert done.code == 1
     assert "529" in done.log
 
@@ -131,10 +110,7 @@ async def test_a_gateway_that_asks_for_patience_is_asked_again(
     monkeypatch.setattr(_messages_client, "_PAUSES_S", (0.01, 0.01))
     for busy, code in ((2, 0), (3, 1)):
         model = Model([[{"type": "text", "text": "Hello."}]], busy=busy)
-        async with serve(model) as endpoint:
-            done = await build(Options()).run(
-                FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20
-            )
+        done = await run(model, tmp_path)
         assert done.code == code
         assert len(model.bodies) == 1 - code
 
@@ -142,15 +118,14 @@ async def test_a_gateway_that_asks_for_patience_is_asked_again(
 async def test_a_gateway_that_is_gone_ends_the_run_as_failed(tmp_path: Path) -> None:
     async with serve(Model([])) as endpoint:
         pass
-    done = await build(Options()).run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+    done = await build(Options()).run(FolderSandbox(), task_at(tmp_path), endpoint, 20)
     assert done.code == 1
 
 
 async def test_a_lost_sandbox_is_not_the_models_mistake(tmp_path: Path) -> None:
     model = Model([[edit("view", path="a.py")]])
-    async with serve(model) as endpoint:
-        with pytest.raises(SandboxLostError):
-            await build(Options()).run(LostSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+    with pytest.raises(SandboxLostError):
+        await run(model, tmp_path, sandbox=LostSandbox())
 
 
 async def test_runs_at_the_same_time_share_one_http_session_that_ends_with_them(
@@ -161,11 +136,9 @@ async def test_runs_at_the_same_time_share_one_http_session_that_ends_with_them(
     async with serve(model) as endpoint:
         async with asyncio.TaskGroup() as group:
             for _ in range(3):
-                group.create_task(
-                    agent.run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
-                )
+                group.create_task(agent.run(FolderSandbox(), task_at(tmp_path), endpoint, 20))
         assert agent._client._session is None
-        done = await agent.run(FolderSandbox(tmp_path), task_at(tmp_path), endpoint, 20)
+        done = await agent.run(FolderSandbox(), task_at(tmp_path), endpoint, 20)
     assert done.code == 0
 
 
