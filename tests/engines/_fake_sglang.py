@@ -19,10 +19,14 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, web
 
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_wire import ServedShape
 from swerl.engines._weights import ADAPTER_CONFIG
 
 VOCAB, CONTEXT, EOS = 512, 1024, 2
 LAYERS, TOP_K, EXPERTS = 3, 2, 8
+SHAPE = ServedShape(VOCAB, LAYERS, TOP_K, EXPERTS)
 TOKEN_S = 0.0005
 HOLD_S = 3600.0
 
@@ -361,6 +365,16 @@ async def fakes(model: Path, count: int) -> AsyncIterator[list[FakeServer]]:
             await server.start()
             stack.push_async_callback(server.stop)
         yield servers
+
+
+@asynccontextmanager
+async def opened(
+    servers: list[FakeServer], settings: ClientSettings | None = None
+) -> AsyncIterator[HttpEngine]:
+    """Connect to fake servers."""
+    urls = [server.url for server in servers]
+    async with connect(urls, shape=SHAPE, settings=settings) as engine:
+        yield engine
 
 
 @asynccontextmanager

@@ -18,11 +18,11 @@ def setup(tmp_path: Path, notices: list[str]) -> EngineSetup:
 
 def ref(tmp_path: Path, version: str) -> WeightRef:
     folder = tmp_path / version
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     return WeightRef(folder, version, "")
 
 
-async def until(true: Callable[[], bool], limit_s: float) -> None:
+async def until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not true():  # noqa: ASYNC110  the condition changes in a server
             await asyncio.sleep(0.02)

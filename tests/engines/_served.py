@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -124,11 +123,11 @@ def _router_python() -> Path:
 @asynccontextmanager
 async def _real_router(urls: list[str], logs: Path) -> AsyncIterator[str]:
     """Run sglang-router in front of these servers."""
-    url = f"http://127.0.0.1:{_free_port()}"
+    url = f"http://127.0.0.1:{sglang.free_port()}"
     command = [
         str(_router_python()), "-m", "sglang_router.launch_router", "--policy=manual",
         "--host=127.0.0.1", f"--port={url.rpartition(':')[2]}",
-        f"--prometheus-port={_free_port()}", "--worker-urls", *urls,
+        f"--prometheus-port={sglang.free_port()}", "--worker-urls", *urls,
     ]  # fmt: skip
     log = logs / "router.log"
 
@@ -144,12 +143,6 @@ async def _real_router(urls: list[str], logs: Path) -> AsyncIterator[str]:
 
     async with child(command, log) as process:
         yield await until_ready(ready, process, log, timeout_s=ROUTER_START_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _setup(logs: Path, model: Path) -> EngineSetup:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from tests.engines._fake_sglang import FakeServer, fakes
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +50,12 @@ def save_tiny(folder: Path, *, seed: int, tied: bool = True) -> Path:
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+async def servers(tmp_path: Path) -> AsyncIterator[list[FakeServer]]:
+    async with fakes(tmp_path, 3) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -6,23 +6,21 @@ The servers are fakes of the wire contract, because a fault must come when the t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from swerl.core.chat import Finish
 from swerl.core.errors import EngineError, EngineLostError
-from swerl.core.learning import WeightRef
 from swerl.core.turn import Sampling
 from swerl.engines import _sglang_client, _sglang_pool
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
-from swerl.engines._sglang_wire import PauseMode, ServedShape
-from tests.engines._fake_sglang import EXPERTS, LAYERS, TOP_K, VOCAB, FakeServer, fake_router, fakes
+from swerl.engines._sglang_wire import PauseMode
+from tests.engines._fake_sglang import LAYERS, SHAPE, TOP_K, VOCAB, FakeServer, fake_router, opened
+from tests.engines._launched import ref, until
 
-SHAPE = ServedShape(VOCAB, LAYERS, TOP_K, EXPERTS)
 LONG = Sampling(900)
 
 
@@ -30,33 +28,6 @@ LONG = Sampling(900)
 def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.05, 0.1, 0.2, 0.4))
-
-
-@pytest.fixture
-async def servers(tmp_path: Path) -> AsyncIterator[list[FakeServer]]:
-    async with fakes(tmp_path, 3) as found:
-        yield found
-
-
-@asynccontextmanager
-async def opened(
-    servers: list[FakeServer], settings: ClientSettings | None = None
-) -> AsyncIterator[HttpEngine]:
-    urls = [server.url for server in servers]
-    async with connect(urls, shape=SHAPE, settings=settings) as engine:
-        yield engine
-
-
-def ref(tmp_path: Path, version: str) -> WeightRef:
-    folder = tmp_path / version
-    folder.mkdir(exist_ok=True)
-    return WeightRef(folder, version, "")
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110  the condition changes in a server
-            await asyncio.sleep(0.01)
 
 
 async def ask(engine: HttpEngine, sessions: int = 9) -> set[str]:

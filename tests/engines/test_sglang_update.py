@@ -21,26 +21,11 @@ from swerl.core.turn import Sampling
 from swerl.engines import _sglang_pool, sglang
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
-from swerl.engines._sglang_wire import ServedShape
 from swerl.training.weight_sync.transport import Caller, failures
-from tests.engines._fake_sglang import VOCAB, FakeServer, fakes
+from tests.engines._fake_sglang import SHAPE, FakeServer, opened
+from tests.engines._launched import until
 
 Fault = Callable[[], None]
-
-
-@pytest.fixture
-async def servers(tmp_path: Path) -> AsyncIterator[list[FakeServer]]:
-    async with fakes(tmp_path, 3) as found:
-        yield found
-
-
-@asynccontextmanager
-async def opened(
-    servers: list[FakeServer], settings: ClientSettings | None = None
-) -> AsyncIterator[HttpEngine]:
-    urls = [server.url for server in servers]
-    async with connect(urls, shape=ServedShape(VOCAB), settings=settings) as engine:
-        yield engine
 
 
 class Source:
@@ -83,12 +68,6 @@ async def versions(engine: HttpEngine) -> set[str]:
     """Return the weight versions that answer nine sessions."""
     calls = (engine.generate([5, 6], Sampling(2), f"s{n}") for n in range(9))
     return {reply.weight_version for reply in await asyncio.gather(*calls)}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():  # noqa: ASYNC110  the condition changes in a server
-            await asyncio.sleep(0.01)
 
 
 async def test_all_servers_serve_what_was_sent(servers: list[FakeServer]) -> None:
@@ -345,7 +324,7 @@ async def hosted(servers: list[FakeServer]) -> AsyncIterator[tuple[HttpEngine, l
     hosts = [FakeHost(server) for server in servers]
     urls = [host.url for host in hosts]
     settings = ClientSettings(retries=2, wait_s=20)
-    async with connect(urls, shape=ServedShape(VOCAB), settings=settings, hosts=hosts) as engine:
+    async with connect(urls, shape=SHAPE, settings=settings, hosts=hosts) as engine:
         yield engine, hosts
 
 

@@ -166,6 +166,12 @@ def call(name: str, **arguments: str | int | bool | list[str]) -> ToolCall:
     return ToolCall("", name, arguments)
 
 
+def delegate(prompt: str, tool: str = "Agent", kind: str = "general-purpose") -> ToolCall:
+    """Return a call that starts a sub-agent and waits for it, in releases that would not."""
+    words = {"description": "A part", "prompt": prompt, "subagent_type": kind}
+    return call(tool, run_in_background=False, **words)
+
+
 def cut_in_a_call(family: Family, message: Message) -> list[int]:
     """Return a reply whose call breaks off in the middle although the reply goes on to its end."""
     ids = family.encode_reply(message)

@@ -124,6 +124,16 @@ class Worked:
         heard = (message for record in self.told for message in record.new_messages)
         return [message.text for message in heard if message.role is Role.TOOL]
 
+    def assert_solved(self) -> None:
+        """Check that the agent ended by itself and fixed the function."""
+        assert self.exit.code == 0, self.exit.log[-2000:]
+        assert not self.exit.limit
+        assert not self.limit
+        self.assert_fixed()
+
+    def assert_fixed(self) -> None:
+        assert self.calc.startswith("def add(a, b):\n    return a + b\n")
+
     def assert_trained_whole(self, *, num_samples: int = 1) -> None:
         """Check that every sampled token is trained, once, and nothing was dropped."""
         samples = self.samples

@@ -8,11 +8,10 @@ from pydantic import ValidationError
 from swerl.core.chat import ToolCall
 from swerl.harnesses.claude_code import ClaudeCode, Options
 
-from .brains import FIX, LEAD, Heard, Line, Model, assert_side_by_side, call, say
+from .brains import FIX, LEAD, Heard, Line, Model, assert_side_by_side, call, delegate, say
 from .helpers import built, task, work
 
 pytestmark = pytest.mark.agents
-FIXED = "def add(a, b):\n    return a + b\n"
 
 
 @pytest.fixture(scope="module", params=["2.1.143", "2.1.330"])
@@ -27,23 +26,14 @@ def bash(command: str) -> ToolCall:
     return call("Bash", command=command, description="work")
 
 
-def hand_out(prompt: str) -> ToolCall:
-    return call(
-        "Agent",
-        description="A part",
-        prompt=prompt,
-        subagent_type="worker",
-        run_in_background=False,
-    )
-
-
 def says(heard: Heard) -> Line:
     """The lead tries to work by itself, then hands two parts out; a worker does its own."""
     if LEAD in heard.asked:
+        parts = [delegate(part, kind="worker") for part in ("Mend add.", "Count the files.")]
         steps = [
             say("", bash("echo mine >calc.py")),
             say("", call("Write", file_path="calc.py", content="mine")),
-            say("Two parts.", hand_out("Mend add."), hand_out("Count the files.")),
+            say("Two parts.", *parts),
             say("Done."),
         ]
         return steps[heard.num_replies]
@@ -55,7 +45,7 @@ async def test_only_workers_change_anything_and_all_is_trained(harness: ClaudeCo
     model = Model(says, delay_s=0.2)
     worked = await work(harness, task=task(LEAD), model=model)
     assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc.startswith(FIXED)
+    worked.assert_fixed()
     refused = [text for text in worked.results if "No such tool available" in text]
     assert len(refused) == 2
     assert_side_by_side(worked.trajectory)

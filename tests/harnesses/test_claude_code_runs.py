@@ -20,16 +20,16 @@ from .brains import (
     assert_side_by_side,
     call,
     cut_in_a_call,
+    delegate,
     forgetting,
     leading,
     say,
 )
-from .helpers import Worked, built, task, work
+from .helpers import built, task, work
 
 pytestmark = pytest.mark.agents
 JAVASCRIPT, NATIVE, NEWEST = "2.1.112", "2.1.143", "2.1.330"
 FEW_TURNS = SessionLimits(max_context_tokens=2**20, max_turns=20)
-FIXED = "def add(a, b):\n    return a + b\n"
 
 
 @pytest.fixture(scope="module", params=[JAVASCRIPT, NATIVE, NEWEST])
@@ -42,17 +42,6 @@ def harness(request: pytest.FixtureRequest) -> ClaudeCode:
 
 def bash(command: str) -> ToolCall:
     return call("Bash", command=command, description="Work")
-
-
-def delegate(prompt: str) -> ToolCall:
-    """Return a call that starts a sub-agent and waits for it, in releases that would not."""
-    return call(
-        "Agent",
-        description="A part",
-        prompt=prompt,
-        subagent_type="general-purpose",
-        run_in_background=False,
-    )
 
 
 def lead_of(*prompts: str) -> Says:
@@ -71,13 +60,6 @@ def with_options(harness: ClaudeCode, **changed: object) -> ClaudeCode:
     return ClaudeCode(harness.options.model_copy(update=changed), harness.bundle)
 
 
-def assert_solved(worked: Worked) -> None:
-    assert worked.exit.code == 0, worked.exit.log[-2000:]
-    assert not worked.exit.limit
-    assert not worked.limit
-    assert worked.calc.startswith(FIXED)
-
-
 @pytest.mark.parametrize("prompts", [("Part A.", "Part B."), ("A part.", "A part.")])
 async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(
     harness: ClaudeCode, prompts: tuple[str, str]
@@ -86,7 +68,7 @@ async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(
     num_losses = 0 if harness.options.version == JAVASCRIPT else 2
     model = Model(leading(lead_of(*prompts), bash, num_losses=num_losses), delay_s=0.2)
     worked = await work(harness, task=task(LEAD), model=model, after="cat part1.txt part2.txt")
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.after == "part1 is done\npart2 is done\n"
     assert_side_by_side(worked.trajectory)
     assert len(model.calls) == 9
@@ -98,7 +80,7 @@ async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(
 async def test_a_history_that_grows_is_put_into_a_summary(harness: ClaudeCode) -> None:
     model = Model(forgetting(bash))
     worked = await work(with_options(harness, compact_at=9000), model=model, limits=FEW_TURNS)
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.exit.log.count('"subtype":"compact_boundary"') == 1
     # the newest release keeps the last messages beside the summary, so that the summary is a
     # branch of its own
@@ -111,7 +93,7 @@ async def test_a_history_that_grows_is_put_into_a_summary(harness: ClaudeCode) -
 async def test_a_reply_that_was_cut_is_gone_on_with(harness: ClaudeCode) -> None:
     script = [say("word " * 400), say("", bash(FIX)), say("Done.")]
     worked = await work(harness, script=script, max_new_tokens=600)
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.trajectory.turns[0].finish is Finish.LENGTH
     worked.assert_trained_whole()
 
@@ -122,7 +104,7 @@ async def test_a_call_that_breaks_off_is_recovered_from(harness: ClaudeCode) -> 
     lines: list[Line] = [broken, say("", bash(FIX)), say("Done.")]
     model = Model(lambda heard: lines[heard.num_replies])
     worked = await work(harness, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert [turn.malformed_calls for turn in worked.trajectory.turns] == [1, 0, 0]
     worked.assert_trained_whole()
     model.assert_trained_exactly(worked.samples)
@@ -137,7 +119,7 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: ClaudeCode) -> 
     ]
     model = Model(lambda heard: lines[heard.number])
     worked = await work(harness, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.failure is None
     worked.assert_trained_whole()
     model.assert_trained_exactly(worked.samples)
@@ -151,7 +133,7 @@ async def test_an_engine_that_stays_away_is_told_from_a_slow_agent() -> None:
     worked = await work(built("claude-code", version=NEWEST), model=model, budget_s=12)
     assert worked.exit.timed_out
     assert isinstance(worked.failure, EngineLostError)
-    assert worked.calc.startswith(FIXED)
+    worked.assert_fixed()
     model.assert_trained_exactly(worked.samples)
 
 
@@ -162,7 +144,7 @@ async def test_a_context_that_is_full_ends_the_run_or_is_made_smaller(
     limits = SessionLimits(max_context_tokens=16_000, max_turns=20)
     worked = await work(harness, model=model, limits=limits)
     if harness.options.version == NEWEST:
-        assert_solved(worked)
+        worked.assert_solved()
     else:
         assert worked.exit.limit
         assert worked.limit == "max_context_tokens"
@@ -175,13 +157,13 @@ async def test_the_clis_own_turn_limit_keeps_the_work_so_far(harness: ClaudeCode
     worked = await work(with_options(harness, max_turns=2), script=script)
     assert worked.exit.limit
     assert len(worked.trajectory.turns) == 2
-    assert worked.calc.startswith(FIXED)
+    worked.assert_fixed()
 
 
 async def test_sub_agents_can_be_switched_off(harness: ClaudeCode) -> None:
     model = Model(leading(lead_of("Part A."), bash))
     worked = await work(with_options(harness, sub_agents=False), task=task(LEAD), model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert "No such tool available" in worked.results[0]
     worked.assert_trained_whole()
 
@@ -190,6 +172,6 @@ async def test_a_tool_that_is_loaded_late_starts_no_branch() -> None:
     search = call("ToolSearch", query="select:NotebookEdit")
     script = [say("", search), say("", bash(FIX)), say("Done.")]
     worked = await work(built("claude-code", version=NEWEST), script=script)
-    assert_solved(worked)
+    worked.assert_solved()
     assert len(worked.trajectory.turns) == 3
     worked.assert_trained_whole()

@@ -25,11 +25,10 @@ from .brains import (
     leading,
     say,
 )
-from .helpers import Worked, built, task, work
+from .helpers import built, task, work
 
 pytestmark = pytest.mark.agents
 RESPONSES, CHAT = "0.169.0", "0.94.0"
-FIXED = "def add(a, b):\n    return a + b\n"
 FEW_TURNS = SessionLimits(max_context_tokens=2**20, max_turns=20)
 
 
@@ -72,13 +71,6 @@ def lead(heard: Heard) -> Line:
     return say("", wait)
 
 
-def assert_solved(worked: Worked) -> None:
-    assert worked.exit.code == 0, worked.exit.log[-2000:]
-    assert not worked.exit.limit
-    assert not worked.limit
-    assert worked.calc.startswith(FIXED)
-
-
 @pytest.mark.parametrize("num_losses", [0, 2])
 async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(num_losses: int) -> None:
     model = Model(leading(lead, exec_command, num_losses=num_losses), delay_s=0.2)
@@ -89,7 +81,7 @@ async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(num_loss
         limits=FEW_TURNS,
         after="cat part1.txt part2.txt",
     )
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.after == "part1 is done\npart2 is done\n"
     assert_side_by_side(worked.trajectory)
     assert model.num_heard == len(model.calls) + num_losses
@@ -100,7 +92,7 @@ async def test_sub_agents_work_side_by_side_each_in_a_branch_of_its_own(num_loss
 async def test_a_history_that_grows_is_put_into_a_summary() -> None:
     model = Model(forgetting(exec_command))
     worked = await work(responses(compact_at=9000), model=model, limits=FEW_TURNS)
-    assert_solved(worked)
+    worked.assert_solved()
     # the summary is asked for without tools, so its prompt has a beginning of its own
     worked.assert_trained_whole(num_samples=3)
     model.assert_trained_exactly(worked.samples)
@@ -129,7 +121,7 @@ async def test_a_call_that_breaks_off_is_recovered_from(harness: Codex) -> None:
     lines: list[Line] = [cut_in_a_call(family, fix), fix, say("Done.")]
     model = Model(lambda heard: lines[heard.number])
     worked = await work(harness, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert [turn.malformed_calls for turn in worked.trajectory.turns] == [1, 0, 0]
     worked.assert_trained_whole()
     model.assert_trained_exactly(worked.samples)
@@ -145,7 +137,7 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: Codex) -> None:
     ]
     model = Model(lambda heard: lines[heard.number])
     worked = await work(harness, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert worked.failure is None
     worked.assert_trained_whole()
     model.assert_trained_exactly(worked.samples)
@@ -160,7 +152,7 @@ async def test_an_engine_that_stays_away_is_told_from_a_failed_agent() -> None:
     assert worked.exit.code != 0
     assert not worked.exit.timed_out
     assert isinstance(worked.failure, EngineLostError)
-    assert worked.calc.startswith(FIXED)
+    worked.assert_fixed()
     model.assert_trained_exactly(worked.samples)
 
 

@@ -14,10 +14,9 @@ from swerl.harnesses import opencode
 from swerl.harnesses.opencode import OpenCode, Options
 
 from .brains import FIX, LEAD, LOOK, SUMMARY, Heard, Line, Model, call, leading, say
-from .helpers import TASK, Recorder, Worked, built, task, work
+from .helpers import TASK, Recorder, built, task, work
 
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
-FIXED = "def add(a, b):\n    return a + b\n"
 
 
 async def configured(**options: Any) -> dict[str, Any]:
@@ -123,12 +122,6 @@ def delegate(prompt: str) -> ToolCall:
     return call("task", description="A part", prompt=prompt, subagent_type="general")
 
 
-def assert_solved(worked: Worked) -> None:
-    assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc.startswith(FIXED)
-    assert not worked.exit.limit
-
-
 @pytest.mark.agents
 async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: OpenCode) -> None:
     def lead(heard: Heard) -> Line:
@@ -137,7 +130,7 @@ async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: OpenCode) ->
 
     model = Model(leading(lead, bash), delay_s=0.1)
     worked = await work(harness, task=task(LEAD), model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     worked.assert_trained_whole(num_samples=3)
     model.assert_trained_exactly(worked.samples)
 
@@ -155,7 +148,7 @@ async def test_history_is_put_into_a_summary(harness: OpenCode) -> None:
     compacting = OpenCode(Options(context_window=22_000), harness.bundle)
     model = Model(says)
     worked = await work(compacting, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     worked.assert_trained_whole(num_samples=3)
     model.assert_trained_exactly(worked.samples)
 

@@ -11,11 +11,10 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint
 from swerl.harnesses.qwen_code import Options, QwenCode
 
-from .brains import LEAD, SUMMARY, Heard, Line, Model, call, leading, say
-from .helpers import TASK, Recorder, Worked, built, task, work
+from .brains import LEAD, SUMMARY, Heard, Line, Model, call, delegate, leading, say
+from .helpers import TASK, Recorder, built, task, work
 
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
-FIXED = "def add(a, b):\n    return a + b\n"
 
 
 async def started(prompt: str = "Fix add.", **options: Any) -> dict[str, Any]:
@@ -99,17 +98,6 @@ def shell(command: str) -> ToolCall:
     return call("run_shell_command", command=command, is_background=False)
 
 
-def delegate(prompt: str) -> ToolCall:
-    """Return a call that starts a sub-agent and waits for it."""
-    return call(
-        "agent",
-        description="A part",
-        prompt=prompt,
-        subagent_type="general-purpose",
-        run_in_background=False,
-    )
-
-
 FIX = (
     say("", call("read_file", file_path="/repo/calc.py")),
     say("", call("edit", file_path="/repo/calc.py", old_string="a - b", new_string="a + b")),
@@ -118,21 +106,15 @@ FIX = (
 """Replies that solve the task; the CLI lets no file be changed that was not read."""
 
 
-def assert_solved(worked: Worked) -> None:
-    assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc.startswith(FIXED)
-    assert not worked.exit.limit
-
-
 @pytest.mark.agents
 async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: QwenCode) -> None:
     def lead(heard: Heard) -> Line:
-        both = say("Two parts.", delegate("Part A."), delegate("Part B."))
+        both = say("Two parts.", delegate("Part A.", "agent"), delegate("Part B.", "agent"))
         return [both, *FIX][heard.num_replies]
 
     model = Model(leading(lead, shell), delay_s=0.1)
     worked = await work(harness, task=task(LEAD), model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert {"Report of part1.", "Report of part2."} <= set(worked.results)
     assert b"cat part1.txt" in worked.exit.records
     worked.assert_trained_whole(num_samples=3)
@@ -155,7 +137,7 @@ async def test_history_is_put_into_a_summary(harness: QwenCode) -> None:
     compacting = QwenCode(Options(context_window=40_000), harness.bundle)
     model = Model(says)
     worked = await work(compacting, model=model)
-    assert_solved(worked)
+    worked.assert_solved()
     assert not worked.trajectory.dropped
     model.assert_trained_exactly(worked.samples)
     assert len(worked.samples) >= 3
@@ -166,7 +148,7 @@ async def test_clis_own_turn_limit_keeps_the_work_so_far(harness: QwenCode) -> N
     worked = await work(QwenCode(Options(max_turns=2), harness.bundle), script=FIX)
     assert worked.exit.limit
     assert len(worked.trajectory.turns) == 2
-    assert worked.calc.startswith(FIXED)
+    worked.assert_fixed()
 
 
 @pytest.mark.agents

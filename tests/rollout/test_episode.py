@@ -33,7 +33,6 @@ from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
-from swerl.tasks import twin
 
 FAMILY = plugins.load("families", "tiny").build(None)
 BUDGETS = BudgetsSection(
@@ -86,12 +85,6 @@ class BrokenBackend:
             raise SandboxError("no sandbox today")
         async with self._real.open(image, limits, workdir=workdir, mounts=mounts) as sandbox:
             yield sandbox
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
-    return task
 
 
 def gold(task: Task) -> Sequence[Message]:

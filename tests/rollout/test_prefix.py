@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -44,17 +43,6 @@ class ByAttempt(Replies):
         number = int(session.partition("+")[0].rpartition(".")[2])
         said = tuple(FAMILY.encode_reply(self._of[number].pop(0)))
         return Completion(said, (-0.25,) * len(said), Finish.STOP, "7")
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
-    return task
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path)
 
 
 async def run(

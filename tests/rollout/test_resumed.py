@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from swerl.core.episode import Episode
 from swerl.core.events import Event, Notice
 from swerl.core.sample import to_samples
@@ -16,19 +14,7 @@ from swerl.gateway.conversation import TurnRecord
 from swerl.rollout import episode, group, record
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
-from swerl.tasks import twin
 from tests.rollout.test_episode import Replies, gold, parts, say
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
-    return task
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder(tmp_path)
 
 
 def path_of(task: Task, folder: RunFolder) -> Path:

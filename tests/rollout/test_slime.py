@@ -26,7 +26,6 @@ from swerl.engines.families import tiny as tokenizer
 from swerl.harnesses import builtin
 from swerl.rollout import slime
 from swerl.rollout._slime_samples import to_train_samples
-from swerl.tasks import twin
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway._wire_engine import WireEngine, wired
 from tests.rollout._fake_slime import (
@@ -55,12 +54,6 @@ sandbox_s = 300
 """
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 800}
 DONE = Message(Role.ASSISTANT, "Nothing to do.")
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
-    return task
 
 
 @pytest.fixture

@@ -75,6 +75,14 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
 }
 
 
+@pytest.fixture(scope="module", params=["bwrap", "unshare"])
+def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
+    """The backend `local`, with each of its isolators."""
+    if request.param == "bwrap" and not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    return local.build(local.Options(isolator=request.param))
+
+
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Target:
     """One backend, and an image for it with sh, Python and git."""

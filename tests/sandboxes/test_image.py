@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from .helpers import sh
 
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", params=["bwrap", "unshare"])
-def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
-    if request.param == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    return local.build(local.Options(isolator=request.param))
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,13 +22,6 @@ from .helpers import eventually, host_processes, sh
 
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", params=["bwrap", "unshare"])
-def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
-    if request.param == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    return local.build(local.Options(isolator=request.param))
 
 
 CONTROLLER = """

@@ -24,13 +24,6 @@ PROGRAMS = ("sh", "cat", "ls", "id", "env", "rm", "mkdir", "touch", "stat")
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\nworker:x:1007:1007::/work:/bin/sh"
 
 
-@pytest.fixture(params=["bwrap", "unshare"])
-def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
-    if request.param == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    return local.build(local.Options(isolator=request.param))
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))

@@ -14,7 +14,6 @@ from swerl.core.errors import EngineLostError, GatewayError
 from swerl.gateway.dialects.anthropic import build
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
-from tests.gateway.conftest import OpenSession
 
 ASK: Any = {"role": "user", "content": "fix it"}
 TOOLS: Any = [
@@ -36,11 +35,6 @@ SAID = Message(
         ToolCall("", "bash", {"cmd": 'echo "é"'}),
     ),
 )
-
-
-@pytest.fixture
-def session(open_session: OpenSession) -> Session:
-    return open_session()
 
 
 @pytest.fixture

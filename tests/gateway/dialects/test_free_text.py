@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -12,7 +11,6 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.gateway.dialects import openai_chat, openai_responses
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
-from tests.gateway.conftest import OpenSession
 from tests.harnesses import helpers as agents
 
 ASK: Any = {"role": "user", "content": "fix it"}
@@ -42,17 +40,6 @@ SAID = Message(
     ),
 )
 TOLD = "Patch.\n\nThe input follows this lark grammar:\nstart: /.+/"
-
-
-@pytest.fixture
-def session(open_session: OpenSession) -> Session:
-    return open_session()
-
-
-@pytest.fixture
-async def client(session: Session) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=session.url + "/v1", api_key=session.key) as made:
-        yield made
 
 
 def test_the_model_sees_a_tool_with_one_argument_and_its_grammar() -> None:

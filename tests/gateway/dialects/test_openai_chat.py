@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -14,7 +13,6 @@ from swerl.core.errors import EngineError, EngineLostError, GatewayError
 from swerl.gateway.dialects.openai_chat import build
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
-from tests.gateway.conftest import OpenSession
 
 ASK: Any = {"role": "user", "content": "fix it"}
 TOOLS: Any = [
@@ -33,19 +31,6 @@ SAID = Message(
     "Hm.",
     (ToolCall("", "bash", {"timeout": "50"}), ToolCall("", "bash", {"cmd": 'echo "é"\n'})),
 )
-
-
-@pytest.fixture
-def session(open_session: OpenSession) -> Session:
-    return open_session()
-
-
-@pytest.fixture
-async def client(session: Session) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=session.url + "/v1", api_key=session.key, max_retries=0
-    ) as made:
-        yield made
 
 
 @pytest.mark.parametrize("stream", [False, True])

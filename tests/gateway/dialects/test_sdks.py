@@ -18,7 +18,6 @@ from swerl.gateway import conversation as state
 from swerl.gateway import router
 from swerl.gateway.sessions import Session
 from tests.gateway._fakes import RecordingEngine
-from tests.gateway.conftest import OpenSession
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -28,11 +27,6 @@ class City(pydantic.BaseModel):
 
     name: str
     people: int
-
-
-@pytest.fixture
-def session(open_session: OpenSession) -> Session:
-    return open_session()
 
 
 @pytest.fixture
