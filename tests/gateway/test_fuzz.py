@@ -1,6 +1,7 @@
 """Every request gets an answer or a vendor's error, and no memory grows.
 
-A few thousand requests run by default; `SWERL_FUZZ=100000` sets another number.
+A few thousand requests run by default; `SWERL_FUZZ=100000` sets another number, `-s` shows the
+memory in use on the way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import aiohttp
@@ -149,6 +151,10 @@ async def test_mutated_requests_are_answered_or_refused_and_nothing_grows(family
             engine.calls.clear()
             gc.collect()
             sizes.append(resident_mib())
+            if len(sizes) % max(1, NUM_REQUESTS // PER_SESSION // 40) == 0:
+                sent, peak = len(sizes) * PER_SESSION, getrusage(RUSAGE_SELF).ru_maxrss / 1024
+                print(f"{sent:8} requests: {sizes[-1]:.1f} MiB, peak {peak:.1f}", flush=True)  # noqa: T201
+        print(dict(sorted(statuses.items())), flush=True)  # noqa: T201
 
         assert gateway._sessions == {}
         assert gateway._router.sessions == {}
