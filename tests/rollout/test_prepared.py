@@ -123,7 +123,7 @@ async def shown(sandbox: Sandbox) -> str:
 
 def built(repository: Path) -> str:
     """Return a `built:` image whose root, and not only the workdir, is an overlay."""
-    layer = repository.parent / "layer"
+    layer = repository.parent / "tree"  # the name of the store's layers and of a snapshot
     shutil.copytree(repository, layer / "repo", symlinks=True)
     (layer / "root").mkdir()
     (layer / "root/expected_test_output.json").write_text("{}")

@@ -16,9 +16,10 @@ import errno
 import functools
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -165,6 +166,8 @@ class _Builder:
     user: HostUser
     root: int = -1
     """Descriptor of the tree's root."""
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of the folders that are shown to the user."""
 
     def build(self) -> int | None:
         with self._owner():
@@ -272,9 +275,10 @@ class _Builder:
     def _shown(self, folders: Sequence[str]) -> list[str]:
         """Return paths at which the sandbox's user owns these folders."""
         shown = []
-        for number, folder in enumerate(folders):
+        for folder in folders:
             if folder in self.user.views:
-                target = Path(STAGE, f"{Path(folder).name}.{number}")
+                # The layers of a store and snapshots are all named `tree`.
+                target = Path(STAGE, f"view.{next(self.numbers)}")
                 target.mkdir()
                 kernel.attach(self.user.views[folder], str(target))
                 folder = str(target)
