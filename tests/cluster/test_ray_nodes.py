@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swerl.cluster import ray_nodes as ray_module
-from swerl.cluster.node import PYTHON, ProcessSpec
+from swerl.cluster.hosts import ray_start, start_head
+from swerl.cluster.node import PYTHON, ProcessSpec, free_port
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
 from swerl.core.contracts import EngineSetup
@@ -201,3 +205,52 @@ async def test_a_node_that_is_lost_ends_its_processes_for_the_controller(
         assert "a machine of the Ray cluster failed" in str(ended)
         with pytest.raises(ClusterError, match="machine of the Ray cluster failed"):
             await node.call(os.getpid)
+
+
+LEAVER = """
+import asyncio, sys
+from swerl.cluster import ray_nodes as module
+
+module.LEAVE_S = 5.0
+
+async def main() -> None:
+    told, share = [], module.RayShare(1, 0, 1)
+    async with module.ray_nodes(sys.argv[1], share, run="left", notify=told.append):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    print(*told, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("daemon", "number"), [("gcs_server", signal.SIGKILL), ("/raylet --", signal.SIGSTOP)]
+)
+async def test_a_cluster_that_no_longer_answers_is_left_in_time(
+    daemon: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """Ray itself would end the process in the middle of its work, or wait without end."""
+    import psutil
+
+    folder, port = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), free_port()
+    command = [*ray_start("127.0.0.1", cpus=1, gpus=0), "--head", f"--port={port}"]
+    command += [f"--temp-dir={folder}", "--include-dashboard=false"]
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        await start_head(stack, command, tmp_path / "head.log")
+        pipe = asyncio.subprocess.PIPE
+        leaver = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", LEAVER, f"127.0.0.1:{port}"), stdin=pipe, stdout=pipe
+        )
+        assert leaver.stdin and leaver.stdout
+        assert await leaver.stdout.readline() == b"ready\n"
+        (victim,) = [
+            each
+            for each in psutil.process_iter(["cmdline"])
+            if folder in (line := " ".join(each.info["cmdline"] or ())) and daemon in line
+        ]
+        victim.send_signal(number)
+        async with asyncio.timeout(50):
+            said, _ = await leaver.communicate(b"leave\n")
+        assert (leaver.returncode, b"did not answer within 5 s" in said) == (0, True)

@@ -9,16 +9,20 @@ this run's actors and its group, and nothing else.
 from __future__ import annotations
 
 import asyncio
-import signal
+import atexit
 import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import ProcessEnd, ProcessSpec
 from swerl.core.errors import ClusterError
+from swerl.core.secrets import lent
 
 if TYPE_CHECKING:
     from swerl.cluster.ray_host import HostInfo
@@ -29,6 +33,14 @@ QUOTED_LENGTH = 300
 """Characters quoted from Ray's errors; a version mismatch is named in the sixth line."""
 CONNECT_S = 10.0
 """Seconds that a cluster's head has to accept a connection."""
+INIT_S = 180.0
+"""Seconds to join the cluster, and to register a reservation: busy machines need a minute."""
+LEAVE_S = 20.0
+"""Seconds to give the machines back. A head that is gone answers never; Ray ends this run's actors
+when this process has ended."""
+_WITHOUT_HEAD = ("RAY_gcs_rpc_server_reconnect_timeout_s", "86400")
+"""Ray ends a process whose head is gone for 60 s, in the middle of whatever it does. The nodes then
+end by themselves, so the run ends with a ClusterError instead."""
 
 
 @asynccontextmanager
@@ -40,7 +52,8 @@ async def ray_nodes(
     `notify` receives waiting notices. Raises ClusterError if Ray is not installed, the cluster does
     not answer, or it is too small.
     """
-    ray = _connect(address, run)
+    with lent(*_WITHOUT_HEAD):
+        ray = await _in_time(partial(_connect, address, run), INIT_S)
     group = None
     actors: list[Any] = []
     try:
@@ -49,11 +62,15 @@ async def ray_nodes(
         infos = await asyncio.gather(*(_result(each.info.remote()) for each in actors))
         yield _named(actors, infos)
     finally:
-        for actor in actors:
-            ray.kill(actor)
-        if group is not None:
-            ray.util.remove_placement_group(group)
-        ray.shutdown()
+        try:
+            await _result(_in_time(partial(_leave, ray, actors, group), LEAVE_S))
+        except ClusterError as error:
+            notify(f"leaving the Ray cluster: {error}")
+            # The handler that Ray registered would wait for the head again.
+            atexit.unregister(ray.shutdown)
+            # A connection that is still open crashes this process as it ends.
+            with suppress(ClusterError):
+                await _result(_in_time(ray.shutdown, LEAVE_S))
 
 
 class RayNode:
@@ -107,6 +124,36 @@ class RayProcess:
             return ProcessEnd(-1, lost=str(error))
 
 
+async def _in_time(work: Callable[[], T], seconds: float) -> T:
+    """Return the result of a blocking call of Ray. Raises ClusterError if it takes longer.
+
+    It runs in a thread that delays neither the event loop nor the end of this process.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except Exception as error:  # noqa: BLE001  raised below
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+    except TimeoutError as error:
+        message = f"the head of the Ray cluster did not answer within {seconds:g} s"
+        raise ClusterError(message, hint="`ray status` must work on this machine") from error
+
+
+def _leave(ray: Any, actors: Sequence[Any], group: Any) -> None:
+    for actor in actors:
+        ray.kill(actor)
+    if group is not None:
+        ray.util.remove_placement_group(group)
+    ray.shutdown()
+
+
 def _connect(address: str, run: str) -> Any:
     try:
         import ray
@@ -119,10 +166,8 @@ def _connect(address: str, run: str) -> Any:
         host, _, port = address.rpartition(":")
         if host and port.isdigit():
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        # Ray's own SIGTERM handler would end this process at any point.
-        handler = signal.getsignal(signal.SIGTERM)
+        # In a thread Ray sets no SIGTERM handler, which would end this process at any point.
         ray.init(address=address, namespace=f"swerl-{run}", log_to_driver=False, logging_level=40)
-        signal.signal(signal.SIGTERM, handler)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:QUOTED_LENGTH]
         message = f"no Ray cluster answers at {address!r}: {reason}"
@@ -163,7 +208,7 @@ def _named(actors: Sequence[Any], infos: Sequence[HostInfo]) -> list[RayNode]:
 
 
 async def _result(reference: Awaitable[T]) -> T:
-    """Return an actor's answer. Raises ClusterError if the actor or its machine is gone."""
+    """Return the answer of an actor or of the head. Raises ClusterError if its machine is gone."""
     from ray.exceptions import RayError
 
     try:
@@ -211,7 +256,8 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
     )
     # One bundle a machine, on different machines.
     strategy = "STRICT_SPREAD" if share.num_nodes > 1 else "STRICT_PACK"
-    group = placement_group([bundle] * share.num_nodes, strategy=strategy, name=f"swerl-{run}")
+    make = partial(placement_group, strategy=strategy, name=f"swerl-{run}")
+    group = await _result(_in_time(partial(make, [bundle] * share.num_nodes), INIT_S))
     wanted = f"{share.num_nodes} machines with " + " and ".join(
         f"{count} {kind}" for kind, count in bundle.items()
     )
@@ -219,14 +265,16 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
         async with asyncio.timeout(share.place_s):
             ready = asyncio.ensure_future(group.ready())
             if not (await asyncio.wait([ready], timeout=NOTIFY_S))[0]:
-                notify(f"waiting up to {share.place_s:g} s for {wanted}: {_offered(ray)}")
+                offered = await _result(_in_time(partial(_offered, ray), LEAVE_S))
+                notify(f"waiting up to {share.place_s:g} s for {wanted}: {offered}")
             await ready
     except (TimeoutError, asyncio.CancelledError) as error:
         # A reservation that stays would take machines that become free later.
-        offered = _offered(ray)
-        ray.util.remove_placement_group(group)
+        remove = partial(ray.util.remove_placement_group, group)
+        await _result(_in_time(remove, LEAVE_S))
         if isinstance(error, asyncio.CancelledError):
             raise
+        offered = await _result(_in_time(partial(_offered, ray), LEAVE_S))
         message = f"the Ray cluster has no {wanted} free: {offered}"
         hint = "`ray status` shows who holds what; other runs were not touched"
         raise ClusterError(message, hint=hint) from error
