@@ -93,9 +93,15 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Each night: 300 faults in runs of the twin, and 1,000,000 mutated requests to the gateway."""
-    session.run("python", str(BENCHES / "chaos.py"), *session.posargs)
-    session.run("pytest", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "1000000"})
+    """Each night: 400 faults of a run, Ray, dockerd and a registry; 1,000,000 mutated requests."""
+    for more in (
+        ("--faults", "300"),
+        ("--ray", "--faults", "30"),
+        ("--service", "docker", "--faults", "35"),
+        ("--service", "registry", "--faults", "35"),
+    ):
+        session.run("python", str(BENCHES / "chaos.py"), *more, *session.posargs)
+    session.run("pytest", "-s", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "1000000"})
 
 
 @nox.session

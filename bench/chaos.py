@@ -3,6 +3,8 @@
     python bench/chaos.py                   300 faults, a night; --faults 6 takes minutes
     python bench/chaos.py --seed 3          another order of faults
     python bench/chaos.py --kinds clock     these faults alone
+    python bench/chaos.py --ray             ranks and engine on a Ray cluster, which fails too
+    python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry
     python bench/chaos.py --kinds controller --kill --each 25 --set rollout.prefix.share=0.5
                                             kill -9 of the controller, never a stop
 
@@ -27,12 +29,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from swerl.sandboxes._local import limits
+
+sys.path.insert(0, str(Path(__file__).parent))
+import _chaos_services as services
+from _chaos_services import require
 
 RECIPE = Path(__file__).parents[1] / "tests" / "small.toml"
 ROLES = {
@@ -84,6 +90,8 @@ class Chaos:
     """True: processes are killed, never stopped."""
     keys: Sequence[str] = ()
     """Keys of the recipe to set."""
+    ray: services.RayCluster | None = None
+    """The cluster of its ranks and engine."""
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, str] = field(default_factory=dict)
     """Finished Episodes that count, with the digest of their file."""
@@ -104,6 +112,8 @@ class Chaos:
             paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
             env |= {"CHAOS_CLOCK": str(self.clock), "PYTHONPATH": os.pathsep.join(paths)}
         for _ in range(MOST_STARTS):
+            if self.ray:
+                self.ray.mend()
             with (self.folder / "log").open("ab") as log:
                 process = subprocess.Popen(
                     command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -155,12 +165,15 @@ class Chaos:
                 return
             except subprocess.TimeoutExpired:
                 self.check_finished()
-            if kind not in ROLES:
+            if kind not in {**ROLES, **services.RAY_ROLES}:
                 with self._fault(kind, choice):
                     time.sleep(0.2 + 5 * how_long)
                 self.faults[kind] += 1
                 continue
-            victims = [pid for pid, line in tree(process.pid) if role_of(line) == kind]
+            found = [*tree(process.pid)]
+            if self.ray and self.ray.process:
+                found += tree(self.ray.process.pid)
+            victims = [pid for pid, line in found if role_of(line) == kind]
             if not victims:
                 continue
             with suppress(ProcessLookupError):
@@ -204,7 +217,8 @@ class Chaos:
     def check_leaks(self) -> None:
         """Nothing of the run is alive, once its processes had time to see their controller end."""
         until_s = time.monotonic() + 60
-        while (left := leftovers(self.folder, self.group)) and time.monotonic() < until_s:
+        ray = self.ray.leftovers if self.ray else list
+        while (left := leftovers(self.folder, self.group) + ray()) and time.monotonic() < until_s:
             time.sleep(0.2)
         require(not left, f"still there: {left}")
 
@@ -274,13 +288,9 @@ def differences(one: Chaos, other: Chaos) -> Iterator[str]:
 
 def role_of(line: str) -> str:
     """Return the role of a process by its command line; a guard's ends with its program's."""
-    found = [role for role, words in ROLES.items() if words in line]
+    roles = {**services.RAY_ROLES, **ROLES}
+    found = [role for role, words in roles.items() if words in line]
     return found[-1] if found else ""
-
-
-def require(holds: object, problem: str) -> None:
-    if not holds:
-        raise SystemExit(f"chaos: {problem}")
 
 
 def digest_of(path: Path) -> str:
@@ -349,6 +359,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
     parser.add_argument("--kill", action="store_true", help="stop no process, kill it")
+    parser.add_argument("--ray", action="store_true", help="run on a Ray cluster of its own")
+    parser.add_argument("--service", choices=services.SERVICES, help="faults of this service alone")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe")
     given = parser.parse_args(arguments)
     if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
@@ -357,9 +369,13 @@ def main(arguments: list[str] | None = None) -> None:
         begin = ["unshare", "-m", "-n", "sh", "-c", script, "sh"]
         if subprocess.run([*begin, "true"], capture_output=True).returncode == 0:
             os.execvp("unshare", [*begin, sys.executable, *sys.argv])
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+    if given.service:
+        total = services.torment(given.service, given.faults, each=given.each, seed=given.seed)
+        print_table(total)
+        return
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, ExitStack() as stack:
         try:
-            torment(Path(folder), given)
+            torment(Path(folder), given, services.RayCluster(stack) if given.ray else None)
         finally:
             for group in memory_groups():
                 for sandbox in group.glob("*/"):
@@ -370,15 +386,15 @@ def main(arguments: list[str] | None = None) -> None:
                     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def torment(folder: Path, given: argparse.Namespace) -> None:
+def torment(folder: Path, given: argparse.Namespace, ray: services.RayCluster | None) -> None:
     random, total = Random(given.seed), Counter[str]()
-    calm = make(folder / "calm", random, given)
+    calm = make(folder / "calm", random, given, ray)
     calm.run(0)
     calm.check_tokens()
     number = 0
     while total.total() < given.faults:
         number += 1
-        chaos, began_s = make(folder / str(number), random, given), time.monotonic()
+        chaos, began_s = make(folder / str(number), random, given, ray), time.monotonic()
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         chaos.check_verdicts()
@@ -394,16 +410,25 @@ def torment(folder: Path, given: argparse.Namespace) -> None:
         )
         if not same and all(kind.startswith(REPLAYED) for kind in chaos.faults):
             require(False, f"{dict(chaos.faults)}: differs in {list(differences(calm, chaos))}")
+    print_table(total)
+
+
+def print_table(total: Counter[str]) -> None:
     for name, number in sorted(total.items()):
         print(f"{name:24} {number:5}")
     print(f"{total.total()} faults: nothing lost, nothing left")
 
 
-def make(folder: Path, random: Random, given: argparse.Namespace) -> Chaos:
+def make(
+    folder: Path, random: Random, given: argparse.Namespace, ray: services.RayCluster | None
+) -> Chaos:
     """Return a run in a new folder, on a small file system of its own if that is possible."""
     runs, group = folder / "runs", None
     runs.mkdir(parents=True)
-    kinds = [*ROLES, *ROLES, CLOCK]
+    kinds = [*ROLES, *ROLES, CLOCK, *(services.RAY_ROLES if ray else ())]
+    keys = [*given.set]
+    if ray:
+        keys += ["cluster.launcher=ray", f"cluster.ray_address={ray.address}"]
     if "CHAOS_MOUNTS" in os.environ:
         kinds += [*DISK, *NETWORK]
         if parent := limits.find().get("memory"):
@@ -414,7 +439,7 @@ def make(folder: Path, random: Random, given: argparse.Namespace) -> Chaos:
         subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
     kinds = [kind for kind in kinds if not given.kinds or kind in given.kinds]
     require(kinds or given.faults == 0, f"none of these faults is possible here: {given.kinds}")
-    return Chaos(folder, random, given.steps, kinds, group, given.kill, given.set)
+    return Chaos(folder, random, given.steps, kinds, group, given.kill, keys, ray)
 
 
 def memory_groups() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,29 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def chaos(*arguments: str) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "chaos.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "faults: nothing lost, nothing left" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_run_under_random_faults_loses_nothing_and_leaves_nothing() -> None:
     pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
-    command = [sys.executable, str(ROOT / "bench" / "chaos.py"), "--seed", "1"]
-    sizes = ["--faults", "3", "--each", "3", "--steps", "1"]
+    sizes = ["--faults", "3", "--each", "3", "--steps", "1", "--seed", "1"]
     # They need no root, and their order follows from the seed.
-    sizes += ["--kinds", "controller", "engine", "rank", "spawner", "supervisor"]
-    done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=1200)
+    chaos(*sizes, "--kinds", "controller", "engine", "rank", "spawner", "supervisor")
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 faults: nothing lost, nothing left" in done.stdout
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["docker", "registry"])
+def test_a_service_that_fails_becomes_no_result(
+    service: str, request: pytest.FixtureRequest
+) -> None:
+    # Skip where it cannot run.
+    request.getfixturevalue("dockerd" if service == "docker" else service)
+    if not shutil.which("skopeo"):
+        pytest.skip("skopeo is not installed")
+    chaos("--service", service, "--faults", "3", "--each", "3", "--seed", "1")

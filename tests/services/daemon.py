@@ -74,7 +74,7 @@ def launch_on_socket(
     `clear` removes what it leaves outside its folder. Raises CannotRunError, and leaves nothing.
     """
     try:
-        process = launch(argv, folder, lambda: _answers(path))
+        process = launch(argv, folder, lambda: answers(path))
     except CannotRunError:
         clear(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def require(*programs: str) -> None:
         raise CannotRunError(message)
 
 
-def _answers(path: Path) -> bool:
+def answers(path: Path) -> bool:
     """Return whether a daemon with Docker's API answers on this socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(5)

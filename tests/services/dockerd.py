@@ -10,11 +10,22 @@ import subprocess
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from .daemon import Daemon, launch_on_socket, mounts, require, require_root
+from .daemon import (
+    CannotRunError,
+    Daemon,
+    answers,
+    launch,
+    launch_on_socket,
+    mounts,
+    require,
+    require_root,
+)
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_TRIES = 5
 
 
 def start() -> Daemon:
@@ -25,6 +36,25 @@ def start() -> Daemon:
     path = folder / "docker.sock"
     (folder / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
     return launch_on_socket(_command(folder, path), folder, path, _clear)
+
+
+def start_again(daemon: Daemon) -> Daemon:
+    """Start one that has ended with its own folder and address. Raises CannotRunError.
+
+    It is tried again, as service managers do: its containerd has 15 s, which is little on a busy
+    machine.
+    """
+    path = daemon.folder / "docker.sock"
+    for left in reversed(range(_TRIES)):
+        try:
+            command = _command(daemon.folder, path)
+            process = launch(command, daemon.folder, lambda: answers(path))
+        except CannotRunError:
+            if not left:
+                raise
+        else:
+            return replace(daemon, process=process)
+    raise AssertionError
 
 
 def _runtimes() -> dict[str, dict[str, object]]:
@@ -61,7 +91,7 @@ def _clear(folder: Path) -> None:
 
 
 def _members(groups: list[Path]) -> set[int]:
-    found = set()
+    found: set[int] = set()
     for path in (file for group in groups for file in group.rglob("cgroup.procs")):
         with suppress(OSError):
             found.update(int(line) for line in path.read_text().split())
@@ -70,7 +100,7 @@ def _members(groups: list[Path]) -> set[int]:
 
 def _helpers(folder: Path) -> set[int]:
     """Return its containerd and shims: processes with the folder on their command line."""
-    found = set()
+    found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
