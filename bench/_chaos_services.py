@@ -103,7 +103,8 @@ class Round:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "SWERL_CACHE": str(self.folder / "cache")}
+        own = {"SWERL_CACHE": str(self.folder / "cache"), "SWERL_STATE": str(self.folder / "state")}
+        return {**os.environ, **own}
 
     def swerl(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "swerl.cli", *arguments]
