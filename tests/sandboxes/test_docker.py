@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -16,6 +18,8 @@ from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import docker
 from swerl.sandboxes._docker import create
 from swerl.sandboxes._docker import sandbox as docker_sandbox
+from swerl.sandboxes._docker.commands import ContainerCommands
+from swerl.sandboxes._docker.container import Container, SignallerReady
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
 
@@ -49,6 +53,23 @@ async def test_another_controller_sees_and_removes_it(
             await sandbox.run(["true"])
     assert name not in await names(other)
     await other.remove(name)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_code_of_a_command_counts_only_if_its_container_runs(runs: bool) -> None:
+    """A daemon that restarts may report the end of a command before that of its container."""
+    client, api = Mock(), Mock()
+    client.inspect_container.return_value = {"State": {"Running": runs}}
+    client.exec_inspect.return_value = {"Running": False, "ExitCode": 137}
+    api.call = AsyncMock(side_effect=lambda work: work(client))
+    container = Container(api, Mock(limits=LIMITS), "container")
+    commands = ContainerCommands(container, SignallerReady(0, 0, "root", True))
+    ended = commands._explain_cut(partial(container._wait_for_exit, "exec"), b"")
+    if runs:
+        assert await ended == 137
+    else:
+        with pytest.raises(SandboxLostError, match="killed"):
+            await ended
 
 
 CONTROLLER = """

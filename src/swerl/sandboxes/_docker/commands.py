@@ -155,7 +155,10 @@ class ContainerCommands:
             raise await self._container.refusal(detail.decode("utf-8", "replace"))
         try:
             async with asyncio.timeout(_END_TIMEOUT_S):
-                return await wait_for_exit(None)
+                code = await wait_for_exit(None)
+                # The end of its machine kills a command, too.
+                await self._container.require_running()
+                return code
         except TimeoutError:
             await self._container.close("the stream of a command broke")
             raise self._container.lost.result() from None

@@ -74,6 +74,10 @@ class Machine(ABC):
         await asyncio.wait([self.lost], timeout=within_s)
         self.require_alive()
 
+    async def require_running(self) -> None:
+        """Raise SandboxLostError if it has ended, reported or not."""
+        self.require_alive()
+
     @abstractmethod
     async def open_exec(self, request: Mapping[str, Any]) -> tuple[ExecStream, WaitForExit]:
         """Start a program in it; return its stream, and a function that waits for its end."""
@@ -170,6 +174,12 @@ class Container(Machine):
             await self.require_alive_soon()
             raise await self.refusal(str(error)) from error
         return stream, partial(self._wait_for_exit, str(made["Id"]))
+
+    async def require_running(self) -> None:
+        state = await self.api.call(lambda client: client.inspect_container(self.id))
+        if not state["State"]["Running"]:
+            await self._explain_end()
+        self.require_alive()
 
     async def _wait_for_exit(self, number: str, _: int | None) -> int:
         """Wait until the daemon reports a command's end, and return its exit code.

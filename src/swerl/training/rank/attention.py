@@ -221,7 +221,7 @@ def installed_kernel() -> Callable[..., Any] | None:
         _prefer_flash3()
         # Before this option came, grouped queries needed none.
         has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
-        options = {"enable_gqa": True} if has_option else {}
+        options: dict[str, Any] = {"enable_gqa": True} if has_option else {}
         return partial(varlen_attn, window_size=_CAUSAL, **options)
     except ImportError:
         pass
