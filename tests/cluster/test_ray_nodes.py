@@ -117,6 +117,8 @@ async def test_ray_does_not_take_the_signal_that_ends_a_run_in_order(ray_cluster
         async with ray_nodes(ray_cluster.address, TWO, run="told"), asyncio.timeout(240):
             os.kill(os.getpid(), signal.SIGTERM)
             await told.wait()
+            # Ray's handler would abort the process by an alarm.
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import signal
 import socket
 import threading
 from collections import Counter
@@ -54,6 +55,8 @@ async def ray_nodes(
     """
     with lent(*_WITHOUT_HEAD):
         ray = await _in_time(partial(_connect, address, run), INIT_S)
+    # Ray's own handler of SIGTERM, below Python's, would abort this process three seconds later.
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     group = None
     actors: list[Any] = []
     try:
@@ -166,7 +169,6 @@ def _connect(address: str, run: str) -> Any:
         host, _, port = address.rpartition(":")
         if host and port.isdigit():
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        # In a thread Ray sets no SIGTERM handler, which would end this process at any point.
         ray.init(address=address, namespace=f"swerl-{run}", log_to_driver=False, logging_level=40)
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:QUOTED_LENGTH]
