@@ -29,6 +29,7 @@ def test_a_run_under_random_faults_loses_nothing_and_leaves_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("service", ["docker", "registry"])
 def test_a_service_that_fails_becomes_no_result(
     service: str, request: pytest.FixtureRequest
