@@ -431,6 +431,8 @@ class Pod(Machine):
         return any(words in detail.lower() for words in _CROWDED)
 
     async def _remove_it(self) -> None:
+        if self.signaller:
+            await self.signaller.close()
         if self._is_made:
             await delete_pod(self._cluster, self._pod)
 

@@ -120,13 +120,13 @@ class Machine(ABC):
         await self.close("its lifetime is over")
 
     async def _remove(self) -> None:
-        if self.signaller:
-            await self.signaller.close()
         try:
             await self._remove_it()
         finally:
             for task in list(self._tasks):
                 task.cancel()
+            if self.signaller:
+                await self.signaller.close()
 
     @abstractmethod
     async def _is_crowded(self, detail: str) -> bool:
