@@ -29,6 +29,7 @@ from swerl.cluster.node import free_port
 from swerl.core.task import GradingSpec, Task, write_tasks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench._vetting import GOLD
 from tests.services import dockerd, image, registry
 from tests.services.daemon import Daemon, launch
 
@@ -41,15 +42,6 @@ NUM_TASKS, ATTEMPTS = 2, 3
 PATIENCE = 20
 """Starts of one round; an image whose registry is away ends a start, not an Episode."""
 END_S = 600.0
-PATCH = """\
-diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a + b
-"""
 SETUP = """
 printf 'def add(a, b):\\n    return a - b\\n' >calc.py
 git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commit -qm base
@@ -383,7 +375,7 @@ def make(folder: Path, service: Docker | Pulls) -> Round:
     tasks = [
         Task(
             f"t-{number}", "r", service.image, "/repo", "Mend add.", spec,
-            gold_patch=PATCH, setup=SETUP,
+            gold_patch=GOLD, setup=SETUP,
         )
         for number in range(NUM_TASKS)
     ]  # fmt: skip

@@ -142,17 +142,8 @@ def fake_ranks(options: Any) -> None:
     """Become rank 0 of a layout whose other ranks do not exist; exchanges copy this rank's data."""
     import torch
     import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from swerl.training.rank import megatron_cpu
-    from swerl.training.rank.worker import form_groups
-
-    megatron_cpu.install()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
-    make_group = dist.new_group
-
-    def new_group(*args: Any, **kwargs: Any) -> Any:
-        return make_group(*args, **{**kwargs, "backend": "fake"})
+    from bench._stand_ins import form_fake_groups
 
     def exchange(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         # Not always as many: the others' tokens may choose other experts.
@@ -160,10 +151,9 @@ def fake_ranks(options: Any) -> None:
         output[:size].copy_(input[:size])
         output[size:].zero_()
 
-    dist.new_group = torch.distributed.distributed_c10d.new_group = new_group
+    form_fake_groups(options)
     # torch's fake group leaves these outputs as they were allocated.
     dist.all_to_all_single = exchange
-    form_groups(options)
 
 
 def passes(config: Mapping[str, Any], options: Any, work: Any) -> dict[str, float]:

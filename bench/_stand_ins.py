@@ -191,13 +191,19 @@ def _pretend(name: str, **functions: Callable[..., Any]) -> None:
 
 
 def join_fake_ranks(options: TrainerOptions) -> None:
-    """Become rank 0 of a layout whose other ranks do not exist."""
+    """Become rank 0 of a layout whose other ranks do not exist, with stand-ins of the kernels."""
+    form_fake_groups(options)
+    replace_kernels()
+    _count_waits_of_dispatcher()
+
+
+def form_fake_groups(options: TrainerOptions) -> None:
+    """Form Megatron-Core's groups of a layout as its rank 0; the other ranks do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from swerl.training.rank.worker import form_groups
 
     megatron_cpu.install()
-    replace_kernels()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
     make_group = dist.new_group
 
@@ -206,7 +212,6 @@ def join_fake_ranks(options: TrainerOptions) -> None:
 
     dist.new_group = torch.distributed.distributed_c10d.new_group = new_group
     form_groups(options)
-    _count_waits_of_dispatcher()
 
 
 def _count_waits_of_dispatcher() -> None:

@@ -262,9 +262,8 @@ def _unit(config: Mapping[str, Any], options: Any, work: Work) -> int:
     unit *= len(work.rows) * options.tensor_parallel
     chunks = num_chunks(config, options, work)
     # Each chunk of logits gets as many trained positions, but for half a percent.
-    sizes = (unit * factor for factor in range(1, 100))
-    per_chunk = ((size, size * work.trained / chunks) for size in sizes)
-    return next(size for size, exact in per_chunk if abs(round(exact) - exact) <= exact / 200)
+    sizes = ((size, size * work.trained / chunks) for size in range(unit, 100 * unit, unit))
+    return next(size for size, exact in sizes if abs(round(exact) - exact) <= exact / 200)
 
 
 def num_chunks(config: Mapping[str, Any], options: Any, work: Work) -> int:
@@ -470,8 +469,8 @@ def micro_batch(recipe: Recipe, rows: Sequence[int], trained: float, gpu: str) -
         rows = (room // number,) * number
     positions = sum(rows) // trainer.context_parallel
     share = ATTENTION_SHARE[128 if model_config(recipe.model)["head_dim"] <= 128 else 256]
-    work = Work(positions, tuple(rows), trained, recipe.cluster.gpus_per_node, rates(gpu))
-    return replace(work, attention_share=share)
+    per_node = recipe.cluster.gpus_per_node
+    return Work(positions, tuple(rows), trained, per_node, rates(gpu), attention_share=share)
 
 
 def main() -> None:

@@ -47,14 +47,12 @@ def start_again(daemon: Daemon) -> Daemon:
     path = daemon.folder / "docker.sock"
     for left in reversed(range(_TRIES)):
         try:
-            command = _command(daemon.folder, path)
-            process = launch(command, daemon.folder, lambda: answers(path))
+            process = launch(_command(daemon.folder, path), daemon.folder, lambda: answers(path))
+            break
         except CannotRunError:
             if not left:
                 raise
-        else:
-            return replace(daemon, process=process)
-    raise AssertionError
+    return replace(daemon, process=process)
 
 
 def _runtimes() -> dict[str, dict[str, object]]:

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import ProcessEnd, ProcessSpec
@@ -54,7 +53,7 @@ async def ray_nodes(
     not answer, or it is too small.
     """
     with lent(*_WITHOUT_HEAD):
-        ray = await _in_time(partial(_connect, address, run), INIT_S)
+        ray = await _in_time(INIT_S, _connect, address, run)
     # Ray's own handler of SIGTERM, below Python's, would abort this process three seconds later.
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     group = None
@@ -66,14 +65,14 @@ async def ray_nodes(
         yield _named(actors, infos)
     finally:
         try:
-            await _result(_in_time(partial(_leave, ray, actors, group), LEAVE_S))
+            await _ask(LEAVE_S, _leave, ray, actors, group)
         except ClusterError as error:
             notify(f"leaving the Ray cluster: {error}")
             # The handler that Ray registered would wait for the head again.
             atexit.unregister(ray.shutdown)
             # A connection that is still open crashes this process as it ends.
             with suppress(ClusterError):
-                await _result(_in_time(ray.shutdown, LEAVE_S))
+                await _ask(LEAVE_S, ray.shutdown)
 
 
 class RayNode:
@@ -127,7 +126,12 @@ class RayProcess:
             return ProcessEnd(-1, lost=str(error))
 
 
-async def _in_time(work: Callable[[], T], seconds: float) -> T:
+async def _ask(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a blocking call of Ray. Raises ClusterError if it fails or is late."""
+    return await _result(_in_time(seconds, call, *args, **kwargs))
+
+
+async def _in_time(seconds: float, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return the result of a blocking call of Ray. Raises ClusterError if it takes longer.
 
     It runs in a thread that delays neither the event loop nor the end of this process.
@@ -137,7 +141,7 @@ async def _in_time(work: Callable[[], T], seconds: float) -> T:
     def run() -> None:
         future.set_running_or_notify_cancel()
         try:
-            future.set_result(work())
+            future.set_result(call(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  raised below
             future.set_exception(error)
 
@@ -258,8 +262,8 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
     )
     # One bundle a machine, on different machines.
     strategy = "STRICT_SPREAD" if share.num_nodes > 1 else "STRICT_PACK"
-    make = partial(placement_group, strategy=strategy, name=f"swerl-{run}")
-    group = await _result(_in_time(partial(make, [bundle] * share.num_nodes), INIT_S))
+    bundles, name = [bundle] * share.num_nodes, f"swerl-{run}"
+    group = await _ask(INIT_S, placement_group, bundles, strategy=strategy, name=name)
     wanted = f"{share.num_nodes} machines with " + " and ".join(
         f"{count} {kind}" for kind, count in bundle.items()
     )
@@ -267,16 +271,15 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
         async with asyncio.timeout(share.place_s):
             ready = asyncio.ensure_future(group.ready())
             if not (await asyncio.wait([ready], timeout=NOTIFY_S))[0]:
-                offered = await _result(_in_time(partial(_offered, ray), LEAVE_S))
+                offered = await _ask(LEAVE_S, _offered, ray)
                 notify(f"waiting up to {share.place_s:g} s for {wanted}: {offered}")
             await ready
     except (TimeoutError, asyncio.CancelledError) as error:
         # A reservation that stays would take machines that become free later.
-        remove = partial(ray.util.remove_placement_group, group)
-        await _result(_in_time(remove, LEAVE_S))
+        await _ask(LEAVE_S, ray.util.remove_placement_group, group)
         if isinstance(error, asyncio.CancelledError):
             raise
-        offered = await _result(_in_time(partial(_offered, ray), LEAVE_S))
+        offered = await _ask(LEAVE_S, _offered, ray)
         message = f"the Ray cluster has no {wanted} free: {offered}"
         hint = "`ray status` shows who holds what; other runs were not touched"
         raise ClusterError(message, hint=hint) from error

@@ -192,7 +192,9 @@ class _Rules:
         self._allowed = set(touched(task.gold_patch)) - brought
         self._folders = {folder for path in self._hidden if (folder := _test_folder(path))}
         self._above = {folder for path in self._hidden for folder in parents(path)}
+        self._roots = {folder.split("/")[0] for folder in self._folders}
         self._modules = {path.removesuffix(".py") for path in self._hidden if path.endswith(".py")}
+        self._imported = self._modules | self._above
         named = (path for text in clean.scripts.values() for path in _run_by(text))
         self._drivers = {*_named_scripts(spec), *named}
         self._drives = _starts_tests("\n".join([*commands(spec), *clean.scripts.values()]))
@@ -252,7 +254,7 @@ class _Rules:
         if not found.is_whole or found.root not in {"", *self._clean.searched}:
             return False
         # A package of a later folder wins over a folder of tests that has no `__init__`.
-        if found.name in _LIBRARIES or found.name in {each.split("/")[0] for each in self._folders}:
+        if found.name in _LIBRARIES or found.name in self._roots:
             return True
         is_moved = any((root, found.name) in owned for root in ("", *SOURCE_ROOTS))
         others = _NOT_IMPORTED | sys.stdlib_module_names
@@ -271,7 +273,7 @@ class _Rules:
             return False
         if _module(name) == "__init__":
             return folder in self._modules
-        return posixpath.join(folder, _module(name)) in self._modules | self._above
+        return posixpath.join(folder, _module(name)) in self._imported
 
 
 def _declared_files(spec: GradingSpec) -> Iterator[str]:
