@@ -217,9 +217,9 @@ def _summary_lines(log: str) -> Iterator[Line]:
         end = max((each.end() for each in _SUMMARY_END.finditer(log, last)), default=end)
     found = list(_status_lines(log[last:end]))
     named = {name for name, _ in found}
-    outside = chain(_status_lines(log[start:last]), _status_lines(log[end:]))
-    yield from (line for line in outside if line[0] in named)
+    yield from (line for line in _status_lines(log[start:last]) if line[0] in named)
     yield from found
+    yield from (line for line in _status_lines(log[end:]) if line[0] in named)
 
 
 def _status_lines(text: str) -> Iterator[Line]:

@@ -5,6 +5,7 @@ docs/design/grading.md lists them too. All other verdicts must agree.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from swerl.core.grade import Grade, TestStatus, Verdict
@@ -18,7 +19,7 @@ CLASSES = {
     "misspelt": "a line such as `PASSED: id` is no status line",
     "marker": "the package's own markers mean nothing where a test prints them",
     "outside": "what is printed outside of the tests never counts",
-    "printed": "what a test prints before the summary of pytest is no status",
+    "printed": "what a test prints before or after the summary of pytest is no status",
     "mixed": "an id that is cut has to pass in all of its tests",
     "no test": "a task with no test to mend is invalid",
     "results": "results of Maven beyond those of the test commands are not believed",
@@ -29,6 +30,7 @@ CLASSES = {
 }
 """Classes of differences; the last three concern 4.1 alone."""
 
+_SUMMARY_END = re.compile(r"^=+ .*\bin [\d.]+s", re.MULTILINE)
 _VALID = {status.name for status in TestStatus}
 _WEIGHT = {"FAILED": 2, "ERROR": 2, "SKIPPED": 1}
 _FAILING = {TestStatus.FAILED, TestStatus.ERROR}
@@ -60,8 +62,9 @@ def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[
     }
     printed = set[str]()
     if log.parser != "parse_log_seaborn":
-        before, heading, summary = log.text.partition("= short test summary info =")
-        printed = {name for name in theirs if heading and name in before and name not in summary}
+        _, heading, rest = log.text.partition("= short test summary info =")
+        end = max((each.end() for each in _SUMMARY_END.finditer(rest)), default=len(rest))
+        printed = {name for name in theirs if heading and name not in rest[:end]}
     sets = {"misspelt": misspelt, "error": errors, "printed": printed}
     return found | {name: ids for name, ids in sets.items() if ids}
 
