@@ -46,6 +46,16 @@ async def test_the_same_prompt_again_gets_the_same_line(tmp_path: Path) -> None:
     assert first == again
 
 
+async def test_a_side_request_takes_no_line_of_the_conversation(tmp_path: Path) -> None:
+    main, side = list(range(100)), list(range(500, 540))
+    prompts = [side, main, [*main, 1, 2], [*side, 3], [*main[:95], 7, 8, 9], side]
+    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
+        said = [await engine.generate(prompt, MANY, "a") for prompt in prompts]
+
+    texts = [FAMILY.parse(each.ids).text for each in said]
+    assert texts == ["a one", "a one", "a two", "a two", "Done.", "a one"]
+
+
 async def test_a_completion_is_whole(tmp_path: Path) -> None:
     async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
         completion = await engine.generate([1, 2], MANY, "a")

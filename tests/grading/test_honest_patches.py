@@ -23,7 +23,7 @@ mkdir -p pkg tests lib coverage; touch pkg/__init__.py coverage/__init__.py
 printf 'def add(a, b):\\n    return a - b\\n' >calc.py; cp calc.py pkg/b.py
 printf 'def help():\\n    return 1\\n' >tests/helper.py
 printf '[metadata]\\nname = calc\\n\\n[tool:pytest]\\naddopts = -q\\n' >setup.cfg
-printf 'build/\\nlocal/\\n*.gen.py\\n' >.gitignore; printf 'crlf\\r\\n' >crlf.txt
+printf 'build/\\nlocal/\\ntarget/\\n*.gen.py\\n' >.gitignore; printf 'crlf\\r\\n' >crlf.txt
 printf '#!/bin/sh\\necho run\\n' >run.sh; ln -s calc.py link; head -c 300000 /dev/zero >data.bin
 git add -A; git commit -qm base; sleep 0.01
 """
@@ -82,6 +82,7 @@ GIT = [
     "user.name=a -c user.email=b commit -qm i); git add inner 2>/dev/null || true",
     own("local.m", "local/m.py", "mkdir local; "),
     own("build.m", "build/m.py", "mkdir build; "),
+    own("target.m", "target/m.py", "mkdir target; "),
     loaded("made.gen.py"),
     f"echo '*.py' >>.gitignore; {FIX}; {MODULE}new.py",
 ]

@@ -122,12 +122,13 @@ async def test_the_files_of_a_nested_repository_are_taken(sandbox: Sandbox) -> N
 async def test_ignored_files_are_taken_while_they_are_small_texts(sandbox: Sandbox) -> None:
     script = """
     mkdir -p build target pkg.egg-info env; echo x >build/mod.py; echo y >target/main.d
+    echo m >target/mod.py
     printf 'a\\0b' >build/lib.so; head -c 1100000 /dev/zero | tr '\\0' x >build/large.txt
     echo changed >a.o; echo made >b.o; touch env/pyvenv.cfg; echo z >env/activate
     mkdir -p node_modules/a __pycache__; echo >node_modules/a/i.js; echo >__pycache__/x.pyc
     """
     found = await taken(sandbox, script)
-    assert set(found.changes.files) == {"build/mod.py", "a.o", "b.o"}
+    assert set(found.changes.files) == {"build/mod.py", "target/mod.py", "a.o", "b.o"}
     assert found.num_left == 5
 
 

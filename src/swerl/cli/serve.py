@@ -52,6 +52,8 @@ def serve(
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
     chosen = read_engine(engine, _SCRIPTS, files=True)
     made = [f"gateway.bind={host}", f"gateway.port={port}"]
+    if chosen.type == "scripted":
+        made.append("engine.in_turn=true")
     recipe = recipe_of(chosen, model, made=["name=swerl", *made], settings=settings or ())
     plan = Plan(
         recipe=recipe,

@@ -1,15 +1,18 @@
 """An engine that returns written messages: for tests, demos and known solutions.
 
-A session's nth new request gets the nth message of its script, in the family's own tokens. The same
-prompt sent again at once gets the same answer, as a client that retries expects.
+A conversation's nth request gets the nth message of its session's script, in the family's own
+tokens. A request that begins as an answered prompt did continues that conversation. Any other
+starts the script again, so an agent's side requests take no message from it. A prompt sent again
+gets the same answer, as a client that retries expects.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -21,6 +24,9 @@ from swerl.core.turn import Completion, Sampling
 
 _AFTER = Message(Role.ASSISTANT, "Done.")
 """The reply after the end of a script."""
+_REPEATED = 0.9
+"""Share of an answered prompt, from its start, that the conversation's next request repeats. Agents
+rewrite the end of their histories."""
 
 
 class Options(BaseModel):
@@ -30,6 +36,8 @@ class Options(BaseModel):
 
     delay_s: float = Field(default=0.0, ge=0)
     """Seconds before each reply; tests of waiting raise it."""
+    in_turn: bool = False
+    """Answer a session's new requests in turn, whatever conversation they continue."""
 
 
 @asynccontextmanager
@@ -40,7 +48,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[ScriptedEn
             "the scripted engine has no script to follow",
             hint="use `scripted:gold` or `scripted:noop`",
         )
-    engine = ScriptedEngine(setup.family, setup.script, delay_s=options.delay_s)
+    engine = ScriptedEngine(setup.family, setup.script, options)
     try:
         yield engine
     finally:
@@ -48,25 +56,44 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[ScriptedEn
 
 
 @dataclass(slots=True)
-class _Position:
-    """The last message that a session got from its script."""
+class _Answers:
+    """The number of the message that each prompt of a session got."""
 
-    number: int
-    prompt: int
-    """Hash of the prompt that the message answers."""
+    prompts: dict[int, int] = field(default_factory=dict)
+    """By the hash of a whole prompt."""
+    starts: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By length and hash of the part that a continued conversation repeats."""
+
+    def next_number(self, ids: tuple[int, ...], repeated: float) -> int:
+        """Return the number of the message for a prompt, if its next one repeats this share."""
+        number = self.prompts.get(hash(ids))
+        if number is None:
+            number = self.prompts[hash(ids)] = self._after_start(ids)
+            length = int(len(ids) * repeated)
+            self.starts[length, hash(ids[:length])] = number
+        return number
+
+    def _after_start(self, ids: tuple[int, ...]) -> int:
+        for (length, start), number in sorted(self.starts.items(), reverse=True):
+            if length <= len(ids) and hash(ids[:length]) == start:
+                return number + 1
+        return 0
 
 
 class ScriptedEngine:
     """Implements Engine."""
 
     def __init__(
-        self, family: Family, script: Callable[[str], Sequence[Message]], *, delay_s: float = 0.0
+        self,
+        family: Family,
+        script: Callable[[str], Sequence[Message]],
+        options: Options | None = None,
     ) -> None:
         self._family = family
         self._script = script
-        self._delay_s = delay_s
+        self._options = options or Options()
         self._version = "scripted"
-        self._positions: dict[str, _Position] = {}
+        self._answers: defaultdict[str, _Answers] = defaultdict(_Answers)
         self._aborts: dict[str, set[asyncio.Event]] = {}
         self._running = asyncio.Event()
         self._running.set()
@@ -74,7 +101,8 @@ class ScriptedEngine:
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Return the session's next message; a deterministic policy has log-probability 0."""
         await self._running.wait()
-        number = self._next_number(session, hash(tuple(ids)))
+        repeated = 0.0 if self._options.in_turn else _REPEATED
+        number = self._answers[session].next_number(tuple(ids), repeated)
         if await self._aborted_while_waiting(session):
             return self._completion((), Finish.ABORT, len(ids))
         script = self._script(session)
@@ -102,24 +130,16 @@ class ScriptedEngine:
         self._running.set()
 
     async def close(self) -> None:
-        self._positions.clear()
-
-    def _next_number(self, session: str, prompt: int) -> int:
-        last = self._positions.get(session)
-        if last and last.prompt == prompt:
-            return last.number
-        number = last.number + 1 if last else 0
-        self._positions[session] = _Position(number, prompt)
-        return number
+        self._answers.clear()
 
     async def _aborted_while_waiting(self, session: str) -> bool:
-        if not self._delay_s:
+        if not self._options.delay_s:
             return False
         event = asyncio.Event()
         waiting = self._aborts.setdefault(session, set())
         waiting.add(event)
         try:
-            async with asyncio.timeout(self._delay_s):
+            async with asyncio.timeout(self._options.delay_s):
                 await event.wait()
         except TimeoutError:
             return False

@@ -414,7 +414,8 @@ def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[
 
 
 def _is_derived(path: str) -> bool:
-    folders = path.split("/")[:-1]
+    # A build tool writes no Python module into its `target`.
+    folders = [part for part in path.split("/")[:-1] if part != "target" or path[-3:] != ".py"]
     return any(part in _DERIVED or part.endswith(_DERIVED_ENDS) for part in folders)
 
 
