@@ -163,7 +163,7 @@ class ServedSandboxes:
             message = f"the limit of {len(self.snapshots)} snapshots is reached: delete some"
             raise WireError(Code.RESOURCE_EXHAUSTED, message)
         key = access.new_token()
-        made = ServedSnapshot(name or access.new_sandbox_id(), key, served, time.time())
+        made = ServedSnapshot(name or access.new_sandbox_id(), key, served)
         # Listed before it exists, so that the end of the server removes it in any case.
         self.snapshots[made.id] = made
         try:
@@ -265,7 +265,6 @@ class ServedSnapshot:
     """Its secret name at the backend."""
     served: ServedSandbox
     """The sandbox of which it was taken."""
-    taken_unix_s: float
     image: str = ""
     """Reference of its image; empty until it is whole."""
 

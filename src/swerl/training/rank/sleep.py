@@ -48,10 +48,6 @@ class RankMemory:
         self._asleep: dict[int, _Sleeping] = {}
         """By the identity of the storage; empty while awake."""
 
-    @property
-    def is_asleep(self) -> bool:
-        return bool(self._asleep)
-
     def sleep(self) -> None:
         """Copy what must be kept to the host, and free all memory on the device."""
         if self._asleep:
