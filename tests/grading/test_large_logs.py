@@ -53,7 +53,7 @@ async def test_a_large_log_is_read_as_a_small_one(name: str) -> None:
 
 
 async def test_durations_are_read_from_a_large_log() -> None:
-    log = "0.25s call     a.py::t\n0.50s setup    a.py::t\n"
+    log = "= slowest durations =\n0.25s call     a.py::t\n0.50s setup    a.py::t\n"
     assert await read_durations(log) == {"a.py::t": 0.75}
     assert await read_durations(log + "\n" * NUM_LINES) == {"a.py::t": 0.75}
 

@@ -61,7 +61,9 @@ async def read_log(parse: Parser, log: str, limit_s: float = _LIMIT_S) -> Status
 
 
 async def read_durations(log: str, limit_s: float = _LIMIT_S) -> dict[str, float]:
-    """Return seconds by test from pytest's table; empty if the log cannot be read."""
+    """Return seconds by test from pytest's table; empty if the log has none or cannot be read."""
+    if "durations" not in log:
+        return {}
     if len(log) <= _INLINE_CHARS:
         return python_logs.durations(log)
     found: dict[str, float] = {}

@@ -32,7 +32,7 @@ _LOG_RECORD = "ERROR  "
 _COUNT = re.compile(r"\[\d+\]")
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _COLOUR = re.compile(r"\[\d+m")
-_CONTROL = dict.fromkeys(each for each in range(1, 32) if each != ord("\n"))
+_CONTROL = dict.fromkeys({*range(1, 32)} - {ord("\n")})
 _DJANGO_VERSION = "--version is equivalent to version"
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
 _DJANGO_SETUP = " ... Testing against Django installed in "

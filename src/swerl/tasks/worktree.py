@@ -59,7 +59,7 @@ PRUNED = frozenset(
 )
 """Folders of installed packages and caches, which are no part of a tree at any depth."""
 _DERIVED = frozenset({"target", "venv", "htmlcov", ".next", ".cache"})
-"""Further folders of derived files, if the repository ignores them."""
+"""Folders of derived files, if the repository ignores them; no Python module is one in `target`."""
 _DERIVED_ENDS = (".egg-info", ".dist-info")
 
 _PATH = "export LC_ALL=C PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
@@ -414,9 +414,8 @@ def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[
 
 
 def _is_derived(path: str) -> bool:
-    # A build tool writes no Python module into its `target`.
-    folders = [part for part in path.split("/")[:-1] if part != "target" or path[-3:] != ".py"]
-    return any(part in _DERIVED or part.endswith(_DERIVED_ENDS) for part in folders)
+    names = _DERIVED - {"target"} if path.endswith(".py") else _DERIVED
+    return any(p in names or p.endswith(_DERIVED_ENDS) for p in path.split("/")[:-1])
 
 
 async def _read(
