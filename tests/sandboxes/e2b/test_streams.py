@@ -153,7 +153,7 @@ async def test_a_command_that_stops_its_supervisor_still_times_out(
     done = await sandbox.run(["sh", "-c", script], timeout_s=0.3)
     assert (done.exit_code, done.timed_out) == (124, True)
     if not again:
-        assert await processes(sandbox, "sleep 68") == 0
+        await until(sandbox, "sleep 68", 0)
 
 
 async def test_an_image_without_the_usual_tools_is_reported_and_not_retried_for_ever(
