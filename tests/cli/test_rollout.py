@@ -324,6 +324,7 @@ def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
         (("--from", "first"), "--from and --turn belong together"),
         (("--turn", "1"), "--from and --turn belong together"),
         (("--from", "nowhere", "--turn", "1"), "nowhere is no recorded Episode"),
+        (("--from", "first", "--turn", "1", "--instance", "other"), "not other"),
     ],
 )
 def test_an_episode_that_cannot_be_continued_is_one_clear_error(

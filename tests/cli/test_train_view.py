@@ -52,3 +52,9 @@ def test_a_summary_has_a_matrix_of_agents_if_there_are_several(
     assert ["a", *["0.50", "→", "0.50", "0.20", "→", "0.60"]] in rows
     assert ["b", *["held", "out", "0.10", "→", "0.30"]] in rows
     assert "swerl eval compare runs/mixed@heldout-a-0 runs/mixed@heldout-a-2\n" in out
+
+
+def test_tenths_without_an_episode_have_no_share(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = {"sampled_tokens_d1": 8.0, "trained_tokens_d1": 4.0, "sampled_tokens_d2": 0.0}
+    show_summary(Path("runs/short"), RunHistory(steps={0: tokens}))
+    assert f"episodes: 50% {' '.join('-' * 9)}\n" in capsys.readouterr().out

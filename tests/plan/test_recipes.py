@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swerl.cli._plan_view import remarks
+from swerl.core.errors import RecipeError
 from swerl.plan.plan import RecipePlan, plan
 from swerl.recipe.load import load
 
@@ -69,3 +70,13 @@ def test_a_first_call_has_time_to_compile_its_kernels(path: Path) -> None:
 def test_there_is_a_recipe_for_every_size() -> None:
     sizes = {planned(path).layout.num_gpus for path in GPU_RECIPES}
     assert sizes == {1, 8, 64}
+
+
+def test_the_model_of_a_run_that_never_began_is_named_with_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        planned(ROOT / "recipes" / "sft_twin.toml")
+    assert "runs/twin/initial_model is not a model folder" in str(caught.value)
+    assert "the run twin makes it" in caught.value.hint

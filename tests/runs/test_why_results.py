@@ -91,6 +91,10 @@ def test_episodes_of_rollouts_and_sessions_have_a_line(tmp_path: Path) -> None:
     record.write(tmp_path / "rollouts" / "a" / "one", episode)
     found = why.diagnose(tmp_path / "rollouts" / "a" / "one")
     assert found.read == "1 Episode (1 unsolved; most often: 1 of 2 tests failed)"
+    wordy = with_verdict(healthy_episode(0, 0, 2), Verdict.UNSOLVED, "x" * 201)
+    record.write(tmp_path / "rollouts" / "a" / "wordy", wordy)
+    read = why.diagnose(tmp_path / "rollouts" / "a" / "wordy").read
+    assert read == f"1 Episode (1 unsolved; most often: {'x' * 199}…)"
     for number in range(3):
         folder = tmp_path / "serve" / "0" / str(number)
         folder.mkdir(parents=True)

@@ -227,7 +227,8 @@ def _shares(metrics: Mapping[str, float]) -> str:
         (metrics.get(f"trained_tokens_d{n}", 0), metrics.get(f"sampled_tokens_d{n}", 0))
         for n in range(1, 11)
     ]
-    shares = " ".join(f"{trained / max(sampled, 1):.0%}" for trained, sampled in tenths)
+    # Fewer than ten Episodes leave some tenths empty.
+    shares = " ".join(f"{trained / sampled:.0%}" if sampled else "-" for trained, sampled in tenths)
     return f"trained of the shortest to the longest tenth of episodes: {shares}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -290,7 +291,9 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
         if report["comparison"]:
             _print_comparison(report["comparison"])
         stderr().print(f"report: {report['path']}", soft_wrap=True, markup=False)
-    stderr().print("next: swerl eval compare A B", markup=False)
+    folders = [shlex.quote(str(Path(report["path"]).parents[1])) for report in reports]
+    a, b, *_ = *folders, "OTHER"
+    stderr().print(f"next: swerl eval compare {a} {b}", soft_wrap=True, markup=False)
 
 
 def _by_repository(reports: Sequence[Mapping[str, Any]]) -> Table | None:

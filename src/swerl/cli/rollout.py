@@ -106,6 +106,9 @@ def rollout(
         raise InputError("--from and --turn belong together", hint="--from EPISODE --turn 3")
     start = record.read_start(source, turn) if source and turn is not None else None
     recipe = _recipe(agent, chosen, model, settings or (), start)
+    if start and instance and start.task_id and instance != start.task_id:
+        hint = "leave out --instance, or --from and --turn"
+        raise InputError(f"{source} is an attempt at {start.task_id}, not {instance}", hint=hint)
     instance = instance or (start.task_id or None if start else None)
     if start and not (instance or start.task):
         raise InputError(f"{source} names no task", hint="name it with --instance and --tasks")

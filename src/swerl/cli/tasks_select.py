@@ -49,6 +49,8 @@ def filter_tasks(
     require_new(out, force=force)
     num_chosen, num_all = select.filter_tasks(tasks, out, compile_where(" and ".join(wanted)))
     _say(num_chosen, num_all, out, as_json=as_json)
+    if solve_rate:
+        _warn_of_unmeasured(tasks)
 
 
 def sample(
@@ -105,6 +107,17 @@ def _rates(text: str) -> list[str]:
         raise InputError(
             f"--solve-rate {text!r:.80} is not a range", hint="for example --solve-rate 0.1..0.9"
         ) from error
+
+
+def _warn_of_unmeasured(tasks: Path) -> None:
+    """Say how many Tasks no range of solve rates can keep."""
+    unmeasured = sum(task.metadata.get("solve_rate") is None for _, task in select.lines(tasks))
+    if unmeasured:
+        stderr().print(
+            f"[yellow]{counted(unmeasured, 'task')} without a solve rate[/]: "
+            f"swerl tasks solve-rate {escape(str(tasks))} --engine ENGINE measures them",
+            soft_wrap=True,
+        )
 
 
 def _share(text: str) -> tuple[str, float]:

@@ -207,11 +207,21 @@ def missing_package(name: str) -> InputError | None:
     return InputError(f"the package {top} is not installed", hint=f"pip install 'swerl[{extra}]'")
 
 
+_NUM_KNOWN = 8
+"""Names that a hint lists if none is near."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown name, with the nearest known ones as its hint."""
     import difflib
 
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=5, cutoff=0.4) or names[:8]
-    hint = f"did you mean {', '.join(near)}?" if near else f"no {kind} is known here"
+    near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
+    if near:
+        hint = f"did you mean {', '.join(near)}?"
+    elif names:
+        more = f" and {len(names) - _NUM_KNOWN:,} more" if len(names) > _NUM_KNOWN else ""
+        hint = f"known here: {', '.join(names[:_NUM_KNOWN])}{more}"
+    else:
+        hint = f"no {kind} is known here"
     return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)

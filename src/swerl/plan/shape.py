@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from swerl.core.errors import RecipeError, UnknownNameError, unknown
+from swerl.recipe.check import INITIAL_MODEL, no_model
 from swerl.recipe.schema import ModelSection
 
 
@@ -75,7 +76,8 @@ class Shape:
 def shape_of(model: ModelSection) -> Shape:
     """Return the shape of the recipe's model, from its folder's config or by its name.
 
-    Raises RecipeError on an incomplete config, UnknownNameError on an unknown name.
+    Raises RecipeError on an incomplete config or a missing model of a run,
+    UnknownNameError on an unknown name.
     """
     if model.path is None:
         made = model.shape
@@ -93,6 +95,8 @@ def shape_of(model: ModelSection) -> Shape:
     if file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
         return shape_from_config(str(model.path), config)
+    if model.path.name == INITIAL_MODEL:
+        raise no_model(model.path)
     return shape_from_config(model.path.name, _known(model.path.name))
 
 

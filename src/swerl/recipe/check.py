@@ -349,6 +349,18 @@ def _at(key: str, error: InputError) -> InputError:
     return type(error)(f"{key}: {error}", hint=error.hint)
 
 
+INITIAL_MODEL = "initial_model"
+"""Folder in a run's folder with the model that the run made."""
+
+
+def no_model(path: Path) -> RecipeError:
+    """Build the error for a folder without a model."""
+    hint = "give a folder in Hugging Face format"
+    if path.name == INITIAL_MODEL:
+        hint = f"the run {path.parent.name} makes it when it begins: train that run first"
+    return RecipeError(f"model.path = {path} is not a model folder", hint=hint)
+
+
 def _require_model(model: ModelSection) -> None:
     """Raise InputError unless the family is known and can read the model."""
     if model.family != plugins.AUTO_FAMILY:
@@ -356,10 +368,7 @@ def _require_model(model: ModelSection) -> None:
     if model.path is None:
         return
     if not (model.path / "config.json").is_file():
-        raise RecipeError(
-            f"model.path = {model.path} is not a model folder",
-            hint="give a folder in Hugging Face format",
-        )
+        raise no_model(model.path)
     # A parser of another program would be started here.
     if model.parser == "builtin":
         plugins.family(model.family, model.path)
