@@ -173,7 +173,7 @@ def test_a_folder_with_a_protected_file_is_not_replaced_by_a_link() -> None:
     assert set(found.dropped) == {"own/conftest.py", "own"}
 
 
-@pytest.mark.parametrize("path", ["pytest.py", "unittest/__init__.py", "_pytest/main.py"])
+@pytest.mark.parametrize("path", ["pytest.py", "unittest/__init__.py", "_pytest/__init__.py"])
 def test_no_new_module_shadows_a_test_runner(path: str) -> None:
     assert accept(TASK, made(path), ALL).dropped == (path,)
     assert accept(TASK, edited(path), ALL).dropped == (), "the repository is the runner's own"
@@ -221,9 +221,15 @@ def test_a_source_folder_that_python_does_not_search_may_hold_any_module() -> No
 
 @pytest.mark.parametrize("path", ["coverage/new.py", "tox/session/new.py"])
 def test_a_runners_own_project_may_add_modules(path: str) -> None:
-    own = CleanTree(owned=frozenset({("", path.split("/")[0])}))
+    folder = path.split("/")[0]
+    own = CleanTree(owned=frozenset({("", folder)}))
     assert kept(accept(TASK, made(path), own)) == {path}
-    assert not kept(accept(TASK, made(path), ALL))
+    assert not kept(accept(TASK, made(f"{folder}/__init__.py"), ALL))
+
+
+@pytest.mark.parametrize("path", ["py/shop.py", "doctest/parts/shop.h", "coverage/index.html"])
+def test_a_folder_that_shadows_no_runner_may_have_its_name(path: str) -> None:
+    assert kept(accept(TASK, made(path), ALL)) == {path}
 
 
 def commanded(command: str, **spec: str) -> Task:

@@ -150,6 +150,8 @@ NAMES = [
     own("pkg.json", "pkg/json.py"),
     own("lib.calendar", "lib/calendar.py"),
     own("coverage.more", "coverage/more.py"),
+    loaded("py/m.py").replace("printf", "mkdir py; printf", 1),
+    loaded("doctest/part.h").replace("printf", "mkdir doctest; printf", 1),
     own("pkg.coverage.m", "pkg/coverage/m.py", "mkdir pkg/coverage; "),
     own("pkg.conf", "pkg/conf.py"),
     own("pkg.tests_of_time", "pkg/tests_of_time.py"),

@@ -249,8 +249,6 @@ class _Rules:
         owned = self._clean.owned
         if (found.root, found.name) in owned:
             return False
-        if found.name in _RUNNERS and not found.root:
-            return True
         if not found.is_whole or found.root not in {"", *self._clean.searched}:
             return False
         # A package of a later folder wins over a folder of tests that has no `__init__`.
@@ -344,7 +342,7 @@ def new_modules(changes: Changes) -> set[tuple[str, str]]:
     before = changes.before or {}
     added = {path: file for path, file in changes.files.items() if file and not before.get(path)}
     found = [_module_of(path, is_link=file.is_link) for path, file in added.items()]
-    return {(each.root, each.name) for each in found if each.is_whole or each.name in _RUNNERS}
+    return {(each.root, each.name) for each in found if each.is_whole}
 
 
 def commands(spec: GradingSpec) -> list[str]:
