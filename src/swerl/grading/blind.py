@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import posixpath
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swerl.core.changes import touched
@@ -31,6 +32,8 @@ _FEW_TESTS = 3
 MAX_TESTS = 40
 """Tests with a swap in one run of the known solution."""
 _MAX_FILES = 40
+_PLACE = re.compile(r"(?<![\w.-])(?P<name>[\w.-]{1,200})(?:\", line |[:(])(?P<line>\d{1,7})")
+"""A line of a file in a log."""
 _MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
 """The module in an id of unittest: `test_a (tests.test_b.TestC.test_a)`."""
 
@@ -174,14 +177,30 @@ class Trial:
     candidate: Candidate
 
 
+def failing_lines(log: str, paths: Iterable[str]) -> dict[str, set[int]]:
+    """Return the lines of test files that a log names: of tracebacks and failed assertions."""
+    found: dict[str, set[int]] = defaultdict(set)
+    of_name = {posixpath.basename(path): path for path in paths}
+    for match in _PLACE.finditer(log):
+        if path := of_name.get(match["name"]):
+            found[path].add(int(match["line"]))
+    return found
+
+
 def trials(
-    texts: Mapping[str, bytes], base: Mapping[str, bytes], spec: GradingSpec, *, at_once: int
+    texts: Mapping[str, bytes],
+    base: Mapping[str, bytes],
+    spec: GradingSpec,
+    *,
+    at_once: int,
+    failing: Mapping[str, Collection[int]] | None = None,
 ) -> list[list[Trial]]:
     """Return runs of the known solution that try out swaps: one for each test in every run.
 
     `texts` are the hidden test files and `base` the files of the same paths that the agent gets.
     Only tests to fix are tried if one of them has a swap. Secret swaps come first. `at_once` is the
-    number of tests in one run. Equal arguments give equal runs.
+    number of tests in one run. `failing` are the lines of the files in which the code before the
+    fix fails. Equal arguments give equal runs.
     """
     from swerl.grading.plausible import WEAK
 
@@ -191,8 +210,10 @@ def trials(
         known = {line.strip() for line in before.splitlines()}
         lines = text.split(b"\n")
         rng = random.Random(digest)
-        for each in candidates(path, text, rng, tests=_declared(spec), before=before):
-            is_old = lines[each.line - 1].strip() in known
+        fails = (failing or {}).get(path, ())
+        declared = _declared(spec)
+        for each in candidates(path, text, rng, tests=declared, before=before, failing=fails):
+            is_old = lines[each.line - 1].strip() in known or each.holds_before
             is_secret = not is_old and each.kind not in WEAK
             swap = Swap(path, digest, each.start, each.end, each.new, (), is_secret)
             units[path, each.test].append(Trial(swap, each))
@@ -214,12 +235,11 @@ def _with_weak_negations(unit: list[Trial]) -> list[Trial]:
     kinds = {trial.candidate.kind for trial in unit if trial.swap.is_secret}
     if kinds <= {Kind.NEGATION}:
         return unit
-    return [
-        replace(trial, swap=replace(trial.swap, is_secret=False))
-        if trial.candidate.kind is Kind.NEGATION
-        else trial
-        for trial in unit
-    ]
+    return [_shown(trial) if trial.candidate.kind is Kind.NEGATION else trial for trial in unit]
+
+
+def _shown(trial: Trial) -> Trial:
+    return replace(trial, swap=replace(trial.swap, is_secret=False))
 
 
 def _declared(spec: GradingSpec) -> list[str]:
@@ -237,7 +257,9 @@ def _of_declared(
             if any(belongs(unit[0].candidate, test) for test in declared)
         ]
         if found:
-            return found
+            # Tests to keep pass before the fix, so whoever keeps the old code notices their swaps.
+            is_of_fix = declared is spec.fail_to_pass or not spec.fail_to_pass
+            return found if is_of_fix else [[_shown(trial) for trial in unit] for unit in found]
     return [] if is_declared(spec) else list(units.values())
 
 
@@ -276,8 +298,14 @@ def measured(run: Sequence[Trial], seen: Seen, spec: GradingSpec) -> list[Swap]:
     claims = Counter(test for tests in own for test in tests)
     if failing - set(claims):
         return []
+    fixed = set(spec.fail_to_pass)
     return [
-        replace(trial.swap, fails=tuple(sorted(tests)))
+        replace(
+            trial.swap,
+            fails=tuple(sorted(tests)),
+            # A case of a table that passes before the fix is a test to keep.
+            is_secret=trial.swap.is_secret and (not fixed or bool(fixed & tests)),
+        )
         for trial, tests in zip(run, own, strict=True)
         if tests and all(claims[test] == 1 for test in tests)
     ]

@@ -52,6 +52,8 @@ class Expectation:
     """Compared within a tolerance: another value must differ by far."""
     span: tuple[int, int] = (0, 0)
     """First and last byte of the test."""
+    claim_end: int = 0
+    """Last byte of the claim; of the test if it is a row of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,4 +496,5 @@ class _Reader:
         self._found[start, end] = Expectation(
             *(content, start, end, source, test.name, outer, depth, container, opposite, is_near),
             span=(test.start, test.end),
+            claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
         )

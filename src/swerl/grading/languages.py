@@ -88,6 +88,8 @@ PAIRS = _words(
     " keyword_argument"
 )
 """Entries of containers; the value is the last child."""
+ROWS = _words("pair keyed_element composite_literal")
+"""Rows of a table of cases; the claim about them stands elsewhere in the test."""
 CONSTANTS = _words(
     "none null nil undefined null_literal identifier constant self this name type_identifier"
     " qualified_type slice_type array_type map_type generic_type primitive_type scoped_identifier"

@@ -12,7 +12,7 @@ import bisect
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,8 @@ class Candidate:
     partner: int | None = None
     """Start of the candidate in another test that gets the old value of this one. The file keeps
     its values if both are chosen."""
+    holds_before: bool = False
+    """True if the code before the fix meets the claim, and fails in a later line of the test."""
 
 
 def supports(path: str) -> bool:
@@ -79,14 +81,16 @@ def candidates(
     *,
     tests: Iterable[str] = (),
     before: bytes = b"",
+    failing: Collection[int] = (),
 ) -> list[Candidate]:
     """Return the plausible swaps of a test file, the best first; [] if it cannot be parsed.
 
     With `tests`, ids of declared tests, only swaps that may belong to one of them. `before` is the
     file at the base commit: everybody knows its lines to be honest, so swaps in them come late.
+    `failing` are lines in which the code before the fix fails: it meets the claims above them.
     """
     from swerl.grading import expectations, languages
-    from swerl.grading.plausible import WEAK, Plausible
+    from swerl.grading.plausible import WEAK, Kind, Plausible
 
     language = languages.language_of(path)
     if not language or len(text) > _MAX_BYTES:
@@ -99,11 +103,16 @@ def candidates(
         wanted = rng.sample(wanted, _MAX_PLACES)
     known = set(before.split(b"\n"))
     starts = _line_starts(text)
+    held = _Held(starts, found, failing)
     ranked: list[tuple[tuple[float, ...], Candidate]] = []
     seen: set[tuple[int, int, str]] = set()
     for each in wanted:
         options = plausible.replacements(each)[:_MAX_ALTERNATIVES]
-        for place, option in enumerate(echoes.repeated(each, one) for one in options):
+        for place, plain in enumerate(options):
+            option = echoes.repeated(each, plain)
+            if held(each, option.start) and not held(each, plain.start):
+                # In a claim that holds before the fix, the same value shows no forged one.
+                option = replace(plain, kind=Kind.TOLD)
             key = (option.start, option.end, option.new)
             if key in seen:
                 continue
@@ -113,12 +122,32 @@ def candidates(
             partner = option.partner if option.partner >= 0 else None
             candidate = Candidate(
                 path, option.start, option.end, option.new, line, each.test, option.kind,
-                each.outer, partner,
+                each.outer, partner, held(each, option.start),
             )  # fmt: skip
             is_weak = option.kind in WEAK
-            ranked.append(((is_old, is_weak, each.depth, place, rng.random()), candidate))
+            first = (is_old or candidate.holds_before, is_weak, each.depth, place)
+            ranked.append(((*first, rng.random()), candidate))
     ranked.sort(key=lambda pair: pair[0])
     return _capped([candidate for _, candidate in ranked])
+
+
+class _Held:
+    """Tells which claims the code before the fix meets: whoever keeps it meets their swaps, too."""
+
+    def __init__(
+        self, starts: list[int], found: Sequence[Expectation], failing: Collection[int]
+    ) -> None:
+        self._starts, self._found, self._failing = starts, found, sorted(failing)
+        self._places = [each.start for each in found]
+
+    def __call__(self, each: Expectation, start: int) -> bool:
+        """Return True if the first claim that a swap from `start` on changes holds before."""
+        at = bisect.bisect_right(self._places, start) - 1
+        first = self._found[at] if at >= 0 and start < self._found[at].end else each
+        # The first line of a test is its place, not a failure.
+        begin, end = (_line(self._starts, place) for place in each.span)
+        inside = [line for line in self._failing if begin < line <= end]
+        return bool(inside) and _line(self._starts, first.claim_end) < inside[0]
 
 
 class _Echoes:
