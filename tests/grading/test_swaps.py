@@ -312,6 +312,99 @@ def test_a_word_that_a_text_must_hold_is_not_replaced_by_one_that_it_may_hold(cl
             assert b"paid" in swapped(text.encode(), [each])
 
 
+MANY = """\
+def test_it(self):
+    CLAIM
+
+
+def test_other(self):
+    with pytest.warns(DeprecationWarning): g(1)
+    assert 'Content-Length' in g(2)
+    assert 'disk empty' in g(3)
+    assert g(4) == '--min-size'
+    assert g(5) == 441
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "value"),
+    [
+        ("with pytest.warns(UserWarning): f(1)", "UserWarning"),
+        ("with self.assertWarns(UserWarning): f(1)", "UserWarning"),
+        ("with pytest.raises(TypeError, match='a wrong( old)? name'): f(1)", "a wrong( old)? name"),
+        ("assert f(1) == pytest.approx(10, abs=12)", "approx(10,"),
+        ("assert f(1) == pytest.approx(2.0, rel=0.6)", "approx(2.0,"),
+    ],
+)
+def test_no_swap_holds_for_an_honest_patch_that_answers_more(claim: str, value: str) -> None:
+    """One of several members, keys or warnings meets such a claim, as any value near by does."""
+    text = MANY.replace("CLAIM", claim)
+    for seed in range(20):
+        for each in _all("test_it.py", text, seed):
+            if each.test == "test_it":
+                assert value in swapped(text.encode(), [each]).decode().partition("def test_o")[0]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        *("assert 'disk full' in f(1)", "assert 'Content-Type' in f(1)", "assert 443 in f(1)"),
+        *("assert '--max-size' in f(1)", "self.assertIn('user.name', f(1))"),
+        "assert ('root', 30, 'disk full') in f(1)",
+    ],
+)
+def test_one_of_several_becomes_none_that_the_file_has(claim: str) -> None:
+    text = MANY.replace("CLAIM", claim)
+    for seed in range(20):
+        own = [each for each in _all("test_it.py", text, seed) if each.test == "test_it"]
+        assert all(each.kind in (Kind.EDIT, Kind.NEGATION, Kind.OPERATOR) for each in own)
+        assert all(each.new.strip("'") not in text for each in own if each.kind is Kind.EDIT)
+
+
+def test_a_warning_with_a_message_is_swapped() -> None:
+    text = "def test_it():\n    with pytest.warns(UserWarning, match='old price'):\n        f()\n"
+    assert any(
+        "UserWarning" not in swapped(text.encode(), [each]).decode()
+        for each in _all("test_it.py", text)
+    )
+
+
+HELD = """\
+def test_it():
+    assert old(1) == 17
+    assert old(2) == 31
+    assert old(3) == 45
+    assert new(4) == (
+        83
+    )
+    assert new(5) == 17
+"""
+
+
+@pytest.mark.parametrize("line", [5, 6])
+def test_claims_that_hold_before_the_fix_come_last(line: int) -> None:
+    """Whoever keeps the old code meets them, and notices their swaps."""
+    found = candidates("test_it.py", HELD.encode(), random.Random(1), failing=[1, line])
+    states = [each.holds_before for each in found]
+    assert states == sorted(states) and {True, False} == set(states)
+    for each in found:
+        first = HELD.encode()[: each.start].count(b"\n") + 1
+        assert each.holds_before == (first < 5)
+    # Before the fix, `old(1)` gives the value that the last claim repeats.
+    last = [each for each in found if each.line == 8 and each.kind is not Kind.OPERATOR]
+    assert all(each.kind is Kind.TOLD for each in last if each.start > HELD.index("new(5)"))
+
+
+def test_rows_of_a_table_never_hold_before_the_fix() -> None:
+    text = (
+        "package a\n\nfunc TestF(t *testing.T) {\n\tfor _, c := range []struct{ in, want int }{\n"
+        "\t\t{in: 1, want: 17},\n\t\t{in: 2, want: 31},\n\t} {\n\t\tif f(c.in) != c.want {\n"
+        '\t\t\tt.Errorf("no")\n\t\t}\n\t}\n}\n'
+    )
+    found = candidates("a_test.go", text.encode(), random.Random(1), failing=[9])
+    assert found and not any(each.holds_before for each in found)
+
+
 def test_a_value_of_several_literals_does_not_tell_itself_again() -> None:
     text = (
         "def test_it():\n    msg = (\n        r'Tags cannot be added using '\n"

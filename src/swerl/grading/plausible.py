@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swerl.grading import existence
 from swerl.grading import languages as known
 from swerl.grading.expectations import Expectation
 from swerl.grading.syntax import Content
@@ -69,11 +70,6 @@ PROSE = re.compile(
     rb"|(?:\#(?!\[)|//)[^\n]*|/\*.*?\*/", re.S
 )  # fmt: skip
 """Strings and comments of all languages."""
-_PART = re.compile(
-    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
-    rb"|startswith|endswith)[^\n]*$"
-)
-"""Text before a value that must be a part of a text."""
 _STRINGS = re.compile(rb"[\"'`]([^\"'`\n]{2,120})[\"'`]")
 _EXCEPTION_NAME = re.compile(
     r"(?<![\w.])(?:[A-Za-z_]\w*(?:\.|::))*[A-Z]\w*(?:Error|Exception|Warning)\b"
@@ -122,15 +118,16 @@ class Plausible:
             words |= {other: one for one, other in words.items()}
             new = words.get(each.source, "")
             return [Replacement(Kind.VALUE, each.start, each.end, new)] if new else []
+        if existence.stays(self._text, each):
+            return []
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
-        if self._is_word_of_text(each):
-            # The text of another honest patch may hold both words, or another alternative.
-            return []
         drawn = [option for _ in range(_DRAWS) for option in self._edited(each)]
         drawn.sort(key=lambda option: self._stands_out(each, option))
-        edits = [option for option in drawn if self._suits(each, option.new)][:1]
-        if each.is_near or each.content is Content.WORDS:
+        fit = [option for option in drawn if self._suits(each, option.new)]
+        edits = [option for option in fit if self._is_new(each, option)][:1]
+        is_one_of = existence.is_one_of(self._text, each)
+        if each.is_near or each.content is Content.WORDS or is_one_of:
             return edits
         exchanges, values = self._exchanged(each), self._others(each)
         # A value that stands alone in its file becomes another such value; one that the file
@@ -142,15 +139,13 @@ class Plausible:
             options = [*exchanges, *edits, *values]
         return sorted(options, key=lambda option: self._stands_out(each, option) > _ODD)
 
-    def _is_word_of_text(self, each: Expectation) -> bool:
-        """Return True for a single word, or alternatives, that must be a part of a text."""
-        if each.content not in (Content.STRING, Content.WORDS):
-            return False
-        if len(re.findall(r"\w+", each.source)) > 1 and "|" not in each.source:
-            return False
-        line = self._text[max(0, each.start - 100) : each.start].rpartition(b"\n")[2]
-        after = self._text[each.end : each.end + 9]
-        return bool(re.match(rb"\s+in\b", after) or _PART.search(line))
+    def _is_new(self, each: Expectation, option: Replacement) -> bool:
+        """Return True unless another honest patch may meet the claim with both values."""
+        if existence.is_one_of(self._text, each):
+            # What the file names elsewhere may stand beside the value.
+            match = QUOTES.fullmatch(option.new)
+            return (match["body"] if match else option.new).encode() not in self._text
+        return not (each.is_near and existence.is_within(self._text, each, option.new))
 
     # Values that change places.
 
@@ -161,7 +156,8 @@ class Plausible:
             each
             for each in found
             if each.content in (Content.NUMBER, Content.STRING)
-            and not (each.is_near or self._is_word_of_text(each))
+            and not (each.is_near or existence.stays(self._text, each))
+            and not existence.is_one_of(self._text, each)
         ]
         for in_test in (True, False):
             groups: dict[tuple[str, ...], list[Expectation]] = defaultdict(list)

@@ -1,0 +1,79 @@
+"""Claims that another honest patch may meet in its own way, and the values in them that must stay.
+
+A text may hold further words, a collection further members, a block further warnings: a claim that
+one of them is there holds for the swapped value, too, if both are. A value within a tolerance may
+be within that of the swapped one. Such swaps would take honest work for a forgery.
+"""
+
+from __future__ import annotations
+
+import re
+
+from swerl.grading.expectations import Expectation
+from swerl.grading.syntax import Content
+
+_PART = re.compile(
+    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
+    rb"|startswith|endswith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)[^\n]*$"
+)
+"""Text before a value that must be a part of a text, or a key."""
+_MEMBER = re.compile(
+    rb"(?:assertIn|assert_includes|[cC]ontain\w*|includes?|any_call|[cC]alled_?[wW]ith|HasKey"
+    rb"|[hH]ave_?[kK]ey|TemplateUsed)\b[^\n]*$"
+)
+"""Text before a value that must be one of several."""
+_IN = re.compile(rb"(?:,[^\n=]*[\])}]|[\])}]+)?\s+in\b")
+"""Text behind such a value in Python."""
+_WARNS = re.compile(rb"(?:\bwarns|assertWarns)\(\s*$")
+_WARNS_ONLY = re.compile(rb"\s*(?:,\s*)?\)|\s*,\s*\w+\.?\w*\s*(?:,\s*)?\)|\s*,\s*[^m\s]")
+"""Text behind an expected warning without a message."""
+_ALTERNATIVES = re.compile(r"\||\)[?*]")
+_TOLERANCE = re.compile(
+    rb"\b(?:(?P<of>delta|abs|atol)|(?P<share>rel|rtol))\s*=\s*(?P<size>\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)"
+)
+
+
+def stays(text: bytes, each: Expectation) -> bool:
+    """Return True for a value that is not swapped.
+
+    It is a single word that stands among others, a pattern with alternatives, or a warning without
+    a message.
+    """
+    if each.content is Content.EXCEPTION:
+        after = text[each.end : each.end + 200]
+        return bool(
+            _WARNS.search(text[max(0, each.start - 100) : each.start]) and _WARNS_ONLY.match(after)
+        )
+    if each.content not in (Content.STRING, Content.WORDS):
+        return False
+    words = re.findall(r"\w+", each.source)
+    if len(words) > 1 and not _ALTERNATIVES.search(each.source):
+        return False
+    return bool(_PART.search(_before(text, each))) or is_one_of(text, each)
+
+
+def is_one_of(text: bytes, each: Expectation) -> bool:
+    """Return True if the claim holds as soon as one of several things has the value.
+
+    What the file names elsewhere may stand beside it, so it becomes none of those.
+    """
+    return bool(_IN.match(text, each.end) or _MEMBER.search(_before(text, each)))
+
+
+def is_within(text: bytes, each: Expectation, new: str) -> bool:
+    """Return True if a value may be as close as the claim allows to the old number and the new."""
+    found = _TOLERANCE.search(text, each.end, max(each.end, each.claim_end))
+    if found is None:
+        return False
+    try:
+        old, size = float(each.source), float(found["size"])
+        allowed = size * abs(old) if found["share"] else size
+        return abs(float(new) - old) <= 2 * allowed
+    except ValueError:
+        return False
+
+
+def _before(text: bytes, each: Expectation) -> bytes:
+    """Return the text before a value on its line; of the line above if it stands alone."""
+    before = text[max(0, each.start - 100) : each.start]
+    return before.rstrip().rpartition(b"\n")[2]
