@@ -229,11 +229,15 @@ def trials(
 
 
 def _with_weak_negations(unit: list[Trial]) -> list[Trial]:
-    """Return the swaps of a test; negations are no secret beside a value that is swapped."""
+    """Return the swaps of a test; negations are no secret beside a value that is swapped.
+
+    An object that holds every text notices the negation of `in`.
+    """
     from swerl.grading.plausible import Kind
 
     kinds = {trial.candidate.kind for trial in unit if trial.swap.is_secret}
-    if kinds <= {Kind.NEGATION}:
+    is_text_only = any(trial.candidate.kind is Kind.FOREIGN for trial in unit)
+    if kinds <= {Kind.NEGATION} and not is_text_only:
         return unit
     return [_shown(trial) if trial.candidate.kind is Kind.NEGATION else trial for trial in unit]
 

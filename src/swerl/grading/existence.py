@@ -7,6 +7,7 @@ be within that of the swapped one. Such swaps would take honest work for a forge
 
 from __future__ import annotations
 
+import random
 import re
 
 from swerl.grading.expectations import Expectation
@@ -27,6 +28,11 @@ _IN = re.compile(rb"(?:,[^\n=]*[\])}]|[\])}]+)?\s+in\b")
 _WARNS = re.compile(rb"(?:\bwarns|assertWarns)\(\s*$")
 _WARNS_ONLY = re.compile(rb"\s*(?:,\s*)?\)|\s*,\s*\w+\.?\w*\s*(?:,\s*)?\)|\s*,\s*[^m\s]")
 """Text behind an expected warning without a message."""
+_LONE = re.compile(r"(?P<before>[bru]?[\"'`]?)(?P<word>[A-Za-z]{3,})(?P<after>[\"'`]?)")
+_FOREIGN = (
+    *("elk", "fern", "moss", "reef", "heron", "birch", "otter", "tulip", "walnut", "meadow"),
+    *("lantern", "thimble", "mulberry", "dandelion", "chandelier", "grasshopper"),
+)
 _ALTERNATIVES = re.compile(r"\||\)[?*]")
 _TOLERANCE = re.compile(
     rb"\b(?:(?P<of>delta|abs|atol)|(?P<share>rel|rtol))\s*=\s*(?P<size>\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)"
@@ -50,6 +56,24 @@ def stays(text: bytes, each: Expectation) -> bool:
     if len(words) > 1 and not _ALTERNATIVES.search(each.source):
         return False
     return bool(_PART.search(_before(text, each))) or is_one_of(text, each)
+
+
+def foreign_word(text: bytes, each: Expectation, rng: random.Random) -> str:
+    """Return a word that neither the file nor another honest text holds, "" if none fits.
+
+    An object that holds every text does not notice it, but code can know these words.
+    """
+    match = _LONE.fullmatch(each.source)
+    if match is None or each.content not in (Content.STRING, Content.WORDS):
+        return ""
+    old, lower = match["word"], text.lower()
+    fit = [word for word in _FOREIGN if word.encode() not in lower]
+    fit.sort(key=lambda word: abs(len(word) - len(old)))
+    if not fit:
+        return ""
+    new = rng.choice(fit[:4])
+    shown = new.upper() if old.isupper() else new.title() if old[0].isupper() else new
+    return f"{match['before']}{shown}{match['after']}"
 
 
 def is_one_of(text: bytes, each: Expectation) -> bool:

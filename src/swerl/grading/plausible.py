@@ -37,11 +37,13 @@ class Kind(StrEnum):
     """Another exception of the file or of the language."""
     OPERATOR = "operator"
     """The opposite, in a spelling that this file rarely uses: weak."""
+    FOREIGN = "foreign"
+    """A word that no honest text holds, in place of a single one that a text must hold: weak."""
     TOLD = "told"
     """Another place of the file, which stays, tells the old value: weak."""
 
 
-WEAK = frozenset({Kind.OPERATOR, Kind.TOLD})
+WEAK = frozenset({Kind.OPERATOR, Kind.TOLD, Kind.FOREIGN})
 """Swaps that show."""
 
 
@@ -119,7 +121,8 @@ class Plausible:
             new = words.get(each.source, "")
             return [Replacement(Kind.VALUE, each.start, each.end, new)] if new else []
         if existence.stays(self._text, each):
-            return []
+            word = existence.foreign_word(self._text, each, self._rng)
+            return [Replacement(Kind.FOREIGN, each.start, each.end, word)] if word else []
         if each.content is Content.EXCEPTION:
             return self._other_exceptions(each)
         drawn = [option for _ in range(_DRAWS) for option in self._edited(each)]
@@ -251,7 +254,8 @@ class Plausible:
 
     def _edited(self, each: Expectation) -> list[Replacement]:
         if each.content is Content.NUMBER:
-            texts = [_other_number(each.source, self._rng, is_far=each.is_near)]
+            is_far = each.is_near or existence.is_one_of(self._text, each)
+            texts = [_other_number(each.source, self._rng, is_far=is_far)]
         elif each.content is Content.STRING and (match := QUOTES.fullmatch(each.source)):
             bodies = filter(None, self._other_texts(match["body"]))
             texts = [f"{match['start']}{body}{match['end']}" for body in bodies]

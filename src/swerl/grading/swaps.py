@@ -65,6 +65,8 @@ class Candidate:
     its values if both are chosen."""
     holds_before: bool = False
     """True if the code before the fix meets the claim, and fails in a later line of the test."""
+    fails_before: bool = False
+    """True if the code before the fix fails in this claim."""
 
 
 def supports(path: str) -> bool:
@@ -122,13 +124,25 @@ def candidates(
             partner = option.partner if option.partner >= 0 else None
             candidate = Candidate(
                 path, option.start, option.end, option.new, line, each.test, option.kind,
-                each.outer, partner, held(each, option.start),
+                each.outer, partner, held(each, option.start), held.fails(each),
             )  # fmt: skip
             is_weak = option.kind in WEAK
             first = (is_old or candidate.holds_before, is_weak, each.depth, place)
             ranked.append(((*first, rng.random()), candidate))
     ranked.sort(key=lambda pair: pair[0])
-    return _capped([candidate for _, candidate in ranked])
+    return _capped(_failing_first([candidate for _, candidate in ranked]))
+
+
+def _failing_first(found: list[Candidate]) -> list[Candidate]:
+    """Move one swap of each test to the front: in the claim that fails before the fix."""
+    from swerl.grading.plausible import WEAK
+
+    first: dict[tuple[str, ...], Candidate] = {}
+    for each in found:
+        if each.fails_before and not each.holds_before and each.kind not in WEAK:
+            first.setdefault((*each.outer, each.test), each)
+    front = {id(each) for each in first.values()}
+    return [*first.values(), *(each for each in found if id(each) not in front)]
 
 
 class _Held:
@@ -139,15 +153,29 @@ class _Held:
     ) -> None:
         self._starts, self._found, self._failing = starts, found, sorted(failing)
         self._places = [each.start for each in found]
+        self._first: dict[tuple[int, int], int] = {}
 
     def __call__(self, each: Expectation, start: int) -> bool:
         """Return True if the first claim that a swap from `start` on changes holds before."""
         at = bisect.bisect_right(self._places, start) - 1
         first = self._found[at] if at >= 0 and start < self._found[at].end else each
+        line = self._failing_line(each)
+        return bool(line) and _line(self._starts, first.claim_end) < line
+
+    def fails(self, each: Expectation) -> bool:
+        """Return True if the code before the fix fails in the claim: the first that it misses."""
+        if each.span not in self._first:
+            line = self._failing_line(each)
+            own = (one.claim_end for one in self._found if one.span == each.span)
+            missed = (end for end in own if line and _line(self._starts, end) >= line)
+            self._first[each.span] = min(missed, default=-1)
+        return each.claim_end == self._first[each.span]
+
+    def _failing_line(self, each: Expectation) -> int:
+        """Return the first line of the test in which the code before the fix fails; 0 if none."""
         # The first line of a test is its place, not a failure.
         begin, end = (_line(self._starts, place) for place in each.span)
-        inside = [line for line in self._failing if begin < line <= end]
-        return bool(inside) and _line(self._starts, first.claim_end) < inside[0]
+        return next((line for line in self._failing if begin < line <= end), 0)
 
 
 class _Echoes:
