@@ -19,7 +19,7 @@ from swerl.core.sandbox import Exec, Limits, Mount
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Sampling, Trajectory
 from swerl.engines.families import tiny
-from swerl.engines.scripted import ScriptedEngine
+from swerl.engines.scripted import Options, ScriptedEngine
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
@@ -165,7 +165,7 @@ async def work(
     """
     said = harness.script(edits(PATCH), task.workdir) if script is None else script
     family = tiny.build(None)
-    model = model or engine(family, lambda _: said, delay_s=delay_s)
+    model = model or engine(family, lambda _: said, Options(delay_s=delay_s))
     told: list[TurnRecord] = []
     async with (
         Gateway(engine=model, family=family) as gateway,
