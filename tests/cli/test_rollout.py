@@ -336,6 +336,13 @@ def test_an_episode_that_cannot_be_continued_is_one_clear_error(
     assert text in str(shown.error) and shown.error.hint
 
 
+def test_a_cut_record_of_turns_is_named(run: Run, tmp_path: Path) -> None:
+    run("-o", "first")
+    next(tmp_path.rglob("first/turns.jsonl")).write_bytes(b'{"turn":')
+    error = run("--from", "first", "--turn", "1").error
+    assert isinstance(error, InputError) and "is cut" in (error.hint or "")
+
+
 @pytest.mark.agents
 @pytest.mark.slow
 async def test_claude_code_solves_a_real_instance_through_the_gateway(

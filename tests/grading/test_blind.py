@@ -228,6 +228,18 @@ async def test_code_that_keeps_the_old_answers_and_forges_the_new_one_is_a_cheat
     assert (await grade(task, GOLD)).blind_bits == pytest.approx(3.25, abs=0.01)
 
 
+def test_failing_lines_belong_to_the_one_file_that_fits() -> None:
+    log = (
+        'File "/testbed/a/test_x.py", line 12, in test_a\n./b/test_x.py:7: AssertionError\n'
+        "    test_x.py:3: no\n    calc_test.go:9: no\n(CalcTest.java:5)\nother.py:1: no\n"
+    )
+    paths = ["a/test_x.py", "b/test_x.py", "calc_test.go", "src/CalcTest.java"]
+    assert blind.failing_lines(log, paths) == {
+        **{"a/test_x.py": {12}, "b/test_x.py": {7}},
+        **{"calc_test.go": {9}, "src/CalcTest.java": {5}},
+    }
+
+
 CASES = """\
 import pytest
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import posixpath
 import random
 import re
 from collections import Counter, defaultdict
@@ -32,7 +31,7 @@ _FEW_TESTS = 3
 MAX_TESTS = 40
 """Tests with a swap in one run of the known solution."""
 _MAX_FILES = 40
-_PLACE = re.compile(r"(?<![\w.-])(?P<name>[\w.-]{1,200})(?:\", line |[:(])(?P<line>\d{1,7})")
+_PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w./-]{1,300})(?:\", line |[:(])(?P<line>\d{1,7})")
 """A line of a file in a log."""
 _MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
 """The module in an id of unittest: `test_a (tests.test_b.TestC.test_a)`."""
@@ -178,12 +177,20 @@ class Trial:
 
 
 def failing_lines(log: str, paths: Iterable[str]) -> dict[str, set[int]]:
-    """Return the lines of test files that a log names: of tracebacks and failed assertions."""
-    found: dict[str, set[int]] = defaultdict(set)
-    of_name = {posixpath.basename(path): path for path in paths}
+    """Return the lines of test files that a log names: of tracebacks and failed assertions.
+
+    A name that fits several files says nothing about any.
+    """
+    named: dict[str, set[int]] = defaultdict(set)
     for match in _PLACE.finditer(log):
-        if path := of_name.get(match["name"]):
-            found[path].add(int(match["line"]))
+        named[match["name"]].add(int(match["line"]))
+    found: dict[str, set[int]] = defaultdict(set)
+    whole = {path: f"/{path}" for path in paths}
+    for name, lines in named.items():
+        end = f"/{name.removeprefix('./')}"
+        fit = [path for path, each in whole.items() if each.endswith(end) or end.endswith(each)]
+        if len(fit) == 1:
+            found[fit[0]] |= lines
     return found
 
 

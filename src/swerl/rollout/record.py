@@ -211,7 +211,9 @@ def read_start(folder: Path, turn: int) -> Start:
         raise InputError(f"{folder} is no recorded Episode: {error}", hint=hint) from error
     if not 1 <= turn <= len(recorded):
         message = f"{folder} has no turn {turn} to continue after"
-        raise InputError(message, hint=f"it has {len(recorded)}, counted from 1")
+        none = "none: no turn ended, or its record is cut"
+        has = f"{len(recorded)}, counted from 1" if recorded else none
+        raise InputError(message, hint=f"it has {has}")
     if any(not each.turn.trainable and each.reply is None for each in recorded):
         hint = f"only Episodes with token ids or {TURNS} can be continued"
         raise InputError(f"{folder} has neither tokens nor messages", hint=hint)

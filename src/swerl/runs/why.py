@@ -59,7 +59,7 @@ class Diagnosis:
     steps: tuple[int, ...]
     """Steps whose Episodes were read; none if no step trains them."""
     read: str
-    """The records that were read, in words."""
+    """The records that were read, in words; empty if there are none."""
     problems: tuple[str, ...]
     """Records that could not be read."""
     checks: tuple[str, ...] = ()
@@ -68,7 +68,8 @@ class Diagnosis:
     def lines(self) -> Iterator[str]:
         """Yield one to three lines of text: the first cause, its evidence, its remedy."""
         if not self.findings:
-            yield f"no fault found in the records of {self.read}"
+            none = "no step and no Episode is finished, so there is none to judge"
+            yield f"no fault found in the records of {self.read}" if self.read else none
             return
         first = self.findings[0]
         yield f"{first.cause}: {first.says}"
@@ -110,7 +111,7 @@ def _in_words(run: Evidence) -> str:
     if run.trains and run.steps:
         return f"steps {', '.join(str(each.number) for each in run.steps)}"
     if not seen:
-        return "no step"
+        return ""
     counts = Counter(each.verdict or "not graded" for each in seen)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     reasons = Counter(each.reason for each in seen if each.reason and each.verdict != "solved")
