@@ -20,7 +20,7 @@ _PART = re.compile(
 """Text before a value that must be a part of a text, or a key."""
 _MEMBER = re.compile(
     rb"(?:assertIn|assert_includes|[cC]ontain(?!sExactly|sOnly)\w*|includes?|any_call"
-    rb"|[cC]alled_?[wW]ith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)\b(?:\)(?!\.)|[^\n)])*$"
+    rb"|CalledWith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)\b(?:\)(?!\.)|[^\n)])*$"
 )
 """Text before a value that must be one of several, and no further call in a chain."""
 _IN = re.compile(rb"(?:,[^\n=]*[\])}]|[\])}]+)?\s+in\b")
