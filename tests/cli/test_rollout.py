@@ -325,6 +325,7 @@ def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
         (("--turn", "1"), "--from and --turn belong together"),
         (("--from", "nowhere", "--turn", "1"), "nowhere is no recorded Episode"),
         (("--from", "first", "--turn", "1", "--instance", "other"), "not other"),
+        (("--from", "first", "--turn", "1", "--agent", "codex"), "with builtin, not codex"),
     ],
 )
 def test_an_episode_that_cannot_be_continued_is_one_clear_error(

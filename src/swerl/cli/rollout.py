@@ -105,10 +105,9 @@ def rollout(
     if (source is None) != (turn is None):
         raise InputError("--from and --turn belong together", hint="--from EPISODE --turn 3")
     start = record.read_start(source, turn) if source and turn is not None else None
+    if start:
+        _require_same(start, agent, instance)
     recipe = _recipe(agent, chosen, model, settings or (), start)
-    if start and instance and start.task_id and instance != start.task_id:
-        hint = "leave out --instance, or --from and --turn"
-        raise InputError(f"{source} is an attempt at {start.task_id}, not {instance}", hint=hint)
     instance = instance or (start.task_id or None if start else None)
     if start and not (instance or start.task):
         raise InputError(f"{source} names no task", hint="name it with --instance and --tasks")
@@ -143,6 +142,18 @@ def _recipe(
         elif start.model:
             given.append(f"model.path={start.model}")
     return recipe_of(engine, model, made=_SETTINGS, settings=[*given, *settings])
+
+
+def _require_same(start: record.Start, agent: str | None, instance: str | None) -> None:
+    """Raise InputError for an agent or a Task other than the recorded one."""
+    key = "harness.type="
+    types = [each.removeprefix(key).strip('"') for each in start.settings if each.startswith(key)]
+    played = types[0] if types else ""
+    asked = (("--agent", agent, played), ("--instance", instance, start.task_id))
+    for option, given, was in asked:
+        if given and was and given.replace("_", "-") != was.replace("_", "-"):
+            hint = f"leave out {option}, or --from and --turn"
+            raise InputError(f"{start.folder} was recorded with {was}, not {given}", hint=hint)
 
 
 def _of_start(start: record.Start, wanted: str) -> Task:
