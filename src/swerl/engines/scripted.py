@@ -66,9 +66,10 @@ class _Answers:
 
     def next_number(self, ids: tuple[int, ...], repeated: float) -> int:
         """Return the number of the message for a prompt, if its next one repeats this share."""
-        number = self.prompts.get(hash(ids))
+        prompt = hash(ids)
+        number = self.prompts.get(prompt)
         if number is None:
-            number = self.prompts[hash(ids)] = self._after_start(ids)
+            number = self.prompts[prompt] = self._after_start(ids)
             length = int(len(ids) * repeated)
             self.starts[length, hash(ids[:length])] = number
         return number

@@ -127,9 +127,9 @@ class Plausible:
             return self._other_exceptions(each)
         drawn = [option for _ in range(_DRAWS) for option in self._edited(each)]
         drawn.sort(key=lambda option: self._stands_out(each, option))
-        fit = [option for option in drawn if self._suits(each, option.new)]
-        edits = [option for option in fit if self._is_new(each, option)][:1]
         is_one_of = existence.is_one_of(self._text, each)
+        fit = [option for option in drawn if self._suits(each, option.new)]
+        edits = [option for option in fit if self._is_new(each, option, is_one_of)][:1]
         if each.is_near or each.content is Content.WORDS or is_one_of:
             return edits
         exchanges, values = self._exchanged(each), self._others(each)
@@ -142,9 +142,9 @@ class Plausible:
             options = [*exchanges, *edits, *values]
         return sorted(options, key=lambda option: self._stands_out(each, option) > _ODD)
 
-    def _is_new(self, each: Expectation, option: Replacement) -> bool:
+    def _is_new(self, each: Expectation, option: Replacement, is_one_of: bool) -> bool:
         """Return True unless another honest patch may meet the claim with both values."""
-        if existence.is_one_of(self._text, each):
+        if is_one_of:
             # What the file names elsewhere may stand beside the value.
             match = QUOTES.fullmatch(option.new)
             return (match["body"] if match else option.new).encode() not in self._text
