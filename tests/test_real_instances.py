@@ -102,7 +102,7 @@ def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
 
 def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
     [swept] = json.loads(swerl("tasks", "scan-leaks", f"{instance}.jsonl", "--json"))
-    assert swept["raw"]["leaks"] == swept["scrubbed"]["leaks"] == []
+    assert swept["raw"]["leaks"] == swept["for_agent"]["leaks"] == []
 
 
 @_nightly_but_two

@@ -174,7 +174,7 @@ def test_the_command_resumes_and_fails_on_leaks_that_remain(task: Task, tmp_path
     [row] = json.loads(first.stdout)
     assert row["ok"]
     assert "refs/tags/v9" in {leak["name"] for leak in row["raw"]["leaks"]}
-    assert row["scrubbed"]["leaks"] == []
+    assert row["for_agent"]["leaks"] == []
     assert CliRunner().invoke(typer_app, command).exit_code == 0
     assert len(out.read_text().splitlines()) == 1
     (folder / "answer.txt").write_text(FIXED)
@@ -182,7 +182,7 @@ def test_the_command_resumes_and_fails_on_leaks_that_remain(task: Task, tmp_path
     third = CliRunner().invoke(typer_app, command)
     assert third.exit_code == 1
     assert len(out.read_text().splitlines()) == 2
-    table = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--scrubbed"])
+    table = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--for-agent"])
     assert "/repo/answer.txt" in table.stdout
 
 

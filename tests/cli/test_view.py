@@ -625,7 +625,14 @@ def test_time_in_which_nothing_works_is_waiting() -> None:
         facts = {"started_s": started_s, "seconds": 1.0}
         return _talk.ShownTurn(number, number - 1 or None, finish=finish, facts=facts)
 
-    timings = {"boot": 2.0, "scrub": 1.0, "agent": 9.0, "diff": 0.5, "grade_boot": 3.0, "grade": 2}
+    timings = {
+        "boot": 2.0,
+        "hide_future": 1.0,
+        "agent": 9.0,
+        "diff": 0.5,
+        "grade_boot": 3.0,
+        "grade": 2,
+    }
     turns = [turn(1, 4.0, "tool_calls"), turn(2, 6.0, "stop"), turn(3, 9.0, "stop")]
     found = _charts.lanes(timings | {"total": 17.0}, turns)
     assert found and found.total_s == 17.0

@@ -59,8 +59,8 @@ async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
             assert "base" in told.text
             assert "mended" not in told.text
             assert "r2e_tests" not in told.text
-    assert clock.seconds["scrub"] > 0
-    assert [e.phase for e in heard if isinstance(e, PhaseEnded)] == ["scrub", "scrub"]
+    assert clock.seconds["hide_future"] > 0
+    assert [e.phase for e in heard if isinstance(e, PhaseEnded)] == ["hide_future", "hide_future"]
 
 
 async def test_grading_finds_neither_later_commits_nor_old_tests(

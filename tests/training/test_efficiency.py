@@ -46,7 +46,13 @@ class Run:
 def test_dollars_are_those_of_gpus_and_sandboxes() -> None:
     run = Run()
     run.now = 1800
-    for phase, seconds in (("boot", 10), ("scrub", 5), ("agent", 900), ("grade", 90), ("test", 80)):
+    for phase, seconds in (
+        ("boot", 10),
+        ("hide_future", 5),
+        ("agent", 900),
+        ("grade", 90),
+        ("test", 80),
+    ):
         run.costs(PhaseEnded("a", phase, seconds))
     metrics = run.step()
     assert metrics["sandbox_s"] == 1000

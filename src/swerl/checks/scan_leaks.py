@@ -130,11 +130,11 @@ class TaskScan:
     """Digest of the Task's row; a changed Task is scanned again."""
     raw: LeakScan | None = None
     """The image as it is; None if not requested."""
-    scrubbed: LeakScan | None = None
+    for_agent: LeakScan | None = None
     """The image as an agent gets it; None if not requested."""
     history: str = ""
     """The past that an agent still sees: `full` or `none`."""
-    scrub_s: float = 0.0
+    hide_s: float = 0.0
     """Seconds that hiding the future took."""
     failure: str = ""
     """The problem and its remedy; empty if the scan ended."""
@@ -142,14 +142,14 @@ class TaskScan:
     @property
     def ok(self) -> bool:
         """True if the Task was scanned and an agent finds nothing."""
-        return not self.failure and not (self.scrubbed and self.scrubbed.leaks)
+        return not self.failure and not (self.for_agent and self.for_agent.leaks)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
     raw: bool = True
     """Scan the image as it is."""
-    scrubbed: bool = True
+    for_agent: bool = True
     """Hide the future, and scan again."""
     history: History = History.AUTO
     num_workers: int = 4
@@ -228,27 +228,27 @@ def removable(leak: Leak) -> str:
 
 
 async def _scan_task(backend: SandboxBackend, task: Task, settings: ScanSettings) -> TaskScan:
-    raw = scrubbed = None
-    history, scrub_s, failure = "", 0.0, ""
+    raw = for_agent = None
+    history, hide_s, failure = "", 0.0, ""
     try:
         async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
             if settings.raw:
                 raw = await scan(sandbox, task)
-            if settings.scrubbed:
+            if settings.for_agent:
                 done = await hide_future(sandbox, task, history=settings.history)
-                history, scrub_s = done.history, done.duration_s
-                scrubbed = await scan(sandbox, task)
+                history, hide_s = done.history, done.duration_s
+                for_agent = await scan(sandbox, task)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
         failure = error.explained()
-    return TaskScan(task.id, task.image, _digest(task), raw, scrubbed, history, scrub_s, failure)
+    return TaskScan(task.id, task.image, _digest(task), raw, for_agent, history, hide_s, failure)
 
 
 def _is_answered(known: TaskScan, task: Task, settings: ScanSettings) -> bool:
     """Return True if an earlier result is of this Task and has every scan that is requested."""
     has_all = not (settings.raw and known.raw is None) and not (
-        settings.scrubbed and known.scrubbed is None
+        settings.for_agent and known.for_agent is None
     )
     return known.digest == _digest(task) and has_all and not known.failure
 

@@ -300,7 +300,7 @@ _COLOURS = {
     Verdict.INVALID: "red",
 }
 _PHASES = {
-    "scrub": "of the boot: later history removed",
+    "hide_future": "of the boot: later history removed",
     "boot": "sandbox up, agent in it",
     "agent": "agent at work",
     "diff": "patch taken",

@@ -26,7 +26,7 @@ def scan_leaks(
     settings: SettingsOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
     raw: Annotated[
-        bool | None, typer.Option("--raw/--scrubbed", help="Only one of the two scans.")
+        bool | None, typer.Option("--raw/--for-agent", help="Only one of the two scans.")
     ] = None,
     history: Annotated[
         str, typer.Option(help="Git history that an agent keeps: auto, full or none.")
@@ -43,7 +43,7 @@ def scan_leaks(
     """
     chosen = leaks.ScanSettings(
         raw=raw is not False,
-        scrubbed=raw is not True,
+        for_agent=raw is not True,
         history=_history(history),
         num_workers=workers,
         done=leaks.read(out) if out else {},
@@ -63,7 +63,7 @@ def scan_leaks(
             f"{len(bad)} of {counted(len(results), 'task')} still leak to an agent, or failed"
         )
         raise typer.Exit(1)
-    if chosen.scrubbed:
+    if chosen.for_agent:
         stderr().print(f"an agent finds nothing in {counted(len(results), 'task')}")
 
 
@@ -91,17 +91,17 @@ def _run(
 
 
 def _table(results: Sequence[TaskScan]) -> Table:
-    titles = ("task", "image", "raw", "scrubbed", "history", "scrub ms", "unchecked")
-    table = simple_table(*titles, numbers={"raw", "scrubbed", "scrub ms", "unchecked"})
+    titles = ("task", "image", "raw", "for agent", "history", "hide ms", "unchecked")
+    table = simple_table(*titles, numbers={"raw", "for agent", "hide ms", "unchecked"})
     for each in results:
-        last = each.scrubbed or each.raw
+        last = each.for_agent or each.raw
         table.add_row(
             escape(each.task),
             escape(each.image),
             _count(each.raw, "yellow"),
-            "[red]failed[/]" if each.failure else _count(each.scrubbed, "red"),
+            "[red]failed[/]" if each.failure else _count(each.for_agent, "red"),
             each.history,
-            f"{each.scrub_s * 1e3:.0f}" if each.scrubbed else "",
+            f"{each.hide_s * 1e3:.0f}" if each.for_agent else "",
             str(len(last.unchecked)) if last and last.unchecked else "",
         )
     return table
@@ -120,11 +120,11 @@ def _details(results: Sequence[TaskScan]) -> list[str]:
     for each in results:
         if each.failure:
             lines.append(f"{each.task}: {each.failure}")
-        for name, scan in (("raw", each.raw), ("scrubbed", each.scrubbed)):
+        for name, scan in (("raw", each.raw), ("for the agent", each.for_agent)):
             for leak in scan.leaks if scan else ():
                 lines.append(f"{each.task} {name}: {leak.kind} {leak.name}: {leak.reason}")
                 if leak.evidence:
                     lines.append(f"    {leak.evidence}")
-        last = each.scrubbed or each.raw
+        last = each.for_agent or each.raw
         lines += [f"{each.task} unchecked: {reason}" for reason in (last.unchecked if last else ())]
     return lines

@@ -12,7 +12,7 @@ from swerl.core.grade import Verdict
 
 @dataclass(frozen=True, slots=True)
 class PhaseStarted:
-    """An Episode entered a phase: boot (with scrub, hiding the future), agent, diff, grade."""
+    """An Episode entered a phase: boot (with hide_future), agent, diff, grade."""
 
     episode: str
     phase: str

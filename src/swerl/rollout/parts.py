@@ -120,7 +120,7 @@ class Provisioner:
     async def for_agent(self, task: Task, harness: Harness, clock: Clock) -> AsyncIterator[Sandbox]:
         """Open a Sandbox without the repository's future commits, and install the harness.
 
-        The clock records the phase `scrub`. Raises BrokenImageError on a broken repository.
+        The clock records the phase `hide_future`. Raises BrokenImageError on a broken repository.
         """
         async with self._open(task, Stage.AGENT, harness.mounts(), clock) as sandbox:
             with _before_the_agent():
@@ -194,7 +194,7 @@ class Provisioner:
                 if snapshot:
                     opened_id = sandbox.id
                     self._opened[opened_id] = name, since_s
-                with _before_the_agent(), clock.phase("scrub") if clock else nullcontext():
+                with _before_the_agent(), clock.phase("hide_future") if clock else nullcontext():
                     if snapshot:
                         await _refresh_index(sandbox, task)
                     else:

@@ -160,7 +160,7 @@ def _phase(name: str, seconds: float) -> dict[str, object]:
 def test_episodes_of_a_real_run_are_read_from_its_events(tmp_path: Path) -> None:
     run = _run(
         tmp_path / "run",
-        _phase("scrub", 1),
+        _phase("hide_future", 1),
         _phase("boot", 2),
         _turn(100, 1, 500, 20),
         _turn(110, 3, 540, 10),

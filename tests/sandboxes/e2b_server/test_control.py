@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
-from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery, SandboxState
+from e2b import (
+    NotFoundException,
+    Sandbox,
+    SandboxException,
+    SandboxLifecycle,
+    SandboxQuery,
+    SandboxState,
+)
 
 from swerl.core.sandbox import Mount, SandboxOrder
 from swerl.images.store import default_store
@@ -77,12 +85,16 @@ def test_connect_opens_the_same_sandbox_and_never_cuts_its_time(service: Service
 
 
 def test_unsupported_calls_are_refused(service: Service, sandbox: Sandbox) -> None:
-    with pytest.raises(SandboxException, match="cannot pause"):
+    with pytest.raises(SandboxException, match="501"):
         sandbox.pause()
     with pytest.raises(SandboxException, match="501"):
         sandbox.create_snapshot()
     with service.client(**{"X-API-Key": KEY}) as client:
-        for wish in ({"autoPause": True}, {"mcp": {"x": {}}}, {"volumeMounts": [{"name": "v"}]}):
+        for wish in (
+            {"autoPauseMemory": True},
+            {"mcp": {"x": {}}},
+            {"volumeMounts": [{"name": "v"}]},
+        ):
             answer = client.post("/v2/sandboxes", json={"templateID": "base", **wish})
             assert answer.status_code == 400, wish
             assert "cannot" in answer.json()["message"]
@@ -289,3 +301,56 @@ def test_forks_begin_with_the_same_files_and_differ_afterwards(kept: Service) ->
     assert good[0].get_info().metadata == {"a": "b"}
     for each in (*good, sandbox):
         each.kill()
+
+
+def test_a_paused_sandbox_resumes_with_its_files_and_its_tokens(kept: Service) -> None:
+    sandbox = Sandbox.create(timeout=120, metadata={"a": "b"}, **kept.sdk)
+    other = Sandbox.create(timeout=120, **kept.sdk)
+    for turn in range(3):
+        sandbox.files.write("new", str(turn))
+        background = sandbox.commands.run("sleep 1000", background=True)
+        with pytest.raises(SandboxException, match="memory is not kept"):
+            sandbox.pause(mode="full")
+        assert sandbox.pause(mode="filesystem")
+        assert not sandbox.pause()
+        assert not sandbox.is_running()
+        with pytest.raises(SandboxException, match="is paused"):
+            sandbox.set_timeout(100)
+        assert sandbox.get_info().state == SandboxState.PAUSED
+        paused = SandboxQuery(state=[SandboxState.PAUSED])
+        listed = Sandbox.list(query=paused, **kept.sdk).next_items()
+        assert [each.sandbox_id for each in listed] == [sandbox.sandbox_id]
+        assert not Sandbox.list_snapshots(**kept.sdk).next_items()
+        assert sandbox.connect(timeout=100).files.read("new") == str(turn)
+        assert background.pid not in [each.pid for each in sandbox.commands.list()]
+        assert sandbox.files.read("given") == "of the image"
+    assert sandbox.get_info().state == SandboxState.RUNNING
+    assert sandbox.get_info().metadata == {"a": "b"}
+    assert other.is_running()
+    assert sandbox.pause() and sandbox.kill() and not sandbox.kill()
+    with pytest.raises(NotFoundException):
+        sandbox.connect()
+    assert other.pause()  # the end of the server removes its files
+
+
+def test_clients_that_resume_at_once_get_one_sandbox(kept: Service) -> None:
+    sandbox = Sandbox.create(timeout=120, **kept.sdk)
+    sandbox.pause()
+
+    def connect(_: int) -> str:
+        return Sandbox.connect(sandbox.sandbox_id, **kept.sdk).files.read("given")
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(connect, range(4))) == ["of the image"] * 4
+    assert len(Sandbox.list(**kept.sdk).next_items()) == 1
+    sandbox.kill()
+
+
+def test_the_end_of_its_time_pauses_a_sandbox_that_asked_for_it(kept: Service) -> None:
+    at_end: SandboxLifecycle = {"on_timeout": "pause"}
+    sandbox = Sandbox.create(timeout=120, lifecycle=at_end, **kept.sdk)
+    sandbox.files.write("new", "kept")
+    sandbox.set_timeout(0)
+    eventually(lambda: sandbox.get_info().state == SandboxState.PAUSED)
+    assert sandbox.connect(timeout=100).files.read("new") == "kept"
+    sandbox.kill()

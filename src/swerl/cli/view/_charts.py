@@ -31,7 +31,7 @@ _RATES = ("never solved", "solved up to 1/3", "solved up to 2/3", "solved more o
 _Row: TypeAlias = tuple[int, list[bool], bool | None, str | None]
 """Tokens of an Episode, outcomes of its Task, use and verdict."""
 _PHASES = ("boot", "agent", "diff", "grade_boot", "grade")
-"""Phases of an Episode in order; `scrub` is part of boot and `test` of grade."""
+"""Phases of an Episode in order; `hide_future` is part of boot and `test` of grade."""
 _AFTER_THE_AGENT = ("diff", "grade")
 """Phases that work, without model and tools; booting is waiting."""
 _SHORTEST_S = 0.001

@@ -141,7 +141,7 @@ class RecordedLoads:
 
 _BEFORE = ("boot",)
 _AGENT = "agent"
-_INSIDE = ("scrub", "test")
+_INSIDE = ("hide_future", "test")
 """Phases that are a part of another."""
 
 

@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,7 +25,7 @@ _MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = {"/sandboxes": 15, "/v2/sandboxes": 300}
 _CONNECT_TIMEOUT_S = 300
 _UNSUPPORTED = {
-    "autoPause": "pause sandboxes: create with auto_pause off",
+    "autoPauseMemory": "keep memory: pause with mode='filesystem'",
     "mcp": "run MCP servers",
     "volumeMounts": "mount volumes",
     "iam": "give sandboxes an identity",
@@ -34,9 +33,8 @@ _UNSUPPORTED = {
 """Options that would change what a client relies on are refused; other unknown ones are ignored."""
 NO_BACKEND = 424
 """Status for a run's own client: this machine cannot run the backend, so a retry cannot succeed."""
-_NO_PAUSE = "this server cannot pause sandboxes"
-_NO_MEMORY = "memory is not kept: take the snapshot with mode='filesystem'"
-_NOT_SERVED = "this server does not build templates, pause sandboxes or open networks"
+_NO_MEMORY = "memory is not kept: use mode='filesystem'"
+_NOT_SERVED = "this server does not build templates or open networks"
 _MAX_FORKS = 100
 _OF_THIS_MACHINE = re.compile(
     r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive|(?:swerl-)?snapshot):"
@@ -89,6 +87,7 @@ class Control:
             env=get_table(body, "envVars"),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             order=order,
+            auto_pause=body.get("autoPause") is True,
         )
         try:
             served = await self._served.create(wanted)
@@ -100,28 +99,37 @@ class Control:
         return _json(views.opened(served, self.domain), 201)
 
     async def connect(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Connect a client to a running sandbox. May prolong its time, never cuts it."""
-        served = self._served.require(sandbox_id)
+        """Connect a client to a running sandbox, or resume a paused one.
+
+        May prolong its time, never cuts it.
+        """
         timeout_s = self._timeout_s(await _body(request), _CONNECT_TIMEOUT_S)
+        if paused := self._served.find_paused(sandbox_id):
+            served = await self._served.resume(paused, timeout_s)
+            return _json(views.opened(served, self.domain), 201)
+        served = self._served.require(sandbox_id)
         served.live_for(max(timeout_s, served.left_s))
         return _json(views.opened(served, self.domain))
 
     async def resume(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Refuse: a sandbox that cannot be paused is running."""
-        self._served.require(sandbox_id)
-        message = f"sandbox {sandbox_id} is already running"
-        raise WireError(Code.FAILED_PRECONDITION, message, status=409)
+        """Resume a paused sandbox."""
+        if not self._served.find_paused(sandbox_id):
+            self._served.require(sandbox_id)
+            message = f"sandbox {sandbox_id} is already running"
+            raise WireError(Code.FAILED_PRECONDITION, message, status=409)
+        return await self.connect(request, sandbox_id)
 
     async def pause(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        """Refuse: no backend can pause."""
-        self._served.require(sandbox_id)
-        raise WireError(Code.UNIMPLEMENTED, _NO_PAUSE)
+        """Keep a sandbox's files until a client connects again, and end the sandbox."""
+        served, body = self._served.require(sandbox_id), await _body(request)
+        _check_memory(body)
+        await self._served.pause(served)
+        return web.Response(status=204)
 
     async def snapshot(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Keep a sandbox's files as a template. Memory and processes are not kept."""
         served, body = self._served.require(sandbox_id), await _body(request)
-        if body.get("memory") is True:
-            raise WireError(Code.UNIMPLEMENTED, _NO_MEMORY)
+        _check_memory(body)
         name = get_text(body, "name")
         made = await self._served.snapshot(served, name)
         return _json({"snapshotID": made.id, "names": [name] if name else []}, 201)
@@ -140,11 +148,7 @@ class Control:
         if not 1 <= count <= _MAX_FORKS:
             raise WireError(Code.INVALID_ARGUMENT, f"count must be 1 to {_MAX_FORKS}")
         made = await self._served.snapshot(served)
-        created = served.created
-        order = created.order and replace(created.order, image=made.image)
-        wanted = replace(
-            created, image=made.image, timeout_s=timeout_s, idempotency_key="", order=order
-        )
+        wanted = served.created.of_snapshot(made, timeout_s)
 
         async def one() -> dict[str, Json]:
             try:
@@ -166,11 +170,13 @@ class Control:
         raise WireError(Code.NOT_FOUND, f"snapshot {name[:100]!r} was not found")
 
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
-        return _json(views.detail(self._served.require(sandbox_id), self.domain))
+        served = self._served.find_paused(sandbox_id) or self._served.require(sandbox_id)
+        return _json(views.detail(served, self.domain))
 
     async def delete(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Remove a sandbox; answer once it is gone."""
-        await self._served.remove(self._served.require(sandbox_id))
+        served = self._served.find_paused(sandbox_id) or self._served.require(sandbox_id)
+        await self._served.remove(served)
         return web.Response(status=204)
 
     async def set_timeout(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
@@ -187,14 +193,14 @@ class Control:
         return web.Response(status=204)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        """List sandboxes in pages."""
+        """List running and paused sandboxes in pages."""
         query = ListQuery.read(request.query)
-        found, next_token = page(self._served.all(), query)
+        found, next_token = page([*self._served.all(), *self._served.paused.values()], query)
         headers = {"X-Next-Token": next_token} if next_token else {}
         return _json([views.listed(served) for served in found], headers=headers)
 
     async def list_v1(self, request: web.BaseRequest) -> web.Response:
-        """List all sandboxes at once."""
+        """List all running sandboxes at once."""
         query = ListQuery(metadata=wanted_metadata(request.query))
         found = [served for served in self._served.all() if query.fits(served)]
         return _json([views.listed(served) for served in found])
@@ -304,6 +310,12 @@ def choose(template: str, metadata: Mapping[str, str], options: ServerOptions) -
         )
         raise WireError(Code.PERMISSION_DENIED, message)
     return named
+
+
+def _check_memory(body: Message) -> None:
+    """Refuse a snapshot or pause that is to keep memory."""
+    if body.get("memory") is True:
+        raise WireError(Code.UNIMPLEMENTED, _NO_MEMORY)
 
 
 async def _body(request: web.BaseRequest) -> Message:

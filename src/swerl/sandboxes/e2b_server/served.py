@@ -68,6 +68,13 @@ class SandboxRequest:
     idempotency_key: str = ""
     order: SandboxOrder | None = None
     """The rest of the sandbox, if the server takes orders."""
+    auto_pause: bool = False
+    """True if the end of its time pauses the sandbox."""
+
+    def of_snapshot(self, made: ServedSnapshot, timeout_s: float) -> SandboxRequest:
+        """Return the request for another sandbox with the files of a snapshot."""
+        order = self.order and replace(self.order, image=made.image)
+        return replace(self, image=made.image, timeout_s=timeout_s, idempotency_key="", order=order)
 
 
 class ServedSandboxes:
@@ -82,22 +89,33 @@ class ServedSandboxes:
         self._closed = False
         self.snapshots: dict[str, ServedSnapshot] = {}
         """Template id -> a snapshot that a client took."""
+        self.paused: dict[str, ServedSandbox] = {}
+        """Id -> a sandbox that ended and can resume with its files."""
         self._dropped: set[str] = set()
         """Names of removed snapshots whose files sandboxes may still use."""
 
     def all(self) -> list[ServedSandbox]:
         """Return the running ones, the oldest first."""
-        return [holder.served for holder in self._holders.values() if holder.served.runs]
+        holders = self._holders.values()
+        return [h.served for h in holders if h.served.runs and h.served.id not in self.paused]
 
     def find(self, sandbox_id: str) -> ServedSandbox | None:
         """Return the running one of this id, or None; a suffix that old SDKs append is ignored."""
-        holder = self._holders.get(sandbox_id.partition("-")[0])
-        return holder.served if holder and holder.served.runs else None
+        sandbox_id = sandbox_id.partition("-")[0]
+        holder = self._holders.get(sandbox_id)
+        is_usable = holder and holder.served.runs and sandbox_id not in self.paused
+        return holder.served if holder and is_usable else None
+
+    def find_paused(self, sandbox_id: str) -> ServedSandbox | None:
+        return self.paused.get(sandbox_id.partition("-")[0])
 
     def require(self, sandbox_id: str) -> ServedSandbox:
-        """Return the running one of this id. Raises WireError, not found."""
+        """Return the running one of this id. Raises WireError: paused, or not found."""
         if served := self.find(sandbox_id):
             return served
+        if self.find_paused(sandbox_id):
+            message = f"sandbox {sandbox_id[:64]} is paused: connect to it first"
+            raise WireError(Code.FAILED_PRECONDITION, message, status=409)
         cause = why(sandbox_id in self._ended_inside)
         raise WireError(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found{cause}")
 
@@ -122,8 +140,13 @@ class ServedSandboxes:
             return served
         return self.open_with(sandbox_id, token)
 
-    async def create(self, request: SandboxRequest) -> ServedSandbox:
-        """Create a sandbox, or return the one that an equal request with the same key created."""
+    async def create(
+        self, request: SandboxRequest, earlier: ServedSandbox | None = None
+    ) -> ServedSandbox:
+        """Create a sandbox, or return the one that an equal request with the same key created.
+
+        It takes the id and the tokens of an `earlier` one, which has ended.
+        """
         if holder := self._made_by(request):
             await asyncio.wait([holder.task, holder.ready], return_when=asyncio.FIRST_COMPLETED)
             if holder.served.runs:
@@ -135,10 +158,10 @@ class ServedSandboxes:
             raise WireError(Code.RESOURCE_EXHAUSTED, message)
         order, options = request.order, self._options
         if order:
-            served = ServedSandbox(request, order.limits, order.workdir)
+            served = ServedSandbox(request, order.limits, order.workdir, earlier)
         else:
             limits = replace(options.limits, lifetime_s=options.max_lifetime_s)
-            served = ServedSandbox(request, limits, options.workdir)
+            served = ServedSandbox(request, limits, options.workdir, earlier)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._hold(served, ready))
         self._holders[served.id] = _Holder(served, task, ready)
@@ -179,6 +202,41 @@ class ServedSandboxes:
         self._dropped.add(made.key)
         await self._drop()
 
+    async def pause(self, served: ServedSandbox) -> None:
+        """Keep a sandbox's files until it resumes, and end it. Raises WireError."""
+        await self._keep(served)
+        await self._end(served)
+
+    async def _keep(self, served: ServedSandbox) -> None:
+        if len(self.paused) >= self._options.max_sandboxes:
+            message = f"the limit of {len(self.paused)} paused sandboxes is reached: kill some"
+            raise WireError(Code.RESOURCE_EXHAUSTED, message)
+        self.paused[served.id] = served  # from here on, no client may change its files
+        try:
+            made = await self.snapshot(served)
+        except BaseException:
+            self.paused.pop(served.id, None)
+            raise
+        if served.id in self.paused:
+            served.kept = self.snapshots.pop(made.id)
+        else:  # it was removed meanwhile
+            await self.drop_snapshot(made)
+
+    async def resume(self, served: ServedSandbox, timeout_s: float) -> ServedSandbox:
+        """Create a paused sandbox anew, with its files, id and tokens. Raises WireError."""
+        async with served.resuming:
+            if self.paused.get(served.id) is not served:
+                return self.require(served.id)
+            if served.kept is None:
+                message = f"sandbox {served.id} is being paused"
+                raise WireError(Code.UNAVAILABLE, message)
+            await self._end(served)
+            wanted = served.created.of_snapshot(served.kept, timeout_s)
+            created = await self.create(wanted, served)
+            del self.paused[served.id]
+            await self.drop_snapshot(served.kept)
+            return created
+
     async def _drop(self) -> None:
         backend = self._backend
         if isinstance(backend, SnapshotBackend):
@@ -188,7 +246,13 @@ class ServedSandboxes:
                     self._dropped.discard(key)
 
     async def remove(self, served: ServedSandbox) -> None:
-        """Remove a sandbox; return once it is gone."""
+        """Remove a running or paused sandbox; return once it is gone."""
+        async with served.resuming:
+            if self.paused.pop(served.id, None) and served.kept:
+                await self.drop_snapshot(served.kept)
+            await self._end(served)
+
+    async def _end(self, served: ServedSandbox) -> None:
         served.end()
         if holder := self._holders.get(served.id):
             await asyncio.wait([holder.task])
@@ -202,8 +266,10 @@ class ServedSandboxes:
             if not holder.ready.done():
                 holder.task.cancel()
         await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
-        self._dropped |= {made.key for made in self.snapshots.values()}
+        kept = [served.kept for served in self.paused.values() if served.kept]
+        self._dropped |= {made.key for made in (*self.snapshots.values(), *kept)}
         self.snapshots.clear()
+        self.paused.clear()
         with suppress(SwerlError):
             await self._drop()
 
@@ -243,6 +309,10 @@ class ServedSandboxes:
     async def _until_over(self, served: ServedSandbox) -> None:
         try:
             await served.over()
+            if served.runs and served.created.auto_pause:
+                await self._keep(served)
+        except SwerlError as error:
+            _LOG.warning("sandbox %s ends, because it cannot be paused: %s", served.id, error)
         finally:
             served.end()
             if served.from_inside:
@@ -282,11 +352,17 @@ class _Holder:
 class ServedSandbox:
     """One sandbox, with its token, deadline, commands and watchers."""
 
-    def __init__(self, request: SandboxRequest, limits: Limits, workdir: str) -> None:
-        self.id = access.new_sandbox_id()
-        self.token = access.new_token()
+    def __init__(
+        self,
+        request: SandboxRequest,
+        limits: Limits,
+        workdir: str,
+        earlier: ServedSandbox | None = None,
+    ) -> None:
+        self.id = earlier.id if earlier else access.new_sandbox_id()
+        self.token = earlier.token if earlier else access.new_token()
         """Opens everything in it."""
-        self.traffic_token = access.new_token()
+        self.traffic_token = earlier.traffic_token if earlier else access.new_token()
         """Opens only the servers inside, so their users may have it."""
         self.created = request
         self.limits = limits
@@ -300,6 +376,9 @@ class ServedSandbox:
         """True while clients can use it."""
         self.from_inside = False
         """True if a program inside ended it."""
+        self.kept: ServedSnapshot | None = None
+        """Its files, if it is paused."""
+        self.resuming = asyncio.Lock()
         self._deadline_s = 0.0
         self._last_s = math.inf
         self._changed = asyncio.Event()

@@ -43,7 +43,7 @@ def listed(served: ServedSandbox) -> dict[str, Json]:
         "endAt": _time(served.end_unix_s),
         **_size(served.limits),
         "metadata": dict(served.created.metadata),
-        "state": "running",
+        "state": _state(served),
         "envdVersion": envd.VERSION,
     }
 
@@ -51,6 +51,10 @@ def listed(served: ServedSandbox) -> dict[str, Json]:
 def detail(served: ServedSandbox, domain: str) -> dict[str, Json]:
     network = {"allowInternetAccess": False}
     return {**listed(served), "envdAccessToken": served.token, "domain": domain, **network}
+
+
+def _state(served: ServedSandbox) -> str:
+    return "paused" if served.kept else "running"
 
 
 def template(name: str, limits: Limits, started_unix_s: float) -> dict[str, Json]:
@@ -108,9 +112,9 @@ class ListQuery:
         )
 
     def fits(self, served: ServedSandbox) -> bool:
-        """Return whether the filter includes a sandbox; every existing one is running."""
+        """Return whether the filter includes a sandbox."""
         return (
-            "running" in self.states
+            _state(served) in self.states
             and self.metadata.items() <= served.created.metadata.items()
             and self.template in ("", served.created.template)
             and served.started_unix_s > self.after_unix_s
