@@ -359,10 +359,10 @@ class ServedSandbox:
         workdir: str,
         earlier: ServedSandbox | None = None,
     ) -> None:
-        self.id = earlier.id if earlier else access.new_sandbox_id()
-        self.token = earlier.token if earlier else access.new_token()
+        self.id: str = earlier.id if earlier else access.new_sandbox_id()
+        self.token: str = earlier.token if earlier else access.new_token()
         """Opens everything in it."""
-        self.traffic_token = earlier.traffic_token if earlier else access.new_token()
+        self.traffic_token: str = earlier.traffic_token if earlier else access.new_token()
         """Opens only the servers inside, so their users may have it."""
         self.created = request
         self.limits = limits
