@@ -2,7 +2,7 @@
 
 dockerd and the registry fail under known solutions; the image is pulled at its first use. A round
 is `swerl eval` with the known solution of a few Tasks, so every Episode must be solved, or lost as
-`infra` and begun anew: another verdict is a fault that became a result. The daemons are this
+`infra` and started again: another verdict is a fault that became a result. The daemons are this
 program's own, on a Unix socket and on loopback.
 """
 

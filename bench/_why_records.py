@@ -76,7 +76,7 @@ def strip_thoughts(root: Path) -> None:
 
 
 def _rewrite_samples(root: Path, change: Callable[[Sample, int], Sample]) -> None:
-    """Write the Samples of every step anew; `change` gets a row and its number."""
+    """Write the Samples of every step again; `change` gets a row and its number."""
     for path in sorted((root / "samples").glob("*.parquet")):
         about = tables.read_metadata(path)
         rows = [change(row, number) for number, row in enumerate(tables.read_samples(path))]

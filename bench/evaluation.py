@@ -114,7 +114,7 @@ def compare(
         name: TaskResult(name, 4, sum(draws.random() < old[name] for _ in range(4)), ())
         for name in names
     }
-    # Ids are the same in each pair, so the order of Tasks is drawn anew by their rates alone.
+    # Ids are the same in each pair, so the order of Tasks is drawn again by their rates alone.
     test, num_done, given = SequentialTest(), 0, dict.fromkeys(names, 0)
     planned = scenario.num_tasks * scenario.k
     for block in blocks(baseline, scenario.k):

@@ -47,7 +47,7 @@ def package(site: Path, entries: str, module: str = "def build(*_):\n    return 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on Python's path; its module is imported anew by each test."""
+    """A folder on Python's path; its module is imported again by each test."""
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "outside", raising=False)
     return tmp_path / "site"

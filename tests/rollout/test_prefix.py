@@ -156,7 +156,7 @@ async def test_an_attempt_that_does_not_repeat_its_prefix_starts_anew(
         assert [str(each.verdict) for each in done.episodes[4:]] == ["solved"] * 2
         assert {each.fork for each in done.episodes} == {None}
         told = [event.text for event in events if isinstance(event, Notice)]
-        assert sum("starts anew without its prefix" in text and why in text for text in told) == 2
+        assert sum("starts again without its prefix" in text and why in text for text in told) == 2
 
 
 async def test_a_crash_keeps_the_prefix_and_trains_none_of_it(

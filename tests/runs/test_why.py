@@ -267,10 +267,10 @@ def test_thinking_that_is_not_replayed(tmp_path: Path, history: str) -> None:
         first, last = episode.trajectory.turns
         thought = ids("<think>\nHm.\n</think>\n\n")
         said = (*thought, *first.output_ids)
-        anew = (*first.prompt_ids, *first.output_ids, *last.prompt_ids)
+        repeated = (*first.prompt_ids, *first.output_ids, *last.prompt_ids)
         turns = [
             replace(first, output_ids=said, logprobs=(-0.3,) * len(said)),
-            replace(last, parent=None, prompt_ids=anew),
+            replace(last, parent=None, prompt_ids=repeated),
         ]
         return with_turns(episode, turns)
 

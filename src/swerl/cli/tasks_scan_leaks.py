@@ -84,7 +84,7 @@ def _run(
             if out and is_new:
                 leaks.append(out, result)
 
-        sandboxes = open_backend(backend, settings, run="sweep")
+        sandboxes = open_backend(backend, settings, run="scan-leaks")
         work = leaks.scan_tasks(sandboxes, found, chosen, on_done=on_done)
         after = "every sandbox is closed" + (f", and {out} keeps the rest" if out else "")
         return run(work, after=after)

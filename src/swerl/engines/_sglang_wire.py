@@ -25,12 +25,12 @@ ROUNDING = 1e-4
 """Largest log-probability above 0 that floating-point sums may produce."""
 PARTIAL = "partial:"
 """Prefix of the version of partly updated weights."""
-STARTED_ANEW = f"{PARTIAL}started-anew"
+RESTARTED = f"{PARTIAL}restarted"
 """Version of a restarted server: it holds the run's first weights."""
 
 
 ADAPTER = "policy"
-"""SGLang's name of the trained adapter; each update loads it anew."""
+"""SGLang's name of the trained adapter; each update loads it again."""
 
 
 class PauseMode(StrEnum):

@@ -24,7 +24,7 @@ from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._sglang_server import Host, SglangServer
-from swerl.engines._sglang_wire import STARTED_ANEW, PauseMode, ServedShape
+from swerl.engines._sglang_wire import RESTARTED, PauseMode, ServedShape
 from swerl.engines._weights import model_shape
 
 CPU_FOLDER = Path(__file__).with_name("_sglang_cpu")
@@ -47,7 +47,7 @@ FLAGS = (
     "--skip-tokenizer-init",
     "--skip-server-warmup",
 )
-AGAIN = (f"--weight-version={STARTED_ANEW}",)
+AGAIN = (f"--weight-version={RESTARTED}",)
 """Flags of a restarted server: every client must refuse its first tokens."""
 
 

@@ -367,7 +367,7 @@ class MessageTree:
         if run[0].role is Role.ASSISTANT:
             message = _joined(run)
             return self._owner(message) or self._reply_key(message)
-        # Some clients number calls anew in each request, so a result is keyed by its call's number.
+        # Some clients number calls by request, so a result is keyed by its call's number.
         own = {call.id: number for number, call in enumerate(calls)}
         places: dict[str, Hashable] = {}
         for call_id in {m.tool_call_id for m in run if m.role is Role.TOOL}:

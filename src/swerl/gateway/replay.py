@@ -250,7 +250,7 @@ class Replay:
         """Return True if the recorded ids are in the tokens of the Session's model."""
         if not recorded.turn.trainable:
             return False
-        # Tokens that are trained are never encoded anew.
+        # Tokens that are trained are never encoded again.
         if recorded.reply is None or self._is_own:
             return True
         parsed = self._parse(recorded.turn)

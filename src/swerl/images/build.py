@@ -54,7 +54,7 @@ _LAYER_GIT = (
 _DATE = "2000-01-01T00:00:00Z"
 """Date of the only commit, so that two builds of one spec give the same commit."""
 _FORMAT = 1
-"""Raised when a build's result changes, so that older images are built anew."""
+"""Raised when a build's result changes, so that older images are built again."""
 _PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
 _APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
 

@@ -66,7 +66,7 @@ async def evaluate(
 
     Infrastructure failures are repeated and then excluded. `stage` names the folder of all
     attempts; by default each Task has its own, named by the digest of its row, so a changed Task is
-    attempted anew. `on_done` gets the number of Episodes that ended. Of a baseline only its own
+    attempted again. `on_done` gets the number of Episodes that ended. Of a baseline only its own
     Tasks are attempted.
     """
     found, known = Evaluated(), {task.id: task for task in tasks}

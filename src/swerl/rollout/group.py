@@ -143,7 +143,7 @@ async def run_with_refills(
         why = replay.problem if prefix and replay and replay is not own else ""
         # A lost sandbox is no fault of the prefix.
         if why and why in result.error:
-            parts.emit(Notice(f"episode {name} starts anew without its prefix: {why}"))
+            parts.emit(Notice(f"episode {name} starts again without its prefix: {why}"))
             prefix = None
         lost_tokens += _sampled_tokens(result)
         if log:

@@ -159,7 +159,7 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
         longer = [each for each in step.episodes if len(each.turns) > 1]
         thoughtful = [each for each in longer if _THOUGHT in run.text(each.turns[0].output_ids)]
         # A root that begins with the first prompt is the same conversation again.
-        anew = [
+        repeated = [
             turn
             for each in thoughtful
             for turn in each.turns[1:]
@@ -167,9 +167,9 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
             and tuple(turn.prompt_ids[: len(each.root)]) == each.root
             and _THOUGHT not in run.text(turn.prompt_ids)
         ]
-        if len(anew) >= 3 and len(anew) > 0.3 * len(thoughtful):
+        if len(repeated) >= 3 and len(repeated) > 0.3 * len(thoughtful):
             told = (
-                f"in {len(thoughtful)} Episodes with thinking, {len(anew)} prompts repeat the "
+                f"in {len(thoughtful)} Episodes with thinking, {len(repeated)} prompts repeat the "
                 f"conversation without it"
             )
             rows = f"{len(step.samples)} rows of {len(step.episodes)} Episodes"

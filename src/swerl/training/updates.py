@@ -50,7 +50,7 @@ class SkipCounter:
             emit(StepSkipped(batch.step, str(error), str(path)))
             if self.in_a_row > self._allowed:
                 message = f"{self.in_a_row} steps in a row were skipped; the last one: {error}"
-                hint = f"look at {path}; lower trainer.lr, or start anew from an older checkpoint"
+                hint = f"look at {path}; lower trainer.lr, or start again from an older checkpoint"
                 raise NotFiniteError(message, hint=hint) from error
             return None
         self.in_a_row = 0

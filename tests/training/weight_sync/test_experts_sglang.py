@@ -101,7 +101,7 @@ def trainer_options(root: Path) -> TrainerOptions:
 
 
 async def converse(engine: HttpEngine) -> Trajectory:
-    """Hold a conversation of three turns through a gateway, and begin its second turn anew."""
+    """Hold a conversation of three turns through a gateway, and begin its second turn again."""
     async with Gateway(engine=engine, family=tiny.build(None)) as gateway:
         session = gateway.open("s", sampling=Sampling(40), limits=SessionLimits())
         messages: list[dict[str, str]] = []

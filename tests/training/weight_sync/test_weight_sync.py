@@ -218,7 +218,7 @@ def test_experts_are_expected_stacked_whether_files_stack_them_or_not(
     wide[:, :, :3], high[:, :3], high[:, width : width + 3] = down, gate, up
     assert hash_tensor(high, device) in sums["m.experts.w13_weight"]
     assert hash_tensor(wide, device) in sums["m.experts.w2_weight"]
-    assert not by_files[0].certain  # kernels may lay them out anew
+    assert not by_files[0].certain  # kernels may lay them out again
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ class ScriptedModel:
     def _reply(self, position: Position, prompt: RenderedPrompt) -> list[int]:
         moves = self._case.moves.get(position.conversation, ())
         if position.conversation == "summary":
-            # the last mark of `after`, so that a second compaction does not begin anew
+            # the last mark of `after`, so that a second compaction does not begin again
             marks = re.findall(_mark_of("after") + r"\d+", prompt.text)
             return self._encode(_SUMMARY.format(f", up to {marks[-1]}" if marks else ""))
         if position.number >= len(moves):

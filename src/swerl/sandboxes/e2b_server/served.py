@@ -223,7 +223,7 @@ class ServedSandboxes:
             await self.drop_snapshot(made)
 
     async def resume(self, served: ServedSandbox, timeout_s: float) -> ServedSandbox:
-        """Create a paused sandbox anew, with its files, id and tokens. Raises WireError."""
+        """Create a paused sandbox again, with its files, id and tokens. Raises WireError."""
         async with served.resuming:
             if self.paused.get(served.id) is not served:
                 return self.require(served.id)

@@ -4,7 +4,7 @@ Megatron-Core's version supports neither packed rows nor context ranks. Tensor r
 heads, each with its value heads; the projection's rows are grouped accordingly. Context ranks share
 the heads again while the rule runs along whole rows.
 
-State and arithmetic are fp32 for any input type, and start anew at every row. If rows share
+State and arithmetic are fp32 for any input type, and start at zero in every row. If rows share
 prefixes, the pack is cut into nodes where a row branches off; a node starts with its parent's last
 state, and autograd sums its children's gradients there. On CUDA the kernels of
 flash-linear-attention compute the rule, the convolution and the gated norm if they are installed;

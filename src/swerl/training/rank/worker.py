@@ -246,7 +246,7 @@ def _answer(link: socket.socket | None, answer: Mapping[str, Any]) -> None:
 def _keep_freed_memory() -> None:
     """Have glibc reuse the memory of freed tensors.
 
-    By default it gives most of it back to Linux, and each step would fault it in anew.
+    By default it gives most of it back to Linux, and each step would fault it in again.
     """
     trim_threshold, mmap_threshold = -1, -3
     if hasattr(libc := ctypes.CDLL(None), "mallopt"):
