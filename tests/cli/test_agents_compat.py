@@ -1,4 +1,4 @@
-"""`swerl agents compat` as a user types it."""
+"""`swerl agents compat` and `replay` as a user types them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, *words: str, command: str = "compat") -> int:
     """Run the command as the shell does and return its exit code."""
-    monkeypatch.setattr("sys.argv", ["swerl", "agents", "compat", *words])
+    monkeypatch.setattr("sys.argv", ["swerl", "agents", command, *words])
     with pytest.raises(SystemExit) as ended:
         app()
     return int(ended.value.code or 0)
@@ -46,6 +46,19 @@ def test_a_failed_trial_is_exit_code_1(
     monkeypatch.setattr("swerl.checks.compat.trial._ALL_TRAINED", 1.1)
     assert run(monkeypatch, "--agents", "builtin", "--cases", "tools") == 1
     assert "only 100.0% of the sampled tokens are trained" in capsys.readouterr().out
+
+
+def test_a_failed_trial_that_replays_is_printed_and_kept_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("swerl.checks.compat.trial._ALL_TRAINED", 1.1)
+    out = tmp_path / "replay.md"
+    words = ["--agents", "builtin", "--cases", "tools", "-o", str(out)]
+    assert run(monkeypatch, *words, command="replay") == 1
+    printed = capsys.readouterr().out
+    assert "4 of 4 turns replay: 100 %." in printed
+    for text in (printed, out.read_text()):
+        assert "failed: builtin: only 100.0% of the sampled tokens are trained (tools)" in text
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,18 @@ TOOLS = (Tool("bash", "Run a command."),)
 
 
 def talk(
-    engine: RecordingEngine, turns: list[TurnRecord] | None = None, replay: Replay | None = None
+    engine: RecordingEngine,
+    turns: list[TurnRecord] | None = None,
+    replay: Replay | None = None,
+    *,
+    limits: SessionLimits | None = None,
 ) -> Conversation:
     live = prompter(engine, engine.family, "s")
     return Conversation(
         "s",
         replay.before(live, engine.family) if replay else live,
         sampling=Sampling(1000),
-        limits=SessionLimits(),
+        limits=limits or SessionLimits(),
         on_turn=None if turns is None else turns.append,
     )
 
@@ -133,6 +137,45 @@ async def test_a_different_request_ends_the_replay_with_turn_message_and_text(
     assert replay.problem == str(caught.value)
     with pytest.raises(GatewayError, match="turn 2 of 2"):  # an agent may try another request
         await ask(conversation, Message(Role.USER, "summarise"))
+
+
+async def outgrow(conversation: Conversation) -> None:
+    """Send a prompt that is too long, then continue with a summary in its place."""
+    first = await ask(conversation, SYSTEM, ASK)
+    with pytest.raises(GatewayError, match="prompt is too long"):
+        await ask(conversation, SYSTEM, ASK, first, result_of(first, "x" * 5000))
+    await ask(conversation, SYSTEM, Message(Role.USER, "You listed the files. Go on."))
+
+
+async def test_a_prompt_that_was_too_long_is_refused_again_and_the_replay_goes_on(
+    engine: RecordingEngine,
+) -> None:
+    """An agent compacts after the refusal; the record has no Turn of the refused request."""
+    short = SessionLimits(max_context_tokens=2000)
+    engine.lines = [LOOK, Message(Role.ASSISTANT, "Bye.")]
+    turns: list[TurnRecord] = []
+    await outgrow(talk(engine, turns, limits=short))
+
+    replay = again(turns, engine, 2)
+    await outgrow(talk(engine, replay=replay, limits=short))
+    assert (replay.num_played, replay.problem) == (2, "")
+
+    # With room for it the request is one that the record lacks, and reaches no limit.
+    replay = again(turns, engine, 2)
+    roomy = talk(engine, replay=replay)
+    first = await ask(roomy, SYSTEM, ASK)
+    with pytest.raises(GatewayError, match="the record has no such request: after turn 1"):
+        await ask(roomy, SYSTEM, ASK, first, result_of(first, "x" * 5000))
+    assert not roomy.admission.reached
+
+    # An agent that ends at the refusal shows the request, which may be the difference.
+    replay = again(turns, engine, 2)
+    ended = talk(engine, replay=replay, limits=short)
+    first = await ask(ended, SYSTEM, ASK)
+    with pytest.raises(GatewayError, match="prompt is too long"):
+        await ask(ended, SYSTEM, ASK, first, result_of(first, "x" * 5000))
+    assert "made 1 of the 2 requests to replay, then ended; one without room" in replay.problem
+    assert "result of call 1" in replay.problem
 
 
 async def test_an_agent_that_ends_early_is_a_problem(

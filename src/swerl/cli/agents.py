@@ -112,8 +112,7 @@ def replay(
     if as_json:
         print_json(report.as_row(found))
     console().print(table)
-    for line in report.replay_problems(found.rows):
-        console().print(line, markup=False, soft_wrap=True)
+    _print_reasons(found)
     if out:
         report.write(found, out, replays=True)
         console().print(f"report: {out}", soft_wrap=True, markup=False)

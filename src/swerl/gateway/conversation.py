@@ -183,18 +183,18 @@ class Conversation:
         prompt = await self._off_loop(self._prompter.prompt, request, match)
         try:
             self._prompter.check(prompt, self.limits)
-        except GatewayError:
-            self.admission.reached = "max_context_tokens"
+        except GatewayError as error:
+            if error.refusal is Refusal.CONTEXT:
+                self.admission.reached = "max_context_tokens"
             raise
         if self.admission.reached == "max_context_tokens":  # the agent has compacted since
             self.admission.reached = ""
         return prompt
 
     async def _match(self, request: ChatRequest) -> Match:
-        work = partial(self._history.match, request)
-        if not is_long(request.messages, has_text=False):
-            return work()
-        return await self._in_thread.run(self._session, work)
+        if is_long(request.messages, has_text=False):
+            return await self._in_thread.run(self._session, partial(self._history.match, request))
+        return self._history.match(request)
 
     async def _off_loop(
         self, work: Callable[[ChatRequest, Match], T], request: ChatRequest, match: Match

@@ -123,6 +123,8 @@ class Replay:
         self._played: set[int] = set()
         self._renamed: dict[str, str] = {}
         """Random texts of the record -> those of this Session."""
+        self._refused = ""
+        """How the last request that the record lacks differs; empty if there is none."""
 
     @property
     def num_played(self) -> int:
@@ -135,7 +137,8 @@ class Replay:
             return str(self.failure)
         if len(self._played) < self._num_turns:
             made = f"the agent made {len(self._played)} of the {self._num_turns} requests"
-            return f"{made} to replay, then ended"
+            refused = f"; one without room for a reply: {self._refused}" if self._refused else ""
+            return f"{made} to replay, then ended{refused}"
         return ""
 
     def before(self, live: Prompter, family: Family) -> Prompter:
@@ -145,27 +148,34 @@ class Replay:
         return self
 
     def prompt(self, request: ChatRequest, match: Match) -> Prompt:
-        """Return the recorded tokens, or a new prompt after the replay. Raises GatewayError."""
+        """Return the recorded tokens, or a new prompt. Raises GatewayError after a difference."""
         if self.failure:
             raise self.failure
         prompt = self._live.prompt(request, match)
         found = self._find(prompt) if len(self._played) < self._num_turns else None
         if found is None:
             return prompt
+        tail, parent, rewritten = prompt.tail, prompt.parent, prompt.is_rewritten
+        if isinstance(found, str):
+            return _Unknown(request, match, tail, prompt.ids, parent, rewritten, found)
         number, compared = found
-        tail = prompt.tail
         if self._is_spelled(self._recorded[number]):
             tail = array("i", self._recorded[number].turn.prompt_ids)
-        ids, rewritten = path_ids(prompt.parent) + tail, prompt.is_rewritten
-        return _Repeated(
-            request, match, tail, ids, prompt.parent, rewritten, number=number, compared=compared
-        )
+        ids = path_ids(parent) + tail
+        return _Repeated(request, match, tail, ids, parent, rewritten, number, compared)
 
     def count(self, request: ChatRequest, match: Match) -> int:
         return self._live.count(request, match)
 
     def check(self, prompt: Prompt, limits: SessionLimits) -> None:
+        """Raise GatewayError if the prompt leaves no room for a reply, or the record lacks it."""
+        # The record has no refused request: the agent continued without it, as after a compaction.
+        if isinstance(prompt, _Unknown):
+            self._refused = prompt.reason
         self._live.check(prompt, limits)
+        if isinstance(prompt, _Unknown):
+            self.failure = GatewayError(f"the replay ended: {prompt.reason}")
+            raise self.failure
 
     async def sample(self, prompt: Prompt, limits: SessionLimits, sampling: Sampling) -> Sampled:
         """Return the recorded reply, without the engine, or sample one after the replay."""
@@ -197,10 +207,10 @@ class Replay:
     async def abort(self) -> None:
         await self._live.abort()
 
-    def _find(self, prompt: Prompt) -> tuple[int, Compared] | None:
+    def _find(self, prompt: Prompt) -> tuple[int, Compared] | str | None:
         """Return the recorded Turn of a request and the differences; None: it is for the engine.
 
-        Raises GatewayError, and keeps it as the failure, if the record has no such request.
+        A text if the record has no such request: the first difference.
         """
         parent = prompt.parent.recorded if prompt.parent else None
         if prompt.parent and not parent:
@@ -230,9 +240,8 @@ class Replay:
         if not mismatch and any(number >= self._num_turns for number in known):
             return None
         place = f"after turn {parent.index + 1}" if parent else "a new conversation"
-        text = mismatch or f"the record has no such request: {place}, {_shown_parts(now)}"
-        self.failure = GatewayError(f"the replay ended: {text}")
-        raise self.failure
+        new = _shown(now[-1]) if now else "without new messages"
+        return mismatch or f"the record has no such request: {place}, {new}"
 
     def _twins(self, number: int) -> Iterator[int]:
         """Yield the Turns that nothing has repeated and that equal this one."""
@@ -315,6 +324,13 @@ class _Repeated(Prompt):
 
     number: int = 0
     compared: Compared = Compared()
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown(Prompt):
+    """A prompt that the record lacks."""
+
+    reason: str = ""
 
 
 def request_parts(
@@ -414,10 +430,6 @@ def _around(text: str, place: int) -> str:
 
 def _shown(part: Part) -> str:
     return f"{part.label} {_around(part.text, 0)}"
-
-
-def _shown_parts(parts: Sequence[Part]) -> str:
-    return _shown(parts[-1]) if parts else "without new messages"
 
 
 def _written(value: Json) -> str:

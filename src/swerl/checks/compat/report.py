@@ -73,7 +73,7 @@ def markdown(found: TrialResults) -> str:
 def replay_markdown(found: TrialResults) -> str:
     """Return the replays in Markdown: a row for each agent, the share of all, the failures."""
     lines = [*_table(REPLAY_HEADINGS, replay_cells(found.rows)), "", replay_summary(found.rows)]
-    problems = [f"- {line}" for line in replay_problems(found.rows)]
+    problems = [f"- {line}" for line in reasons(found.rows)]
     return "\n".join([*lines, *(["", *problems] if problems else [])]) + "\n"
 
 
@@ -104,13 +104,6 @@ def replayed_share(rows: Sequence[TrialResult]) -> float:
     """Return the share of all Turns that replay, 0 to 1."""
     found = [row.replay for row in rows if row.replay]
     return sum(each.replayed for each in found) / max(sum(each.turns for each in found), 1)
-
-
-def replay_problems(rows: Sequence[TrialResult]) -> Iterator[str]:
-    """Yield the first difference of each trial that does not replay."""
-    for row in rows:
-        if row.replay and row.replay.problem:
-            yield f"{row.agent}, {row.case}: {row.replay.problem}"
 
 
 def cells(row: TrialResult) -> list[str]:
@@ -154,13 +147,16 @@ def _of_one_agent(main: Sequence[TrialResult], others: Sequence[TrialResult]) ->
 
 
 def reasons(rows: Sequence[TrialResult]) -> Iterator[str]:
-    """Yield the reasons of failed and impossible trials, each once."""
+    """Yield the reasons of failed and impossible trials, each once, and what does not replay."""
     cases_of: dict[tuple[str, str, str], dict[str, None]] = {}
     for row in rows:
         if row.reason:
             cases_of.setdefault((row.outcome.value, row.agent, row.reason), {})[row.case] = None
     for (outcome, agent, reason), cases in cases_of.items():
         yield f"{outcome}: {agent}: {reason} ({', '.join(cases)})"
+    for row in rows:
+        if row.replay and row.replay.problem:
+            yield f"{row.agent}, {row.case}: {row.replay.problem}"
 
 
 def attempts(rows: Sequence[TrialResult]) -> Iterator[str]:
