@@ -285,6 +285,16 @@ def test_the_engine_answers_differently_after_a_turn(run: Run) -> None:
     assert found["fork"]["turn"] == 1
 
 
+def test_turn_0_begins_anew_with_the_recorded_task_and_settings(run: Run, task: Task) -> None:
+    run("-o", "first", "--set", "rollout.max_turns=7")
+    assert run("--from", "first", "--turn", "0", "-o", "second").code == 0
+    again = record.read(Path("second"))
+    assert (again.task_id, again.fork and again.fork.turn) == (task.id, 0)
+    assert not any(turn.replayed for turn in again.trajectory.turns)
+    kept = [json.loads(Path(name, "recipe.json").read_text()) for name in ("first", "second")]
+    assert [recipe["rollout"]["max_turns"] for recipe in kept] == [7, 7]
+
+
 def test_a_request_that_is_not_the_recorded_one_ends_the_replay(run: Run) -> None:
     run("-o", "first")
     lines = Path("first", "turns.jsonl").read_text().splitlines()

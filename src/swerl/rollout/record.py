@@ -209,7 +209,7 @@ def read_start(folder: Path, turn: int) -> Start:
     except RunError as error:
         hint = "give an Episode's folder, such as runs/twin/episodes/00003/TASK.0"
         raise InputError(f"{folder} is no recorded Episode: {error}", hint=hint) from error
-    if not 1 <= turn <= len(recorded):
+    if not recorded or not 0 <= turn <= len(recorded):
         message = f"{folder} has no turn {turn} to continue after"
         none = "none: no turn ended, or its record is cut"
         has = f"{len(recorded)}, counted from 1" if recorded else none
