@@ -96,7 +96,7 @@ def rollout(
         typer.Option("--from", help="Continue the recorded Episode in this folder; see --turn."),
     ] = None,
     turn: Annotated[
-        int | None, typer.Option(help="Replay this many turns of --from, or 0, then use the engine.")
+        int | None, typer.Option(help="Replay this many turns of --from (or 0), then the engine.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
