@@ -18,6 +18,7 @@ from swerl.core.task import GradingSpec, Swap, Task, from_row, to_row
 from swerl.grading import blind, flow
 from swerl.grading.graders import command, reward_file, script, swebench
 from swerl.grading.plausible import Kind
+from swerl.grading.swaps import Candidate
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from tests.checks.vetting import ADD, GOLD, TESTS, ZERO, make_task
 from tests.grading.conftest import in_sandboxes
@@ -102,6 +103,44 @@ def test_a_swap_that_ends_later_tests_is_alone_in_its_run() -> None:
         "b": PASSED,
         "c": PASSED,
     }
+
+
+def test_each_run_swaps_another_claim_of_a_test_while_there_is_one() -> None:
+    # Two swaps of one claim overlap.
+    claims = [swap("a", start=at) for at in (0, 10, 20)]
+    swaps = [*claims, replace(claims[0], end=5), replace(claims[1], start=9, new="8")]
+    for seed in range(50):
+        runs = blind.draw(swaps, 3, random.Random(seed))
+        starts = [chosen[0].start // 9 for chosen in runs if chosen]
+        assert sorted(starts) == [0, 1, 2]
+
+
+def test_a_subtest_shares_its_run_with_swaps_of_other_tests() -> None:
+    """In Go a subtest fails the test around it, but not the tests beside it."""
+    swaps = [swap("TestA", "TestA/x"), swap("TestA", "TestA/y", start=5)]
+    swaps += [swap("TestB", start=9), swap("TestC", start=12)]
+    drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(50)]
+    assert {len(chosen) for runs in drawn for chosen in runs} == {1, 2, 3}
+    assert all(not set(swaps[:2]) <= set(chosen) for runs in drawn for chosen in runs)
+    assert blind.bits(swaps, 3) == blind.bits([swap("a"), *swaps[2:]], 3)
+    around = replace(swap("TestD", start=8), end=20)
+    drawn = [blind.draw([*swaps, around], 3, random.Random(seed)) for seed in range(50)]
+    assert all(around not in chosen or len(chosen) <= 2 for runs in drawn for chosen in runs)
+
+
+def test_a_failed_test_belongs_to_the_longest_title_that_fits() -> None:
+    spec = replace(SPEC, fail_to_pass=("sum of rows", "sum of one", "another"), pass_to_pass=())
+    titles = ("sum of ", "sum of rows", "")
+    run = [
+        blind.Trial(
+            swap(start=9 * at),
+            Candidate("/repo/t.js", 9 * at, 9 * at + 1, "7", 1, title, Kind.EDIT),
+        )
+        for at, title in enumerate(titles)
+    ]
+    seen = blind.Seen(Verdict.UNSOLVED, dict.fromkeys(spec.fail_to_pass, FAILED))
+    found = [each.fails for each in blind.measured(run, seen, spec)]
+    assert found == [("sum of one",), ("sum of rows",), ("another",)]
 
 
 def test_a_swap_that_shows_is_used_only_in_a_test_without_another() -> None:

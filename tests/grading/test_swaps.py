@@ -228,6 +228,10 @@ def test_overlapping_swaps_are_refused() -> None:
         ("adds", ("tests",), "src/lib.rs", "tests::adds", True),
         ("adds", ("SumTest",), "SumTest.java", "org.x.SumTest.adds", True),
         ("adds", ("SumTest",), "SumTest.java", "org.x.OtherTest.adds", False),
+        ("testSum", (), "SumTest.php", 'Sum > Sum with data set "small"', True),
+        ("testSum", (), "SumTest.php", "Sum > Sum of all", False),
+        # The title of a test in a loop, up to its computed part.
+        ("sum_of_", (), "sum.test.js", "sum_of_coins", True),
     ],
 )
 def test_belongs(test: str, outer: tuple[str, ...], path: str, test_id: str, wanted: bool) -> None:
@@ -288,12 +292,205 @@ def test_every_place_of_a_test_that_tells_the_value_is_swapped_with_it(
     [
         "def test_of_37():\n    assert f(1) == 37\n",
         "from m import MyError\n\ndef test_it():\n    with pytest.raises(MyError):\n        f()\n",
+        "class Test37:\n    def test_it(self):\n        assert f(1) == 37\n",
+        "// in JavaScript\ndescribe('37 coins', () => {\n"
+        "  it('adds', () => { assert.equal(f(1), 37); });\n});",
+        "// in JavaScript\ntest('adds', () => {\n"
+        "  for (const { n, want } of [{ name: 'is 37', want: 37 }])\n"
+        "    assert.equal(f(1), want);\n});\n",
     ],
 )
-def test_a_value_that_its_name_or_an_import_tells_is_no_secret(text: str) -> None:
-    found = _all("test_it.py", text)
+def test_a_value_that_a_title_or_an_import_tells_is_no_secret(text: str) -> None:
+    found = _all("test_it.js" if text.startswith("//") else "test_it.py", text)
     assert found
     assert {each.kind for each in found} <= WEAK
+
+
+TABLES = {
+    "for.test.js": """const rows = [
+  { kind: 'a', given: 21, left: 4301 },
+  { kind: 'b', given: 22, left: 4302 },
+];
+for (const { kind, given, left } of rows)
+  test(`change of ${kind}`, () => { assert.strictEqual(f(given), left); });
+""",
+    "callback.test.js": """test('all', () => {
+  [[21, 4301], [22, 4302]].forEach(([given, left]) => assert.strictEqual(f(given), left));
+});
+""",
+    "each.test.ts": """describe('f', () => {
+  it.each([[21, 4301], [22, 4302]])('answers %i', (given: number, left: number) => {
+    expect(f(given)).toBe(left);
+  });
+});
+""",
+    "field_test.go": """func TestAll(t *testing.T) {
+	for _, c := range []struct{ given, left int }{{21, 4301}, {given: 22, left: 4302}} {
+		t.Run("it", func(t *testing.T) {
+			if got := F(c.given); got != c.left {
+				t.Errorf("got %d, not %d", got, c.left)
+			}
+		})
+	}
+}
+""",
+    "table.rs": """#[test]
+fn all() {
+    for (given, left) in vec![(21, 4301), (22, 4302)] {
+        assert_eq!(f(given), left, "of {}", given);
+    }
+}
+""",
+    "AllTest.java": """class AllTest {
+    @Test public void all() {
+        int[][] rows = {{21, 4301}, {22, 4302}};
+        for (int[] row : rows) assertEquals(row[1], F.f(row[0]));
+    }
+}
+""",
+    "all_test.rb": """class AllTest < Minitest::Test
+  def test_all
+    [[21, 4301], [22, 4302]].each { |given, left| assert_equal left, f(given) }
+  end
+end
+""",
+    "all_spec.rb": """describe 'f' do
+  shared_examples 'an answer' do |title, given, left|
+    it title do
+      expect(f(given)).to eq(left)
+    end
+  end
+  include_examples 'an answer', 'low', 21, 4301
+  include_examples 'an answer', 'high', 22, 4302
+end
+""",
+    "AllTest.php": """<?php
+class AllTest extends TestCase {
+    public static function rows() { return [[21, 4301], 'b' => [22, 4302]]; }
+    /** @dataProvider rows */
+    public function testAll($given, $left) { $this->assertSame($left, f($given)); }
+}
+""",
+    "all_test.c": """struct row { int given; int left; };
+static void test_all(void)
+{
+    struct row rows[] = {{21, 4301}, {22, 4302}};
+    for (int i = 0; i < 2; i++)
+        assert(f(rows[i].given) == rows[i].left);
+}
+""",
+    "all_test.cpp": """struct Row { int given, left; };
+TEST(All, rows)
+{
+    for (const auto &row : std::vector<Row>{{21, 4301}, {22, 4302}})
+        EXPECT_EQ(f(row.given), row.left);
+}
+""",
+}
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_the_answers_of_a_table_are_swapped_and_nothing_else(path: str) -> None:
+    text = TABLES[path]
+    found = [each for each in _all(path, text) if each.kind not in WEAK]
+    assert {n for each in found for n in ("4301", "4302") if n in text[each.start : each.end]} == {
+        "4301",
+        "4302",
+    }
+    for each in found:
+        is_whole_row = path.startswith(("for.", "each.", "all_spec", "AllTest.php"))
+        assert not is_whole_row or each.end - each.start == 4, "each row is a test of its own"
+        new = swapped(text.encode(), [each]).decode()
+        assert re.sub(r"43\d\d", "", new) == re.sub(r"43\d\d", "", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # The answer is in the title, an input, or part of what the runner calls the test.
+        "for (const [n, left] of [[1, 43]])\n"
+        "  test(`is ${left}`, () => { assert.equal(f(n), left); });",
+        "test('a', () => {\n  for (const [n, left] of [[1, 43]]) {\n    put(left);\n"
+        "    assert.equal(f(n), left);\n  }\n});",
+        "test.each([[1, 43]])('of %i is %i', (n, left) => { expect(f(n)).toBe(left); });",
+    ],
+)
+def test_a_column_that_has_another_use_stays(text: str) -> None:
+    assert all("43" not in text[each.start : each.end] for each in _all("a.test.js", text))
+
+
+@pytest.mark.parametrize(
+    ("path", "claim", "value", "within"),
+    [
+        ("ATest.java", "assertEquals(2.5, f(1), 0.6);", "2.5", 0.6),
+        ("ATest.java", 'assertEquals("rate", 2.5, f(1), 2);', "2.5", 2),
+        ("ATest.java", "assertThat(f(1)).isCloseTo(2.5, within(0.6));", "2.5", 0.6),
+        ("a_test.go", 'if math.Abs(f(1)-2.5) > 0.6 { t.Error("") }', "2.5", 0.6),
+        ("a.rs", "assert!((f(1) - 2.5).abs() < 2.0);", "2.5", 2),
+        ("a.cpp", "EXPECT_NEAR(f(1), 2.5, 2);", "2.5", 2),
+        ("a.c", "assert(fabs(f(1) - 7) <= 3);", "7", 3),
+        ("ATest.php", "$this->assertEqualsWithDelta(2.5, f(1), 0.6);", "2.5", 0.6),
+        ("a_test.rb", "assert_in_delta 2.5, f(1), 0.6", "2.5", 0.6),
+        ("a_test.rb", "assert_in_epsilon 2.5, f(1), 0.4", "2.5", 1),
+        ("a_test.rb", "expect(f(1)).to be_within(0.6).of(2.5)", "2.5", 0.6),
+        ("a.test.js", "expect(f(1)).to.be.closeTo(2.5, 0.6);", "2.5", 0.6),
+        ("a.test.js", "expect(f(1)).toBeCloseTo(2.5, -1);", "2.5", 0.5),
+        ("a.test.js", "assert.ok(Math.abs(f(1) - 2.5) < 0.6);", "2.5", 0.6),
+    ],
+)
+def test_a_value_with_a_tolerance_becomes_one_that_no_answer_within_it_meets(
+    path: str, claim: str, value: str, within: float
+) -> None:
+    forms = {
+        "java": f"class ATest {{ @Test public void test_a() {{ {claim} }} }}\n",
+        "go": f"func TestA(t *testing.T) {{\n\t{claim}\n}}\n",
+        "rs": f"#[test]\nfn test_a() {{ {claim} }}\n",
+        "cpp": f"TEST(A, a) {{ {claim} }}\n",
+        "c": f"void test_a(void) {{ {claim} }}\n",
+        "php": f"<?php\nclass ATest extends TestCase {{ public function testA() {{ {claim} }} }}\n",
+        "rb": f"class ATest < Minitest::Test\n  def test_a\n    {claim}\n  end\nend\n",
+        "js": f"test('a', () => {{ {claim} }});\n",
+    }
+    text = forms[path.rpartition(".")[2]]
+    for seed in range(20):
+        new = [
+            each.new
+            for each in _all(path, text, seed)
+            if text[each.start : each.end] == value and each.kind not in WEAK
+        ]
+        assert new
+        assert all(abs(float(each) - float(value)) > 2 * within for each in new), new
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a.test.js", "test('a', () => { assert.throws(() => f(1), PriceError); });"),
+        ("test_a.py", "def test_a():\n    with pytest.raises(PriceError):\n        f()\n"),
+        (
+            "a_test.rb",
+            "class A < Minitest::Test\n  def test_a\n"
+            "    assert_raises(PriceError) { f }\n  end\nend",
+        ),
+        (
+            "ATest.java",
+            "class ATest { @Test(expected = PriceError.class) public void a() { f(); } }",
+        ),
+    ],
+)
+def test_an_exception_of_the_project_becomes_none_that_it_may_be_a_kind_of(
+    path: str, text: str
+) -> None:
+    """An honest patch may derive it from any common one."""
+    for seed in range(9):
+        found = [
+            each for each in _all(path, text, seed) if "PriceError" in text[each.start : each.end]
+        ]
+        assert found
+        assert all(
+            each.kind in WEAK and re.search("Recursion|URI|Domain|Store", each.new)
+            for each in found
+        )
 
 
 @pytest.mark.parametrize(

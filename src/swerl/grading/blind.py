@@ -40,18 +40,35 @@ _MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
 def draw(swaps: Sequence[Swap], num_runs: int, rng: random.Random) -> list[tuple[Swap, ...]]:
     """Return the swaps of each blind run: `num_runs` random parts, none of them empty.
 
-    A test has a swap in about half of the parts. If only one or two tests have swaps, most parts
-    hold them all, so a run without swaps is added. The order is random.
+    A test has a swap in about half of the parts, in another claim each time while there is one.
+    If only one or two tests have swaps, most parts hold them all, so a run without swaps is added.
+    The order is random.
     """
     # A swap that shows is used only in a test that has no other.
     units = [[each for each in unit if each.is_secret] or unit for unit in _units(swaps)]
     runs: list[tuple[Swap, ...]] = [()] if len(units) < _FEW_TESTS else []
     num_in_all = len(runs) + num_runs if units else 1
+    left: list[list[Swap]] = [[] for _ in units]
     while len(runs) < num_in_all:
-        if chosen := tuple(rng.choice(unit) for unit in units if rng.random() < 0.5):
-            runs.append(chosen)
+        if chosen := [at for at in range(len(units)) if rng.random() < 0.5]:
+            runs.append(tuple(_next(units[at], left[at], rng) for at in chosen))
     rng.shuffle(runs)
     return runs
+
+
+def _next(unit: Sequence[Swap], left: list[Swap], rng: random.Random) -> Swap:
+    """Take one of the swaps that are left; if none is, begin again with one of each claim."""
+    if not left:
+        claims: list[list[Swap]] = []
+        end = ("", 0)
+        for swap in sorted(unit, key=lambda each: (each.path, each.start)):
+            if (swap.path, swap.start) < end:
+                claims[-1].append(swap)
+            else:
+                claims.append([swap])
+            end = max(end, (swap.path, swap.end))
+        left += map(rng.choice, rng.sample(claims, len(claims)))
+    return left.pop()
 
 
 def bits(swaps: Sequence[Swap], num_runs: int) -> float:
@@ -80,17 +97,23 @@ def share(spec: GradingSpec, swaps: Iterable[Swap]) -> float:
 
 
 def _units(swaps: Iterable[Swap]) -> list[list[Swap]]:
-    """Return alternatives: swaps of the same tests. Two of them might cancel out in one run.
+    """Return alternatives: swaps that share a test or text. Two might cancel out in one run.
 
-    If no test is known, or a swap in one test ends others too, a run has one swap.
+    A swap in one test may fail others too: those behind it in C, the one around a subtest in Go.
     """
-    found: dict[tuple[str, ...], list[Swap]] = defaultdict(list)
+    found: list[tuple[set[str], list[Swap]]] = []
     for swap in swaps:
-        found[swap.fails].append(swap)
-    times = Counter(test for fails in found for test in fails)
-    if any(count > 1 for count in times.values()):
-        return [[swap for unit in found.values() for swap in unit]]
-    return list(found.values())
+        names = set(swap.fails) or {""}
+        near = [unit for unit in found if unit[0] & names or any(_meet(swap, s) for s in unit[1])]
+        found = [unit for unit in found if unit not in near]
+        joined = (names.union(*(tests for tests, _ in near)), [s for _, own in near for s in own])
+        joined[1].append(swap)
+        found.append(joined)
+    return [own for _, own in found]
+
+
+def _meet(one: Swap, two: Swap) -> bool:
+    return one.path == two.path and one.start < two.end and two.start < one.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +329,17 @@ def measured(run: Sequence[Trial], seen: Seen, spec: GradingSpec) -> list[Swap]:
         if not failing:
             return [run[0].swap] if len(run) == 1 else []
     own = [{test for test in failing if belongs(trial.candidate, test)} for trial in run]
+    # A title that is computed fits the tests of others, too; the longest that fits is the test's.
+    length = {
+        test: max(
+            len(trial.candidate.test) for trial, mine in zip(run, own, strict=True) if test in mine
+        )
+        for test in set().union(*own)
+    }
+    own = [
+        {test for test in mine if len(trial.candidate.test) == length[test]}
+        for trial, mine in zip(run, own, strict=True)
+    ]
     claims = Counter(test for tests in own for test in tests)
     if failing - set(claims):
         return []

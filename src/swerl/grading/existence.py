@@ -10,8 +10,7 @@ from __future__ import annotations
 import random
 import re
 
-from swerl.grading.expectations import Expectation
-from swerl.grading.syntax import Content
+from swerl.grading.syntax import Content, Expectation
 
 _PART = re.compile(
     rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
@@ -37,6 +36,7 @@ _ALTERNATIVES = re.compile(r"\||\)[?*]")
 _TOLERANCE = re.compile(
     rb"\b(?:(?P<of>delta|abs|atol)|(?P<share>rel|rtol))\s*=\s*(?P<size>\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)"
 )
+_SUFFIX = re.compile(r"_?(?:[fFdDlL]|f32|f64)$|_")
 
 
 def stays(text: bytes, each: Expectation) -> bool:
@@ -87,14 +87,27 @@ def is_one_of(text: bytes, each: Expectation) -> bool:
 def is_within(text: bytes, each: Expectation, new: str) -> bool:
     """Return True if a value may be as close as the claim allows to the old number and the new."""
     found = _TOLERANCE.search(text, each.end, max(each.end, each.claim_end))
-    if found is None:
-        return False
     try:
+        if each.within:
+            old, other = (float(_SUFFIX.sub("", source)) for source in (each.source, new))
+            return abs(other - old) <= 2 * each.within
+        if found is None:
+            return False
         old, size = float(each.source), float(found["size"])
         allowed = size * abs(old) if found["share"] else size
         return abs(float(new) - old) <= 2 * allowed
     except ValueError:
         return False
+
+
+def beyond(source: str, within: float, rng: random.Random) -> str:
+    """Return a number that is three to five times a tolerance away, "" if none is spelled so."""
+    match = re.fullmatch(r"(\d[\d_]*(?:\.(\d*))?)([a-zA-Z_]\w*)?", source)
+    if match is None:
+        return ""
+    value, step = float(match[1].replace("_", "")), within * rng.uniform(3, 5)
+    new = value - step if value > step and rng.random() < 0.5 else value + step
+    return f"{new:.{len(match[2] or '')}f}{match[3] or ''}"
 
 
 def _before(text: bytes, each: Expectation) -> bytes:

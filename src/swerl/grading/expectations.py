@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
-from swerl.grading.names import Names
+from swerl.grading.names import Names, Tables
 from swerl.grading.scopes import Scope, Scopes
-from swerl.grading.syntax import MAX_NODES, Call, Content, Source, below
+from swerl.grading.syntax import MAX_NODES, Call, Content, Expectation, Source, below
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -31,32 +31,6 @@ _CLAIMS = known.CALLS | {
 
 
 @dataclass(frozen=True, slots=True)
-class Expectation:
-    """A place in a test file that decides whether a test passes."""
-
-    content: Content
-    start: int
-    end: int
-    source: str
-    """The text between `start` and `end`."""
-    test: str = ""
-    outer: tuple[str, ...] = ()
-    """Names of the classes and describe blocks around the test, the innermost last."""
-    depth: int = 0
-    """Branches and loops around it; a passing test surely reaches depth 0."""
-    container: int = -1
-    """Start of the list around it; elements of one list may change places."""
-    opposite: str = ""
-    """The text that replaces an operator."""
-    is_near: bool = False
-    """Compared within a tolerance: another value must differ by far."""
-    span: tuple[int, int] = (0, 0)
-    """First and last byte of the test."""
-    claim_end: int = 0
-    """Last byte of the claim; of the test if it is a row of a table."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Side:
     """An expected side that is a name, to be looked up when the whole file is read."""
 
@@ -64,7 +38,7 @@ class _Side:
     claim: Node
     function: Scope
     scopes: tuple[Scope, ...]
-    is_near: bool
+    within: float | None
 
 
 def read(language: str, text: bytes, is_wanted: Callable[[str], bool] | None) -> list[Expectation]:
@@ -77,6 +51,7 @@ class _Reader:
         self._file = file
         self._scopes = Scopes(file, is_wanted)
         self._names = Names(file, self._scopes)
+        self._tables = Tables(file)
         self._found: dict[tuple[int, int], Expectation] = {}
         self._sides: list[_Side] = []
 
@@ -103,6 +78,7 @@ class _Reader:
         if any(scope.is_closed for scope in self._scopes.active(node)):
             return
         if kind in known.FUNCTIONS:
+            self._tables.read(node)
             if self._scopes.open_function(node):
                 self._read_marks(node)
         elif kind in known.CLASSES:
@@ -112,12 +88,14 @@ class _Reader:
         elif kind in known.LEAVES:
             self._scopes.leave()
         elif kind in known.CALLS:
+            self._tables.read(node)
             self._read_call(node)
         elif kind in known.BRANCHES or kind in known.LOOPS:
             if kind in known.CONDITIONS:
                 self._read_if(node)
             if kind == "for_statement" and self._file.language == "py":
                 self._names.read_loop(node)
+            self._tables.read(node)
             self._scopes.open(node, depth=1)
         elif kind == "ERROR":
             self._scopes.open(node, is_closed=True)
@@ -161,10 +139,13 @@ class _Reader:
             self._read_condition(args[0], known.TRUTHS[name], node)
         elif name in known.EQUAL:
             first = known.EQUAL[name]
-            if sides := self._two_sides(args[first:]):
-                self._compare(*sides, node)
+            self._read_equality(args[first:], node)
         elif name in known.NEAR and len(args) >= 2:
-            self._compare(args[0], args[1], node, is_near=True)
+            size = self._file.number(args[2]) if len(args) > 2 else 0.0
+            if re.search("psilon|CLOSE", name):
+                size *= max(self._file.number(args[0]), self._file.number(args[1]))
+                size /= 100 if name.endswith("CLOSE") else 1
+            self._compare(args[0], args[1], node, within=size)
         elif name in known.CONTAINED and len(args) > known.CONTAINED[name]:
             self._expect(args[known.CONTAINED[name]], node)
         elif name in known.RAISES:
@@ -182,15 +163,16 @@ class _Reader:
         for value in plain:
             self._expect(value, call.node)
 
-    def _two_sides(self, args: Sequence[Node]) -> tuple[Node, Node] | None:
-        """Return the compared arguments, without a message; None within a tolerance."""
+    def _read_equality(self, args: Sequence[Node], claim: Node) -> None:
+        """Compare two arguments. JUnit has a message before them, or a tolerance behind them."""
+        size: float | None = None
         if len(args) >= 3 and self._file.language == "java":
-            is_text = [arg.type in known.STRINGS for arg in args]
-            if is_text[0] and not is_text[2]:
+            if args[0].type in known.STRINGS and args[2].type not in known.STRINGS:
                 args = args[1:]
-            elif self._file.score(args[2]) and not is_text[2]:
-                return None
-        return (args[0], args[1]) if len(args) >= 2 else None
+            if len(args) >= 3 and args[2].type not in known.STRINGS and self._file.score(args[2]):
+                size = self._file.number(args[2])
+        if len(args) >= 2:
+            self._compare(args[0], args[1], claim, within=size)
 
     def _read_raises(self, call: Call, args: Sequence[Node]) -> None:
         """Read the expected exception, and the message if the assertion has one."""
@@ -219,13 +201,22 @@ class _Reader:
         if call.name in known.RAISES:
             self._read_raises(call, call.args)
         elif call.name in known.NEAR_MATCHERS and call.args:
-            self._expect(call.args[0], call.node, is_near=True)
+            self._expect(call.args[0], call.node, within=self._allowed(call))
         elif call.name in known.MATCHERS:
             for arg in call.args:
                 self._expect(arg, call.node)
         if self._file.language in ("js", "ts", "tsx") and "expect" in call.receiver[:30]:
             at = call.name_node.start_byte
             self._add_at(Content.OPERATOR, at, at, call.node, opposite="not.")
+
+    def _allowed(self, call: Call) -> float:
+        """Return the tolerance of a matcher such as `closeTo(2.5, 0.1)`."""
+        if call.name == "toBeCloseTo":
+            digits = self._file.number(call.args[1]) if len(call.args) > 1 else 2.0
+            return 0.5 / 10 ** min(digits, 20)
+        inner = self._file.call(call.args[-1]) if call.args[-1].type in known.CALLS else None
+        args = inner.args if inner is not None else call.args[1:]
+        return self._file.number(args[0]) if args else 0.0
 
     def _read_rspec(self, call: Call) -> None:
         """Read `expect(found).to eq(expected)`."""
@@ -240,6 +231,8 @@ class _Reader:
                 self._add(Content.OPERATOR, call.args[0], call.node, opposite=flip)
         elif inner.name in known.RAISES:
             self._read_raises(inner, inner.args)
+        elif inner.name == "of" and (match := known.BE_WITHIN.search(inner.receiver)):
+            self._expect(inner.args[0], call.node, within=float(match[1].replace("_", "")))
         elif inner.name in known.MATCHERS:
             for arg in inner.args:
                 self._expect(arg, call.node)
@@ -323,6 +316,8 @@ class _Reader:
         self, sides: Sequence[Node], operator: Node, sign: str, wanted: bool, claim: Node
     ) -> None:
         """Read `found == expected` or another comparison."""
+        if sign[:1] == ("<" if wanted else ">") and (pair := self._file.distance(sides[0])):
+            self._compare(*pair, claim, within=self._file.number(sides[1]))
         is_equal = sign in (("==", "===", "is") if wanted else ("!=", "!==", "is not"))
         for side, other in (sides, tuple(reversed(sides))):
             call = self._file.call(side) if side.type in known.CALLS else None
@@ -347,8 +342,8 @@ class _Reader:
         if call is None:
             return
         if call.name in known.ARRAYS_EQUAL and wanted and len(call.args) >= 2:
-            is_near = known.ARRAYS_EQUAL[call.name]
-            self._compare(call.args[0], call.args[1], claim, is_near=is_near)
+            within = 0.0 if known.ARRAYS_EQUAL[call.name] else None
+            self._compare(call.args[0], call.args[1], claim, within=within)
         elif call.name in known.ALL_OF and wanted:
             function = node.child_by_field_name("function")
             receiver = function.child_by_field_name("object") if function is not None else None
@@ -412,26 +407,31 @@ class _Reader:
 
     # Sides: the literals of a claim.
 
-    def _compare(self, one: Node, two: Node, claim: Node, *, is_near: bool = False) -> None:
+    def _compare(self, one: Node, two: Node, claim: Node, *, within: float | None = None) -> None:
         """Expect the side that is more of a literal; by custom the second one."""
-        scores = (self._file.score(one), self._file.score(two))
+        scores = [self._file.score(one), self._file.score(two)]
+        if max(scores) < 3:
+            # A column of a table tells more than a name does.
+            scores = [3 if self._tables.scope_of(side) else 0 for side in (one, two)]
+            scores = scores if max(scores) else [self._file.score(one), self._file.score(two)]
         if max(scores):
             side = one if scores[0] > scores[1] else two
-            self._expect(side, claim, is_near=is_near)
+            self._expect(side, claim, within=within)
 
     def _expect(
-        self, node: Node, claim: Node, *, is_near: bool = False, is_text: bool = False
+        self, node: Node, claim: Node, *, within: float | None = None, is_text: bool = False
     ) -> None:
         """Add the literals of an expected value, or note its name."""
-        if node.type in known.IDENTIFIERS:
-            if (function := self._scopes.function(claim)) is not None:
+        function = self._tables.scope_of(node)
+        if function is not None or node.type in known.IDENTIFIERS:
+            if (function := function or self._scopes.function(claim)) is not None:
                 scopes = tuple(self._scopes.active(claim))
-                self._sides.append(_Side(self._file.source(node), claim, function, scopes, is_near))
+                self._sides.append(_Side(self._file.source(node), claim, function, scopes, within))
             return
         for leaf, container, is_far in self._file.leaves(node)[0]:
             for content, part in self._file.contents(leaf, is_text=is_text):
-                near = is_near or is_far
-                self._add(content, part, claim, container=container, is_near=near)
+                near = 0.0 if is_far and within is None else within
+                self._add(content, part, claim, container=container, within=near)
 
     def _look_up_names(self) -> None:
         """Add the values of names that are used on expected sides only."""
@@ -450,8 +450,8 @@ class _Reader:
                 if is_open and value.type not in known.CONTAINERS:
                     continue
                 for leaf, container, is_far in leaves:
-                    near = is_far or sides[0].is_near
-                    given = {"container": container, "is_near": near, "scopes": sides[0].scopes}
+                    near = 0.0 if is_far and sides[0].within is None else sides[0].within
+                    given = {"container": container, "within": near, "scopes": sides[0].scopes}
                     for content, part in self._file.contents(leaf):
                         self._add(content, part, sides[0].claim, **given)
 
@@ -480,7 +480,7 @@ class _Reader:
         *,
         opposite: str = "",
         container: int = -1,
-        is_near: bool = False,
+        within: float | None = None,
         scopes: tuple[Scope, ...] | None = None,
     ) -> None:
         """Add an expectation with the test and the depth of its claim."""
@@ -494,7 +494,7 @@ class _Reader:
         outer = tuple(scope.name for scope in scopes if scope.is_outer)
         depth = sum(scope.depth for scope in inside)
         self._found[start, end] = Expectation(
-            *(content, start, end, source, test.name, outer, depth, container, opposite, is_near),
+            *(content, start, end, source, test.name, outer, depth, container, opposite, within),
             span=(test.start, test.end),
             claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
         )

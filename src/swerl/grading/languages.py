@@ -6,6 +6,7 @@ The grammars are tree-sitter's; one is imported when a file of its language is f
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib
 import re
@@ -90,6 +91,23 @@ PAIRS = _words(
 """Entries of containers; the value is the last child."""
 ROWS = _words("pair keyed_element composite_literal")
 """Rows of a table of cases; the claim about them stands elsewhere in the test."""
+ROW_LOOPS = {
+    "for_in_statement": ("left", "right"),
+    "for_expression": ("pattern", "value"),
+    "for_range_loop": ("declarator", "right"),
+    "enhanced_for_statement": ("name", "value"),
+}
+"""Loops over rows -> fields of the names and of the rows."""
+ROW_PATTERNS = _words("array_pattern tuple_pattern structured_binding_declarator list_literal")
+"""Names for the cells of one row."""
+ROW_WRAPPERS = _words(
+    "reference_expression parenthesized_expression as_expression satisfies_expression argument"
+)
+NAME_WRAPPERS = _words("reference_pattern lexical_declaration reference_declarator")
+FIELDS = _words(
+    "member_expression selector_expression field_expression field_access member_access_expression"
+)
+INDEXED = _words("subscript_expression array_access element_reference index_expression")
 CONSTANTS = _words(
     "none null nil undefined null_literal identifier constant self this name type_identifier"
     " qualified_type slice_type array_type map_type generic_type primitive_type scoped_identifier"
@@ -203,6 +221,8 @@ MATCHERS = _words(
 """Methods of an expectation chain whose arguments are expected values."""
 NEAR_MATCHERS = _words("toBeCloseTo isCloseTo closeTo approximately must_be_close_to")
 """Those that allow a tolerance; the expected value is their first argument."""
+BE_WITHIN = re.compile(r"be_within\((\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)\)$")
+"""The tolerance in front of `of`."""
 CHAIN = re.compile(
     r"^\W*(?:(?:chai|self|this|Assertions|Truth|\w*Assert)[.:\->$]*)?"
     r"(?:await\s+)?(?:expect\w*|assertThat\w*|_|value|that)\s*[({]|\.should\b|\.must\b|\bis_expected\b"
@@ -269,6 +289,8 @@ _FALSE = _words(
 )
 TRUTHS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 """Assertions of a condition -> the value that it must have."""
+DISTANCES = _words("abs Abs fabs fabsf fabsl")
+"""Functions of a difference that must be small."""
 
 # Names of tests.
 TEST_NAME = re.compile(r"test|.*(?:_tests?|Test|_spec)$", re.IGNORECASE)
@@ -330,12 +352,27 @@ COMMON_EXCEPTIONS = {
     "cpp": "std::invalid_argument std::out_of_range std::runtime_error std::domain_error",
 }
 """Language -> exceptions that tests of any project expect."""
+ODD_EXCEPTIONS = {
+    "py": "RecursionError",
+    "js": "URIError",
+    "ts": "URIError",
+    "tsx": "URIError",
+    "java": "ArrayStoreException",
+    "rb": "FloatDomainError",
+    "php": "DivisionByZeroError",
+    "cpp": "std::bad_cast",
+}
+"""Language -> an exception that no project makes a kind of."""
 EXCEPTION_KINDS = {
     "java": {
         "RuntimeException": COMMON_EXCEPTIONS["java"],
         "IllegalArgumentException": "NumberFormatException",
         "IndexOutOfBoundsException": "ArrayIndexOutOfBoundsException"
         " StringIndexOutOfBoundsException",
+        "IOException": "FileNotFoundException UnsupportedEncodingException",
+        "NoSuchElementException": "InputMismatchException",
+        "ArithmeticException": "",
+        "ClassCastException": "",
     },
     "rb": {
         "IndexError": "KeyError StopIteration",
@@ -355,6 +392,15 @@ EXCEPTION_KINDS = {
     },
 }
 """Language -> exception -> those that are kinds of it. Python's own are looked up."""
+
+
+def own_exceptions(language: str) -> set[str]:
+    """Return the exceptions that a language has by itself, as far as is known."""
+    if language == "py":
+        return {name for name, each in vars(builtins).items() if isinstance(each, type)}
+    table = EXCEPTION_KINDS.get(language, {})
+    listed = [*table, *table.values(), COMMON_EXCEPTIONS.get(language, "")]
+    return {re.split(r"[.:\\]", name)[-1] for name in " ".join(listed).split()}
 
 
 def language_of(path: str) -> str:

@@ -1,9 +1,10 @@
-"""Look up the values of names that tests compare with: variables, parameters, loop variables."""
+"""Look up the values of names that tests compare with: variables, parameters, columns of tables."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
@@ -12,6 +13,9 @@ from swerl.grading.syntax import Call, Source
 
 if TYPE_CHECKING:
     from tree_sitter import Node
+
+_MAX_ROWS = 200
+_STRUCT = re.compile(rb"\bstruct\b\s*\w*\s*\{([^{}]*)\}")
 
 
 class Names:
@@ -128,6 +132,10 @@ class Names:
         """Return True if a name is set, compared and reported, and used nowhere else."""
         text = self._file.text[function.node.start_byte : function.node.end_byte]
         spans = [(claim.start_byte, claim.end_byte) for claim in claims]
+        if function.is_table:
+            used = re.finditer(rb"(?<![\w.$])%s(?!\w)" % re.escape(name.encode()), text)
+            places = (function.start + match.start() for match in used)
+            return all(any(start <= at < end for start, end in spans) for at in places)
         pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % re.escape(
             name.encode()
         )
@@ -164,10 +172,7 @@ class Names:
             declared = (struct.text or b"").partition(b"{")[2].rpartition(b"}")[0]
         else:
             return []
-        fields: list[str] = []
-        for line in re.split(r"[;\n]", declared.decode(errors="replace")):
-            names = re.match(r"\s*((?:\w+\s*,\s*)*\w+)\s+\S", line.partition("//")[0])
-            fields.extend(re.findall(r"\w+", names[1]) if names else [])
+        fields = _fields(declared, "go")
         places = [at for at, name in enumerate(fields) if known.EXPECTED_FIELD.match(name)]
         found: list[Node] = []
         for row in body.named_children:
@@ -177,3 +182,318 @@ class Names:
             if row.type == "literal_value" and len(cells) == len(fields):
                 found += [cells[at] for at in places]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Rows of literals, and the place in which names have the values of their columns."""
+
+    scope: Scope
+    columns: Mapping[str, int | str | None]
+    """Name -> its column; None if the name is a whole row."""
+    rows: Sequence[Node]
+
+
+class Tables:
+    """The tables of cases of one file: in loops, blocks, data providers and arrays of structs."""
+
+    def __init__(self, file: Source) -> None:
+        self._file = file
+        self._found: list[_Table] = []
+        self._scopes: dict[int, Scope] = {}
+        self._values: dict[str, list[Node]] | None = None
+
+    def read(self, node: Node) -> None:
+        """Remember the names that a loop, a block or a function gives to the columns of rows."""
+        kind = node.type
+        if kind in known.ROW_LOOPS:
+            left, right = (node.child_by_field_name(part) for part in known.ROW_LOOPS[kind])
+            self._add(left, right, node.child_by_field_name("body"))
+        elif kind == "foreach_statement":
+            row = node.named_children[1]
+            row = row.named_children[-1] if row.type == "pair" else row
+            self._add(row, node.named_children[0], node.child_by_field_name("body"))
+        elif kind == "for_statement" and self._file.language == "go":
+            clause = next((c for c in node.named_children if c.type == "range_clause"), None)
+            if clause is not None and (left := clause.child_by_field_name("left")) is not None:
+                right = clause.child_by_field_name("right")
+                self._add(left.named_children[-1], right, node.child_by_field_name("body"))
+        elif kind in known.CALLS:
+            self._read_block(node)
+        elif kind in known.FUNCTIONS and self._file.language == "php":
+            self._read_provider(node)
+
+    def scope_of(self, side: Node) -> Scope | None:
+        """Return the scope in which a name or a field has the values of a column; None if none."""
+        base, key = self._split(side)
+        for table in reversed(self._found):
+            scope = table.scope
+            if base in table.columns and scope.start <= side.start_byte < scope.end:
+                column = table.columns[base]
+                if key is not None and column is not None:
+                    return None
+                return self._named(scope, side, table.rows, column if key is None else key)
+        if key is None or "[" not in base:
+            return None
+        # An array of structs, by index.
+        around = side.parent
+        while around is not None and around.type not in known.FUNCTIONS:
+            around = around.parent
+        rows = self._named_rows(base.partition("[")[0], side) if around is not None else []
+        if around is None or not rows:
+            return None
+        scope = self._scopes.setdefault(around.start_byte, _bound(around))
+        return self._named(scope, side, rows, key)
+
+    def _named(
+        self, scope: Scope, side: Node, rows: Sequence[Node], column: int | str | None
+    ) -> Scope | None:
+        name = self._file.source(side)
+        if name not in scope.names:
+            cells = (row if column is None else self._cell(row, column) for row in rows)
+            scope.names[name] = [cell for cell in cells if cell is not None]
+        return scope if scope.names[name] else None
+
+    def _split(self, side: Node) -> tuple[str, int | str | None]:
+        """Return `row` and `left` for `row.left`, `row` and 2 for `row[2]`."""
+        inside = side.named_children
+        if side.type in known.IDENTIFIERS or len(inside) != 2:
+            return self._file.source(side), None
+        base, key = (self._file.source(part) for part in inside)
+        if side.type in known.FIELDS:
+            return base, key
+        if side.type in known.INDEXED:
+            return base, int(key) if key.isdigit() else key.strip("'\":")
+        return "", None
+
+    # Names of columns.
+
+    def _read_block(self, node: Node) -> None:
+        """Read `rows.forEach((row) => ...)`, `test.each(rows)("...", (row) => ...)` and others."""
+        call = self._file.call(node)
+        if call is None:
+            return
+        block = node.child_by_field_name("block")
+        body = block.child_by_field_name("body") if block is not None else None
+        if block is not None and call.name.startswith("each"):
+            parameters = block.child_by_field_name("parameters")
+            given = parameters.named_children if parameters is not None else []
+            if call.name != "each" and given and given[0].type == "destructured_parameter":
+                given = given[0].named_children
+            self._add_names(given, node.child_by_field_name("receiver"), body)
+        elif block is not None and call.name.startswith("shared_examples") and call.args:
+            self._read_shared(call, block)
+        elif call.args and call.args[-1].type in ("arrow_function", "function_expression"):
+            self._read_callback(node, call)
+
+    def _read_callback(self, node: Node, call: Call) -> None:
+        function = node.child_by_field_name("function")
+        one = call.args[-1].child_by_field_name("parameter")
+        several = call.args[-1].child_by_field_name("parameters")
+        given = [one] if one is not None else several.named_children if several is not None else []
+        given = [self._plain(each) for each in given]
+        body = call.args[-1].child_by_field_name("body")
+        inner = self._file.call(function) if function and function.type in known.CALLS else None
+        if inner is not None and inner.name == "each" and inner.args:
+            # Marks in the title become the first columns.
+            title = self._file.source(call.args[0])
+            marks = len(re.findall(r"%[a-zA-Z]", title))
+            if len(given) > 1:
+                self._add_names([*[None] * marks, *given[marks:]], inner.args[0], body)
+            elif given and not (marks or "$" in title):
+                self._add(given[0], inner.args[0], body)
+        elif call.name in ("forEach", "map") and function is not None and given:
+            self._add(given[0], function.child_by_field_name("object"), body)
+
+    def _read_shared(self, call: Call, block: Node) -> None:
+        """Read the arguments of all uses of shared examples."""
+        parameters = block.child_by_field_name("parameters")
+        names = parameters.named_children if parameters is not None else []
+        title = self._file.source(call.args[0])
+        columns = {self._file.source(name): at + 1 for at, name in enumerate(names)}
+        uses = []
+        for node in self._file.nodes(self._file.root, frozenset({"call"})) if columns else ():
+            used = self._file.call(node)
+            is_use = used is not None and re.match("it_behaves_like|include_", used.name)
+            arguments = node.child_by_field_name("arguments")
+            if (
+                is_use
+                and used
+                and used.args
+                and arguments
+                and title == self._file.source(used.args[0])
+            ):
+                uses.append(arguments)
+        self._bind(columns, uses[:_MAX_ROWS], block.child_by_field_name("body"))
+
+    def _read_provider(self, node: Node) -> None:
+        """Read the data provider of a PHP test."""
+        marks = (
+            self._file.marks(node)
+            + self._file.text[max(0, node.start_byte - 200) : node.start_byte].rpartition(b"}")[2]
+        )
+        match = re.search(rb"(?:@dataProvider\s+|DataProvider\(['\"])(\w+)", marks)
+        parameters = node.child_by_field_name("parameters")
+        body = node.child_by_field_name("body")
+        if match is None or parameters is None or body is None:
+            return
+        names = [each.child_by_field_name("name") for each in parameters.named_children]
+        for other in self._file.nodes(self._file.root, frozenset({"method_declaration"})):
+            if self._file.name_of(other).encode() == match[1]:
+                rows = [
+                    row
+                    for made in self._file.nodes(
+                        other, frozenset({"return_statement", "yield_expression"})
+                    )
+                    for row in self._made(made)
+                ]
+                self._add_rows(names, rows, body)
+
+    def _made(self, node: Node) -> list[Node]:
+        """Return the rows of `return [[1, 2], [3, 4]]` or of `yield [1, 2]`."""
+        last = node.named_children[-1] if node.named_children else None
+        if last is None:
+            return []
+        return self._rows(last, node) if node.type == "return_statement" else [last]
+
+    def _plain(self, node: Node) -> Node:
+        """Return a parameter without its type."""
+        return node.child_by_field_name("pattern") or node.child_by_field_name("name") or node
+
+    def _add(self, left: Node | None, right: Node | None, body: Node | None) -> None:
+        """Bind a pattern to rows: a name, a list of names, or names of fields."""
+        if left is None or right is None or body is None:
+            return
+        while left.type in known.NAME_WRAPPERS and left.named_children:
+            left = left.named_children[-1]
+        if left.type in known.ROW_PATTERNS:
+            self._add_names(left.named_children, right, body)
+        elif left.type == "object_pattern":
+            names = [self._file.source(each) for each in left.named_children]
+            self._bind({name: name for name in names}, self._rows(right, right), body)
+        else:
+            self._bind({self._file.source(left): None}, self._rows(right, right), body)
+
+    def _add_names(
+        self, names: Sequence[Node | None], right: Node | None, body: Node | None
+    ) -> None:
+        if right is not None:
+            self._add_rows(names, self._rows(right, right), body)
+
+    def _add_rows(
+        self, names: Sequence[Node | None], rows: Sequence[Node], body: Node | None
+    ) -> None:
+        given = [(name, at) for at, name in enumerate(names) if name is not None]
+        one = len(names) == 1
+        self._bind({self._file.source(n): None if one else at for n, at in given}, rows, body)
+
+    def _bind(
+        self, columns: Mapping[str, int | str | None], rows: Sequence[Node], body: Node | None
+    ) -> None:
+        if rows and body is not None:
+            self._found.append(_Table(_bound(body), columns, rows))
+
+    # Rows and cells.
+
+    def _rows(self, node: Node, place: Node) -> list[Node]:
+        """Return the elements of a list of literals, or of the name of one."""
+        for _ in range(8):
+            inside = [each for each in node.named_children if "comment" not in each.type]
+            call = self._file.call(node) if node.type in known.CALLS else None
+            if node.type in known.IDENTIFIERS:
+                return self._named_rows(self._file.source(node), place)
+            if call is not None and call.name in ("asList", "of", "vec"):
+                return call.args[:_MAX_ROWS]
+            if call is not None and call.name in ("iter", "into_iter", "freeze", "stream"):
+                function = node.child_by_field_name("function") or node
+                inner = function.child_by_field_name("value") or node.child_by_field_name(
+                    "receiver"
+                )
+                if inner is None:
+                    return []
+                node = inner
+            elif node.type in ("composite_literal", "compound_literal_expression") or (
+                node.type == "array_creation_expression" and self._file.language == "java"
+            ):
+                node = inside[-1]
+            elif node.type in known.ROW_WRAPPERS and inside:
+                node = inside[0]
+            elif node.type in known.CONTAINERS:
+                return inside[:_MAX_ROWS]
+            else:
+                return []
+        return []
+
+    def _named_rows(self, name: str, place: Node) -> list[Node]:
+        """Return the rows of the last list of this name above a place."""
+        if self._values is None:
+            self._values = {}
+            for node in self._file.nodes(self._file.root, frozenset(known.ASSIGNMENTS)):
+                left, right = known.ASSIGNMENTS[node.type]
+                target, value = node.child_by_field_name(left), node.child_by_field_name(right)
+                if target is None or value is None:
+                    continue
+                if value.type == "expression_list" and len(value.named_children) == 1:
+                    value = value.named_children[0]
+                word = re.search(r"[$\w]+", self._file.source(target))
+                if word is not None and value.type not in known.IDENTIFIERS:
+                    self._values.setdefault(word[0], []).append(value)
+        above = [v for v in self._values.get(name, []) if v.start_byte < place.start_byte]
+        return self._rows(above[-1], place) if above else []
+
+    def _cell(self, row: Node, column: int | str) -> Node | None:
+        """Return the value of a column in a row, by place or by name."""
+        while row.type in known.ROW_WRAPPERS | {"literal_element"} and row.named_children:
+            row = row.named_children[-1]
+        if row.type in ("array_element_initializer", "keyed_element", "composite_literal"):
+            return self._cell(row.named_children[-1], column) if row.named_children else None
+        call = self._file.call(row) if row.type in known.CALLS else None
+        cells = [each for each in row.named_children if "comment" not in each.type]
+        if call is not None:
+            cells = call.args
+        elif row.type == "struct_expression":
+            cells = cells[-1].named_children
+        elif row.type not in known.CONTAINERS:
+            return None
+        if isinstance(column, str):
+            for cell in cells:
+                parts = cell.named_children
+                if cell.type not in known.PAIRS or len(parts) != 2:
+                    continue
+                if self._file.source(parts[0]).strip("'\":.") == column:
+                    return self._value(parts[1])
+            at = self._place(column, len(cells))
+            return self._value(cells[at]) if at >= 0 else None
+        return self._value(cells[column]) if column < len(cells) else None
+
+    def _value(self, cell: Node) -> Node:
+        wrapped = ("literal_element", "argument", "array_element_initializer")
+        return cell.named_children[-1] if cell.type in wrapped and cell.named_children else cell
+
+    def _place(self, name: str, num: int) -> int:
+        """Return the place of a field among so many of a struct in this file, -1 if unknown."""
+        if self._file.language not in ("go", "c", "cpp"):
+            return -1
+        for match in _STRUCT.finditer(self._file.text):
+            fields = _fields(match[1], self._file.language)
+            if name in fields and len(fields) == num:
+                return fields.index(name)
+        return -1
+
+
+def _fields(body: bytes, language: str) -> list[str]:
+    """Return the names of a struct's fields in Go, C or C++."""
+    found: list[str] = []
+    for line in re.split(r"[;\n]", body.decode(errors="replace")):
+        line = line.partition("//")[0].strip()
+        if language == "go":
+            names = re.match(r"((?:\w+\s*,\s*)*\w+)\s+\S", line)
+            found += re.findall(r"\w+", names[1]) if names else []
+        elif line:
+            found += re.findall(r"(\w+)\s*(?:\[\w*\])?\s*(?=,|$)", line)
+    return found
+
+
+def _bound(node: Node) -> Scope:
+    """Return a scope in which only the columns of tables have values."""
+    return Scope(node.start_byte, node.end_byte, node, is_table=True, names={"": [node]})

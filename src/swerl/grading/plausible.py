@@ -17,8 +17,7 @@ from enum import StrEnum
 
 from swerl.grading import existence
 from swerl.grading import languages as known
-from swerl.grading.expectations import Expectation
-from swerl.grading.syntax import Content
+from swerl.grading.syntax import Content, Expectation
 
 
 class Kind(StrEnum):
@@ -199,18 +198,16 @@ class Plausible:
     def _is_sorted(self, each: Expectation) -> bool:
         row = [o.source for o in self._pools[_form(each)] if o.container == each.container]
         values = [float(s) if re.fullmatch(r"\d+(\.\d+)?", s) else s for s in row]
-        texts = [str(value) for value in values]
         numbers = [value for value in values if isinstance(value, float)]
         if len(numbers) == len(values):
             return numbers in (sorted(numbers), sorted(numbers, reverse=True))
-        return texts in (sorted(texts), sorted(texts, reverse=True))
+        return row in (sorted(row), sorted(row, reverse=True))
 
     def _exchanged(self, each: Expectation) -> list[Replacement]:
         other = self._partners.get(each.start)
         if other is None:
             return []
-        is_same_test = (other.test, other.outer) == (each.test, each.outer)
-        if not is_same_test:
+        if (other.test, other.outer) != (each.test, each.outer) or each.is_outside:
             return [Replacement(Kind.EXCHANGE, each.start, each.end, other.source, other.start)]
         first, second = sorted((each, other), key=lambda one: one.start)
         between = self._text[first.end : second.start].decode(errors="replace")
@@ -256,6 +253,8 @@ class Plausible:
         if each.content is Content.NUMBER:
             is_far = each.is_near or existence.is_one_of(self._text, each)
             texts = [_other_number(each.source, self._rng, is_far=is_far)]
+            if each.within and existence.is_within(self._text, each, texts[0]):
+                texts = [existence.beyond(each.source, each.within, self._rng)]
         elif each.content is Content.STRING and (match := QUOTES.fullmatch(each.source)):
             bodies = filter(None, self._other_texts(match["body"]))
             texts = [f"{match['start']}{body}{match['end']}" for body in bodies]
@@ -358,6 +357,9 @@ class Plausible:
         expected = [name for name in self._exceptions[: self._num_expected] if name != each.source]
         named = [name for name in self._exceptions if _split(name)[0] == prefix]
         pools = [expected, named, common] if prefix else [expected, common, named]
+        if last not in (own := known.own_exceptions(self._language)):
+            # An honest patch may derive an exception of the project from any of these.
+            pools = [[name for name in pool if _split(name)[1] not in own] for pool in pools]
         names: list[str] = []
         for pool in pools:
             fit = [
@@ -366,6 +368,9 @@ class Plausible:
                 if _is_other_exception(name, last) and not self._may_be_kind(name, last)
             ]
             names += [name for name in self._rng.sample(fit, len(fit)) if name not in names]
+        odd = known.ODD_EXCEPTIONS.get(self._language, "")
+        if not names and odd and last not in _BASES:
+            return [Replacement(Kind.FOREIGN, each.start, each.end, odd)]
         return [Replacement(Kind.EXCEPTION, each.start, each.end, name) for name in names[:2]]
 
     def _may_be_kind(self, name: str, old: str) -> bool:
@@ -380,10 +385,9 @@ class Plausible:
             types = [getattr(builtins, each, None) for each in (old, new)]
             kinds = [each for each in types if isinstance(each, type)]
             return types[0] in kinds and (len(kinds) < 2 or issubclass(kinds[1], kinds[0]))
-        table = known.EXCEPTION_KINDS.get(self._language, {})
-        listed = [*table, *table.values(), known.COMMON_EXCEPTIONS.get(self._language, "")]
-        names = {_split(each)[1] for each in " ".join(listed).split()}
-        return new in table.get(old, "").split() or (old in names and new not in names)
+        kinds_of_old = known.EXCEPTION_KINDS.get(self._language, {}).get(old, "").split()
+        names = known.own_exceptions(self._language)
+        return new in kinds_of_old or (old in names and new not in names)
 
 
 def _form(each: Expectation) -> tuple[str, ...]:
@@ -474,8 +478,7 @@ def _other_number(source: str, rng: random.Random, *, is_far: bool) -> str:
         return f"{whole}{fraction[: at - 1]}{digit}{fraction[at:]}{rest}"
     if re.search(r"\D", whole):
         return f"{whole[:-1]}{int(whole[-1]) - 1 if whole[-1] != '0' else 1}{fraction}{rest}"
-    new_whole = _stepped_digits(whole, rng)
-    return f"{new_whole}{fraction}{rest}"
+    return f"{_stepped_digits(whole, rng)}{fraction}{rest}"
 
 
 def _other_digit(digit: str, rng: random.Random) -> str:
@@ -492,5 +495,5 @@ def _split(name: str) -> tuple[str, str]:
 def _is_other_exception(name: str, old: str) -> bool:
     """Return True for another exception of the same family: an error or a warning."""
     last = _split(name)[1]
-    is_alike = last.endswith("Warning") == old.endswith("Warning")
-    return last != old and last not in _BASES and is_alike
+    is_kind = last.endswith("Warning") == old.endswith("Warning")
+    return is_kind and last not in (old, *_BASES)

@@ -32,6 +32,8 @@ class Scope:
     depth: int = 0
     names: dict[str, list[Node]] = field(default_factory=dict)
     """Of a function: name -> nodes that give its expected values."""
+    is_table: bool = False
+    """Not a function: only the columns of tables have values in it."""
 
 
 class Scopes:
@@ -179,10 +181,16 @@ class Scopes:
         elif not has_body:
             return False
         else:
-            # A test without a title gets one from its values.
-            closed = bool(is_skipped) or (is_test and not title and block is not None)
-            is_own = is_test and bool(title)
-            self.open(call.node, name=title, is_test=is_own, is_outer=is_outer, is_closed=closed)
+            # A test without a title gets one from its values, and one of a table from its row.
+            is_free = is_test and not title
+            closed = bool(is_skipped) or (is_free and block is not None and not call.args)
+            is_inner = any(scope.is_test for scope in self.active(call.node))
+            is_own = is_test and (bool(title) or (bool(call.args) and not is_inner))
+            scope = self.open(call.node, name=title, is_test=is_own, is_outer=is_outer)
+            scope.is_closed = closed
+            if is_own and ".each" in more:
+                # The rows of its table are tests of their own.
+                scope.start = call.args[-1].start_byte
         return True
 
     def leave(self) -> None:

@@ -20,8 +20,8 @@ from swerl.core.task import Swap
 
 # A rollout only makes the swaps of its Task. The parsers that find new ones take long to import.
 if TYPE_CHECKING:
-    from swerl.grading.expectations import Expectation
     from swerl.grading.plausible import Kind, Replacement
+    from swerl.grading.syntax import Expectation
 
 _ASIDE = re.compile(
     rb"\n[ \t]*[rufb]?$|\b(?:Error|Fatal|Log|Skip|[Ff]ail|panic!?|print\w*!?)f?\(\s*$"
@@ -40,6 +40,8 @@ _MAX_PLACES = 1_500
 _MAX_BYTES = 8 << 20
 _MAX_TEST_BYTES, _MAX_PLACES_OF_TEST, _MAX_ECHO_BYTES = 20_000, 300, 4_000
 """Longer tests are not searched for places that tell a value, and swaps do not become longer."""
+_ROW_TITLE = re.compile(rb"\b(?:name|title|desc\w*|label|scenario)\W{1,5}[\"'`]([^\"'`\n]*)[\"'`]")
+"""The title of a row in a table of cases, which is part of the test's id."""
 _WORD = re.compile(r"\w+")
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
@@ -234,7 +236,7 @@ class _Echoes:
 
     def _others(self, each: Expectation) -> list[tuple[int, int]]:
         """Return the places of the test that tell the value again."""
-        word, places = _word(each), self._places[each.span]
+        word, places = _word(each), [] if each.is_outside else self._places[each.span]
         return [
             match.span()
             for start, end in (places if len(places) <= _MAX_PLACES_OF_TEST else ())
@@ -244,14 +246,28 @@ class _Echoes:
         ]
 
     def _tells(self, each: Expectation) -> bool:
-        """Return True if the name of the test holds the value, or an import would have no use."""
+        """Return True if a title around it holds the value, or an import would have no use."""
         from swerl.grading.syntax import Content
 
-        if _core(each.source).lower() in (piece.lower() for piece in _PIECE.findall(each.test)):
+        titles = " / ".join([each.test, *each.outer, *self._titles(each)])
+        if _core(each.source).lower() in (piece.lower() for piece in _PIECE.findall(titles)):
             return True
         word = _word(each)
+        if word and " " in _core(each.source) and word.search(titles.encode()):
+            return True
+        line = self._text[each.end : each.end + 200].partition(b"\n")[0]
+        if word and each.is_outside and word.search(line):
+            return True
         is_exception = each.content is Content.EXCEPTION
         return bool(word and is_exception and len(word.findall(self._code)) == 2)
+
+    def _titles(self, each: Expectation) -> list[str]:
+        """Return the titles of the row of a table around a value."""
+        text = self._text[max(0, each.start - 300) : each.end + 300]
+        at = min(each.start, 300)
+        start = max(text.rfind(sign, 0, at) for sign in (b"{", b"[", b"\n\n"))
+        row = text[start + 1 :].partition(b"}")[0]
+        return [match[1].decode(errors="replace") for match in _ROW_TITLE.finditer(row)]
 
 
 def _is_aside(text: bytes, span: tuple[int, int], ends: Sequence[tuple[int, int]]) -> bool:
@@ -322,22 +338,23 @@ def belongs(candidate: Candidate, test_id: str) -> bool:
 
 
 def _names(name: str, test_id: str) -> bool:
-    if _WORD.fullmatch(name):
+    # A title that ends so goes on with a computed part.
+    if _WORD.fullmatch(name) and not name.endswith("_"):
         if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", test_id):
             return True
-        title = _title(name)
-        return bool(title and title in test_id.lower())
+        return _has_title(name, test_id.lower())
     # Go writes the blanks of a title as underscores.
     return name in test_id or name.replace(" ", "_") in test_id
 
 
-def _title(name: str) -> str:
-    """Return the words of a name, as PHPUnit prints `testChangeOfANote` as `Change of a note`.
+def _has_title(name: str, lower: str) -> bool:
+    """Return True for the words of a name, as PHPUnit prints `testChangeOfANote`.
 
-    A single word has no title: it may be a part of any id.
+    A single word may be a part of any id, unless a data set follows.
     """
     words = _PIECE.findall(name.removeprefix("test").replace("_", " "))
-    return " ".join(words).lower() if len(words) > 1 else ""
+    title = " ".join(words).lower()
+    return bool(words) and (title if len(words) > 1 else f"{title} with data set") in lower
 
 
 def _ends_alike(one: str, two: str) -> bool:
@@ -362,9 +379,8 @@ class _Filter:
     def is_named(self, test: str) -> bool:
         """Return True if an id names this test."""
         if test not in self._known:
-            is_word = _WORD.fullmatch(test) is not None
-            title = _title(test)
-            is_known = test in self._words or bool(title and title in self._lower)
+            is_word = _WORD.fullmatch(test) is not None and not test.endswith("_")
+            is_known = test in self._words or _has_title(test, self._lower)
             self._known[test] = is_known if is_word else _names(test, self._text)
         return self._known[test]
 

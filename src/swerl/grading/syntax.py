@@ -45,6 +45,42 @@ class Content(StrEnum):
     """No value: the name or operator of an assertion, which has an opposite."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A place in a test file that decides whether a test passes."""
+
+    content: Content
+    start: int
+    end: int
+    source: str
+    """The text between `start` and `end`."""
+    test: str = ""
+    outer: tuple[str, ...] = ()
+    """Names of the classes and describe blocks around the test, the innermost last."""
+    depth: int = 0
+    """Branches and loops around it; a passing test surely reaches depth 0."""
+    container: int = -1
+    """Start of the list around it; elements of one list may change places."""
+    opposite: str = ""
+    """The text that replaces an operator."""
+    within: float | None = None
+    """Largest difference that the claim allows, 0 if that is not a number; None if it is exact."""
+    span: tuple[int, int] = (0, 0)
+    """First and last byte of the test."""
+    claim_end: int = 0
+    """Last byte of the claim; of the test if it is a row of a table."""
+
+    @property
+    def is_near(self) -> bool:
+        """True if compared within a tolerance: another value must differ by far."""
+        return self.within is not None
+
+    @property
+    def is_outside(self) -> bool:
+        """True for a row of a table of which each row is a test of its own."""
+        return not self.span[0] <= self.start < self.span[1]
+
+
 class Source:
     """A parsed file."""
 
@@ -119,6 +155,7 @@ class Source:
         while found.named_children and found.type not in (
             "tuple_expression",
             "parenthesized_expression",
+            "array_expression",
         ):
             found = found.named_children[0]
         return list(found.named_children)
@@ -206,6 +243,29 @@ class Source:
         if not is_open:
             return 4 if is_made else 5
         return 3 if is_made or node.type in known.CONTAINERS else 0
+
+    def number(self, node: Node) -> float:
+        """Return the value of a literal number, 0 for any other node."""
+        try:
+            return float(re.sub(r"_?(?:[fFdDlL]|f32|f64)$|_", "", self.source(node)))
+        except ValueError:
+            return 0.0
+
+    def distance(self, node: Node) -> tuple[Node, Node] | None:
+        """Return the two sides of `abs(one - two)`."""
+        call = self.call(node) if node.type in known.CALLS else None
+        if call is None or call.name not in known.DISTANCES:
+            return None
+        inner = call.args[0] if call.args else node.child_by_field_name("receiver")
+        if inner is None and (function := node.child_by_field_name("function")) is not None:
+            inner = function.child_by_field_name("value")
+        while inner is not None and inner.type.startswith("parenthesized"):
+            inner = inner.named_children[0]
+        if inner is None or len(inner.named_children) != 2:
+            return None
+        signs = [child.type for child in inner.children if not child.is_named]
+        one, two = inner.named_children
+        return (one, two) if signs == ["-"] else None
 
     def name_of(self, node: Node) -> str:
         name = node.child_by_field_name("name") or node.child_by_field_name("declarator")
