@@ -268,6 +268,25 @@ def test_files_that_only_build_are_kept(command: str, path: str) -> None:
     assert accept(commanded(command), changes).changes == changes
 
 
+@pytest.mark.parametrize(
+    ("changed", "is_kept"),
+    [
+        ("SRCS = till.c money.c\ntest: till.c\n\t./run\n", True),
+        ("SRCS = till.c \\\n\t lib/money.c $(MORE)\ntest: till.c\n\t./run\n", True),
+        ("SRCS = money.c\ntest: till.c\n\t./run\n", False),
+        ("SRCS = till.c $(shell true) a.c\ntest: till.c\n\t./run\n", False),
+        ("SRCS = till.c money.c\ntest: till.c\n\techo ok\n", False),
+        ("SRCS = till.c\nSHELL = /bin/true\ntest: till.c\n\t./run\n", False),
+    ],
+)
+def test_a_makefile_that_starts_the_tests_may_build_more_sources(
+    changed: str, is_kept: bool
+) -> None:
+    base = TreeFile(b"SRCS = till.c\ntest: till.c\n\t./run\n")
+    changes = Changes({"Makefile": TreeFile(changed.encode())}, {"Makefile": base})
+    assert bool(kept(accept(commanded("make test"), changes))) is is_kept
+
+
 def test_scripts_that_scripts_run_are_dropped_too() -> None:
     scripts = {"ci/run.sh": ". env/common\nmake test\n", "env/common": "python3 tool.py\n"}
     for path in ("env/common", "Makefile", "tool.py"):

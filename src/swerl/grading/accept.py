@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from swerl.core.changes import Changes, FileMap, TreeFile, is_plain, leads_out, parents, touched
 from swerl.core.task import GradingSpec, Task
-from swerl.grading.steering import holds_steering, without_steering
+from swerl.grading.steering import adds_sources, holds_steering, without_steering
 
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
 _TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs", "r2e_tests"}
@@ -211,7 +211,18 @@ class _Rules:
         if path in self._allowed or self._is_further_conftest(path):
             return False
         is_new = file is not None and old is None
+        if self._adds_sources(path, file, old):
+            return False
         return _steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
+
+    def _adds_sources(self, path: str, file: TreeFile | None, old: TreeFile | None) -> bool:
+        """Return True for a build file that starts the tests and only builds more than before."""
+        if not (file and old) or file.is_link or old.is_link:
+            return False
+        if path in self._hidden or self._folders & {*parents(path)}:
+            return False
+        is_build = self._drives(posixpath.basename(path)) and path not in self._drivers
+        return is_build and adds_sources(old.data, file.data)
 
     def _is_protected(self, path: str) -> bool:
         name = posixpath.basename(path)
