@@ -201,14 +201,23 @@ def test_a_shorter_budget_is_proposed_and_never_a_plan() -> None:
     assert not any("budgets.agent_s" in each.changes for each in search.best())
 
 
-def test_a_run_is_tuned_only_in_what_a_resume_may_change(tmp_path: Path) -> None:
-    folder = _recorded(tmp_path / "run", seconds=0.5, steps=2)
+def test_a_run_is_tuned_only_in_what_a_resume_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    _recorded(tmp_path / "runs/twin", seconds=0.5, steps=2)
+    monkeypatch.chdir(tmp_path)
     twin = str(ROOT / "recipes" / "twin_cpu.toml")
-    found = json.loads(run(twin, "--from", str(folder), "--sandboxes", "16", "--json"))
+    found = json.loads(run(twin, "--from", "twin", "--sandboxes", "16", "--json"))
     changes = [key for each in found["plans"] for key in each["changes"]]
     assert set(changes) <= {each.partition("=")[0] for each in SMALL}
     with pytest.raises(InputError, match="no ended step"):
         run(twin, "--from", str(_recorded(tmp_path / "other", seconds=1, steps=0)))
+    with pytest.raises(InputError, match="unknown run 'twim'"):
+        run(twin, "--from", "twim")
+    gpus = str(ROOT / "recipes" / "qwen4b_1node.toml")
+    simulated = ["cost", "simulate", gpus, "--steps", "1", "--json", "--from", "twin"]
+    assert CliRunner().invoke(typer_app, simulated, catch_exceptions=False).exit_code == 0
 
 
 def test_recorded_episodes_need_no_plan() -> None:

@@ -11,6 +11,7 @@ import typer
 from swerl.cli._options import JsonOption, RecipeSettingsOption
 from swerl.cli._output import console, print_json
 from swerl.cli._plan_view import assumptions_table, cases_table, show_simulation
+from swerl.cli.train_status import find_run
 from swerl.core.errors import InputError, RecipeError
 from swerl.plan.cost import Estimate, estimate, example, from_recipe
 from swerl.plan.plan import plan
@@ -50,7 +51,7 @@ def simulate_run(
     assumed: AssumeOption = None,
     run: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN", help="Draw episodes from this run folder."),
+        typer.Option("--from", metavar="RUN", help="Draw episodes from this run."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
     as_json: JsonOption = False,
@@ -69,7 +70,7 @@ def simulate_run(
         planned.layout,
         planned.memory.cache,
         settings=assumed or (),
-        recorded=RecordedLoads(read_recorded(run)) if run else None,
+        recorded=_recorded(run) if run else None,
         num_steps=steps,
         compare=True,
     )
@@ -77,6 +78,10 @@ def simulate_run(
         print_json(found)
     else:
         show_simulation(recipe, found)
+
+
+def _recorded(run: Path) -> RecordedLoads:
+    return RecordedLoads(read_recorded(find_run(str(run), Path("runs"))))
 
 
 def _show(result: Estimate) -> None:

@@ -73,7 +73,7 @@ def tune(
         require_new(out, force=force)
     given = load(recipes, settings or ())
     recipe = _on_gpus(given, gpus, fits=run is not None)
-    fitted = _fit(run) if run else {}
+    fitted = _fit(str(run)) if run else {}
     search = PlanSearch(
         recipe, keep or (), sandboxes, resumed=run is not None and gpus is None, **fitted
     )
@@ -115,16 +115,17 @@ def _on_gpus(given: Recipe, gpus: int | None, *, fits: bool) -> Recipe:
     return changed(given, nodes) if gpus and node else given
 
 
-def _fit(run: Path) -> dict[str, Any]:
-    """Return the Episodes and assumptions of a run."""
-    from swerl.cli.train_status import stored_recipe
+def _fit(run: str) -> dict[str, Any]:
+    """Return the Episodes and assumptions of a run, given its name or folder."""
+    from swerl.cli.train_status import find_run, stored_recipe
     from swerl.plan.plan import plan
     from swerl.plan.simulation.fit import fit_run, measured
 
-    source, value = fit_run(run, plan(stored_recipe(run)))
+    root = find_run(run, Path("runs"))
+    source, value = fit_run(root, plan(stored_recipe(root)))
     settings = tuple(f"{key}={number:.4g}" for key, number in value.items())
     kept = ", ".join(each for each in settings if not each.endswith(("=0", "e+30")))
-    console().print(f"fitted to {run}, whose step took {measured(run)['step_s']:.1f} s: {kept}")
+    console().print(f"fitted to {run}, whose step took {measured(root)['step_s']:.1f} s: {kept}")
     return {"source": source, "settings": settings}
 
 
