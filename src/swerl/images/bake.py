@@ -30,6 +30,7 @@ import aiohttp
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, parse
+from swerl.core.jobs import run_jobs
 from swerl.core.sandbox import Mount
 from swerl.images.http import Patience, http_session, patiently
 from swerl.images.manifest import Blob, Manifest, sha256
@@ -79,28 +80,22 @@ async def bake(
     """
     lock = LockFile(lock_file)
     lock.save()
-    slots = asyncio.Semaphore(workers)
     async with http_session() as http:
         bakers = _Bakers(http, layer, docker_config)
 
-        async def one(image: str, pinned: Pinned) -> Baked:
-            async with slots:
-                try:
-                    baked = await bakers.at(pinned).bake(pinned)
-                except ImageError as error:
-                    done = Baked(image, error=error)
-                else:
-                    lock.put(image, baked)
-                    done = Baked(image, baked)
-            on_done(done)
-            return done
+        async def one(named: tuple[str, Pinned]) -> Baked:
+            image, pinned = named
+            try:
+                baked = await bakers.at(pinned).bake(pinned)
+            except ImageError as error:
+                return Baked(image, error=error)
+            lock.put(image, baked)
+            return Baked(image, baked)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(*item)) for item in images.items()]
+            return await run_jobs(images.items(), one, limit=workers, on_done=on_done)
         finally:
             lock.save()
-    return [task.result() for task in tasks]
 
 
 class _Bakers:

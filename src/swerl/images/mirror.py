@@ -22,6 +22,7 @@ import aiohttp
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import Reference, Target, is_local, parse
+from swerl.core.jobs import run_jobs
 from swerl.core.task import Task
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import PLATFORM, Blob
@@ -104,7 +105,9 @@ async def mirror(
         run = _MirrorRun(http, target, lock, options)
         await run.check_target()
         try:
-            done = await run.all(sources, on_done)
+            done = await run_jobs(
+                sources.items(), run.image, limit=options.workers, on_done=on_done
+            )
         finally:
             lock.save()
     return MirrorReport(tuple(done), num_local=len(names) - len(remote))
@@ -126,27 +129,15 @@ class _MirrorRun:
         """Images of earlier runs at the target, whose blobs are not in `_homes` yet."""
         self._reading = asyncio.Lock()
         self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._images = asyncio.Semaphore(options.workers)
         self._blobs = asyncio.Semaphore(options.workers)
 
     async def check_target(self) -> None:
         """Check the target once, so that a wrong address fails at once."""
         await self._registries.at(self._target.registry).ping()
 
-    async def all(
-        self, sources: Mapping[str, Reference], on_done: Callable[[Mirrored], None]
-    ) -> Sequence[Mirrored]:
-        async def one(image: str, source: Reference) -> Mirrored:
-            async with self._images:
-                done = await self._image(image, source)
-            on_done(done)
-            return done
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(*item)) for item in sources.items()]
-        return [task.result() for task in tasks]
-
-    async def _image(self, image: str, source: Reference) -> Mirrored:
+    async def image(self, named: tuple[str, Reference]) -> Mirrored:
+        """Mirror an image, given its name and its source."""
+        image, source = named
         try:
             place = self._target.place(source)
             known = self._lock.images.get(image)

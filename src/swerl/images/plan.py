@@ -6,13 +6,13 @@ pulls counts its manifests.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local, parse
+from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
 from swerl.images.mirror import rewritten
@@ -106,17 +106,11 @@ async def plan(
     remote = [name for name in names if not is_local(name)]
     async with http_session() as http:
         registries = Registries(http, options.docker_config, options.patience, store)
-        slots = asyncio.Semaphore(options.workers)
 
         async def one(name: str) -> PlannedImage:
-            async with slots:
-                found = await _image(name, store, registries, options)
-            on_done(found)
-            return found
+            return await _image(name, store, registries, options)
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(name)) for name in remote]
-        found = tuple(task.result() for task in tasks)
+        found = tuple(await run_jobs(remote, one, limit=options.workers, on_done=on_done))
     return ImagePlan(found, _missing(found, store), registries.quotas(), len(names) - len(remote))
 
 

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, is_local, parse
+from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
 from swerl.images.mirror import rewritten
@@ -76,15 +77,7 @@ async def pull(
     async with http_session() as http:
         registries = Registries(http, options.docker_config, options.patience, store)
         run = _PullRun(store, registries, options, on_bytes)
-
-        async def one(name: str) -> Pulled:
-            done = await run.image(name)
-            on_done(done)
-            return done
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(name)) for name in names]
-    return [task.result() for task in tasks]
+        return await run_jobs(names, run.image, limit=options.workers, on_done=on_done)
 
 
 async def pull_one(image: str, store: Store, *, options: PullOptions | None = None) -> StoredImage:
@@ -111,23 +104,19 @@ class _PullRun:
         self._on_bytes = on_bytes
         self._layers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(options.workers)
-        self._images = asyncio.Semaphore(options.workers)
 
     async def image(self, image: str) -> Pulled:
-        async with self._images:
-            if not self._options.refresh:
-                with suppress(ImageError):
-                    return Pulled(image, self._store.find(image))
-            try:
-                moved = await self._image(image)
-                return Pulled(image, self._store.find(image), moved_bytes=moved)
-            except ImageError as error:
-                return Pulled(image, error=error)
-            except OSError as error:
-                message = f"cannot write the store {self._store.root}: {error.strerror}"
-                return Pulled(
-                    image, error=ImageError(message, hint="check its permissions and space")
-                )
+        if not self._options.refresh:
+            with suppress(ImageError):
+                return Pulled(image, self._store.find(image))
+        try:
+            moved = await self._image(image)
+            return Pulled(image, self._store.find(image), moved_bytes=moved)
+        except ImageError as error:
+            return Pulled(image, error=error)
+        except OSError as error:
+            message = f"cannot write the store {self._store.root}: {error.strerror}"
+            return Pulled(image, error=ImageError(message, hint="check its permissions and space"))
 
     async def _image(self, image: str) -> int:
         source = parse(rewritten(image, self._options.rewrites))
@@ -146,16 +135,14 @@ class _PullRun:
     async def _all(self, source: Reference, manifest: Manifest, diff_ids: tuple[str, ...]) -> int:
         ids = self._store.layer_ids(diff_ids)
         layers = dict(zip(diff_ids, zip(manifest.layers(), ids, strict=True), strict=True))
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._layer(source, diff_id, blob, layer_id))
-                    for diff_id, (blob, layer_id) in layers.items()
-                ]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+
+        async def one(layer: tuple[str, tuple[Blob, str]]) -> int:
+            diff_id, (blob, layer_id) = layer
+            return await self._layer(source, diff_id, blob, layer_id)
+
+        moved = await run_jobs(layers.items(), one, limit=self._options.workers)
         await self._link(manifest, diff_ids)
-        return sum(task.result() for task in tasks)
+        return sum(moved)
 
     async def _layer(self, source: Reference, diff_id: str, blob: Blob, layer_id: str) -> int:
         async with self._layers[diff_id], self._slots:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from swerl.core.errors import ImageError
+from swerl.core.jobs import run_jobs
 from swerl.images.manifest import sha256
 from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
@@ -71,27 +72,21 @@ async def verify(
     A blob is compared with its digest and size, and an unpacked layer with the listing made when it
     was written.
     """
-    slots = asyncio.Semaphore(workers)
-
-    async def one(part: StorePart) -> CheckedPart:
-        async with slots:
-            checked = await asyncio.to_thread(_check, store, part)
-        on_done(checked)
-        return checked
-
     parts = await asyncio.to_thread(parts_of, store, names, everything=everything)
-    return list(await asyncio.gather(*map(one, parts)))
+
+    async def check(part: StorePart) -> CheckedPart:
+        return await asyncio.to_thread(_check, store, part)
+
+    return await run_jobs(parts, check, limit=workers, on_done=on_done)
 
 
 async def repair(
     store: Store, damaged: Iterable[CheckedPart], options: PullOptions
 ) -> RepairResult:
     """Remove damaged parts, then pull the images that need them again, by digest."""
-    slots = asyncio.Semaphore(options.workers)
 
-    async def again(image: str, source: str) -> Pulled:
-        async with slots:
-            (done,) = await pull([image], store, options=_at(options, image, source))
+    async def again(named: tuple[str, str]) -> Pulled:
+        (done,) = await pull([named[0]], store, options=_at(options, *named))
         return done
 
     by_name = {named.reference: named for named in store.names()}
@@ -100,8 +95,8 @@ async def repair(
     wanted = sorted({image for checked in damaged for image in checked.part.images})
     sources = {image: by_name[image].source for image in wanted if image in by_name}
     lost = [image for image, source in sources.items() if not source]
-    pulls = [again(image, source) for image, source in sources.items() if source]
-    return RepairResult(await asyncio.gather(*pulls), in_use, lost)
+    pulls = [named for named in sources.items() if named[1]]
+    return RepairResult(await run_jobs(pulls, again, limit=options.workers), in_use, lost)
 
 
 def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) -> list[StorePart]:
