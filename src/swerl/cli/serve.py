@@ -24,7 +24,7 @@ from swerl.cli._run import INTERRUPTED, run
 from swerl.cli._serve_run import Plan, ServeView, show_totals
 from swerl.cli._serve_run import serve as serve_until_told
 from swerl.core.chat import Message, Role, ToolCall
-from swerl.core.errors import InputError
+from swerl.core.errors import InputError, shortened
 
 _SCRIPTS = ("demo",)
 _SHORTEST_KEY = 16
@@ -185,12 +185,8 @@ def _reply(item: Any, where: str) -> Message:
         if not (isinstance(text, str) and isinstance(thinking, str)) or not (text or calls):
             raise TypeError("no text and no tool_calls")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        message = f"{where} is no message with a text or tool calls: {_shown(item)}"
+        shown = shortened(json.dumps(item, ensure_ascii=False), _MOST_SHOWN)
+        message = f"{where} is no message with a text or tool calls: {shown}"
         hint = '{"text": "…", "tool_calls": [{"name": "Bash", "arguments": {"command": "ls"}}]}'
         raise InputError(message, hint=f"write it as {hint}") from error
     return Message(Role.ASSISTANT, text, thinking, calls)
-
-
-def _shown(item: Any) -> str:
-    text = json.dumps(item, ensure_ascii=False)
-    return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import ProcessEnd, ProcessSpec
-from swerl.core.errors import ClusterError
+from swerl.core.errors import ClusterError, first_line
 from swerl.core.secrets import lent
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ async def _result(reference: Awaitable[T]) -> T:
     try:
         return await reference
     except RayError as error:
-        message = f"a machine of the Ray cluster failed: {_first_line(error)}"
+        message = f"a machine of the Ray cluster failed: {first_line(error)}"
         hint = "the same command resumes once the cluster is whole; see Ray's own logs"
         raise ClusterError(message, hint=hint) from error
 
@@ -231,10 +231,6 @@ def _unpacked(answer: Any) -> Any:
     if isinstance(answer, RemoteError):
         raise ClusterError(answer.message, hint=answer.hint)
     return answer
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 NOTIFY_S = 10.0

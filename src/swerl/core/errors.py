@@ -225,3 +225,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     else:
         hint = f"no {kind} is known here"
     return UnknownNameError(f"unknown {kind} {name!r}", hint=hint)
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text of at most `width` characters; a mark replaces the end of a longer one."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; its type and arguments if it has none."""
+    return (str(error).strip() or repr(error)).splitlines()[0]

@@ -48,10 +48,7 @@ def cache_dir() -> Path:
 
     `SWERL_CACHE`, or `swerl` in the user's cache folder.
     """
-    if named := os.environ.get("SWERL_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "swerl"
+    return _own_folder("CACHE", ".cache")
 
 
 def state_dir() -> Path:
@@ -59,10 +56,14 @@ def state_dir() -> Path:
 
     `SWERL_STATE`, or `swerl` in the user's state folder.
     """
-    if named := os.environ.get("SWERL_STATE"):
+    return _own_folder("STATE", ".local/state")
+
+
+def _own_folder(kind: str, usual: str) -> Path:
+    if named := os.environ.get(f"SWERL_{kind}"):
         return Path(named)
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "swerl"
+    base = os.environ.get(f"XDG_{kind}_HOME")
+    return (Path(base) if base else Path.home() / usual) / "swerl"
 
 
 def slurm_node_list() -> str:

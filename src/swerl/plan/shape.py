@@ -10,8 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from swerl.core.errors import RecipeError, UnknownNameError, unknown
-from swerl.recipe.check import INITIAL_MODEL, no_model
+from swerl.recipe.check import no_model
 from swerl.recipe.schema import ModelSection
+from swerl.recipe.sections import INITIAL_MODEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from swerl.recipe.schema import (
     RolloutSection,
     SftSection,
 )
-from swerl.recipe.sections import AgentSection, PluginSection
+from swerl.recipe.sections import INITIAL_MODEL, AgentSection, PluginSection
 
 TWIN = "twin"
 """Value of `tasks.source` that stands for the generated Tasks."""
@@ -347,10 +347,6 @@ def _is_installed(module: str) -> bool:
 def _at(key: str, error: InputError) -> InputError:
     """Return the error with the recipe key that it belongs to."""
     return type(error)(f"{key}: {error}", hint=error.hint)
-
-
-INITIAL_MODEL = "initial_model"
-"""Folder in a run's folder with the model that the run made."""
 
 
 def no_model(path: Path) -> RecipeError:

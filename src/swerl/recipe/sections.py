@@ -10,6 +10,8 @@ from swerl.core import plugins
 
 ONE, SEVERAL = "[harness]", "[[harness]]"
 """Ways to write the agents: one table, or a list of tables with weights."""
+INITIAL_MODEL = "initial_model"
+"""Folder in a run's folder with the model that the run made."""
 
 
 class Section(BaseModel):

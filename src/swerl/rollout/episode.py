@@ -26,6 +26,7 @@ from swerl.core.errors import (
     GatewayError,
     SandboxError,
     SwerlError,
+    shortened,
 )
 from swerl.core.events import EpisodeEnded, Notice, TurnEnded
 from swerl.core.grade import Grade, Verdict
@@ -335,4 +336,4 @@ def brief(call: ToolCall) -> str:
 def first_line(text: str, width: int = 200) -> str:
     """Return the first line that is not blank, cut at `width`."""
     line = next((line for line in text.splitlines() if line.strip()), "")
-    return line if len(line) <= width else line[: width - 1] + "…"
+    return shortened(line, width)

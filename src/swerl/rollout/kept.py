@@ -29,6 +29,7 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.sample import Sample, to_samples
 from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import Recipe, SftSection
+from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout import record, step
 from swerl.rollout.schedules import Transfer
 from swerl.rollout.step import StepGroups
@@ -214,7 +215,7 @@ def _check_run(run: FoundRun, recipe: Mapping[str, Any], reader: Reader) -> None
     name = model.get("family", "auto")
     if name not in ("auto", reader.family_name):
         raise _foreign(run.root, reader, f"model.family of it is {name!r}")
-    theirs = Path(model.get("path") or run.root / "initial_model") / "tokenizer.json"
+    theirs = Path(model.get("path") or run.root / INITIAL_MODEL) / "tokenizer.json"
     own = reader.model / "tokenizer.json"
     if theirs.is_file() and own.is_file() and theirs.read_bytes() != own.read_bytes():
         raise _foreign(run.root, reader, f"{theirs} differs from {own}")

@@ -28,6 +28,7 @@ from swerl.core.task import Task, from_row
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import RecordedTurn, recorded_turns
+from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout.versions import Versions
 from swerl.runs import index
 from swerl.runs.layout import Cursor, RunFolder, make_aside
@@ -188,7 +189,7 @@ class Start:
     @property
     def model(self) -> str | None:
         """The model whose tokens it has; None for a script."""
-        own = self.run / "initial_model" if self.run else None
+        own = self.run / INITIAL_MODEL if self.run else None
         return self.recipe.get("model", {}).get("path") or (
             str(own) if own and own.is_dir() else None
         )

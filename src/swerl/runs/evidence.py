@@ -19,6 +19,7 @@ from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
 from swerl.core.sample import Sample
 from swerl.core.task import Task, from_row, read_tasks
+from swerl.recipe.sections import INITIAL_MODEL
 from swerl.runs import history, index, tables
 from swerl.runs.index import DAMAGE, FoundRun
 from swerl.runs.layout import RunFolder
@@ -244,7 +245,7 @@ def family_of(root: Path) -> Family:
     chosen = Recipe.model_validate({"name": "text", "model": recipe.get("model", {})}).model
     if (recipe.get("engine") or {}).get("type") == "scripted":
         return plugins.family("tiny", None, None)
-    model = chosen.path or root / "initial_model"
+    model = chosen.path or root / INITIAL_MODEL
     if not Path(model).is_dir():
         raise InputError(
             f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",

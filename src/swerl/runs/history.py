@@ -174,7 +174,7 @@ def read_progress(root: Path) -> RunProgress:
     """Read a run's progress from its folder. Raises RunError on a damaged state."""
     folder = RunFolder(root)
     found = RunProgress(step=folder.read_state().step)
-    for event in _events(folder.events, last_bytes=TAIL_BYTES):
+    for event in read_events(folder.events, last_bytes=TAIL_BYTES):
         _add_event(found, event)
     return found
 
@@ -200,12 +200,12 @@ def _add_event(found: RunProgress, event: Mapping[str, Any]) -> None:
             found.step_seconds += event["metrics"].get("step_s", 0.0)
 
 
-def _events(path: Path, last_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield the events in the last bytes of a file; cut lines are skipped."""
+def read_events(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the events of a file, or of its last bytes; cut lines are skipped."""
     if not path.exists():
         return
     with path.open("rb") as lines:
-        lines.seek(max(0, path.stat().st_size - last_bytes))
+        lines.seek(0 if last_bytes is None else max(0, path.stat().st_size - last_bytes))
         for line in lines:
             try:
                 yield json.loads(line)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swerl.core.errors import shortened
 from swerl.runs import _why_outcomes as outcomes
 from swerl.runs import _why_tokens as tokens
 from swerl.runs.evidence import Evidence, Symptom, read
@@ -115,13 +116,11 @@ def _in_words(run: Evidence) -> str:
     counts = Counter(each.verdict or "not graded" for each in seen)
     told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     reasons = Counter(each.reason for each in seen if each.reason and each.verdict != "solved")
-    most = f"; most often: {_shortened(reasons.most_common(1)[0][0])}" if reasons else ""
+    most = (
+        f"; most often: {shortened(reasons.most_common(1)[0][0], _REASON_CHARS)}" if reasons else ""
+    )
     noun = "Episode" if len(seen) == 1 else "Episodes"
     return f"{len(seen)} {noun} ({told}{most})"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _REASON_CHARS else f"{text[: _REASON_CHARS - 1]}…"
 
 
 def finding(cause: str, seen: Symptom) -> Finding:

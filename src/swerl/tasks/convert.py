@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from swerl.core.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError, shortened
 from swerl.core.image_reference import is_local, parse
 from swerl.core.task import Task, to_row
 from swerl.tasks.datasets import Converter, Row
@@ -120,8 +120,7 @@ class _Writer:
             return self._task_line(row), True
         except (TaskError, UnicodeEncodeError) as error:
             reason = str(error) if isinstance(error, TaskError) else _NO_UNICODE
-            if len(reason) > _MOST_REASON_CHARS:  # it shows a value of the row
-                reason = reason[:_MOST_REASON_CHARS] + "…"
+            reason = shortened(reason, _MOST_REASON_CHARS)  # it may show a value of the row
             done.reasons[reason] += 1
             return _reject(done.num_rows, row, reason), False
 

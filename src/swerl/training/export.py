@@ -25,6 +25,7 @@ from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json, write_text
 from swerl.engines._weights import shards
 from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import INITIAL_MODEL
 from swerl.runs import history
 from swerl.runs.layout import RunFolder
 from swerl.training.adapter_folder import Factors, in_pairs, merge, to_peft, write_adapters
@@ -80,7 +81,7 @@ def export(root: Path, target: Path, options: ExportOptions) -> ExportedModel:
             f"{root} trained all weights, so it has no adapters",
             hint="leave --adapter out to write the whole model",
         )
-    source = recipe.model.path or root / "initial_model"
+    source = recipe.model.path or root / INITIAL_MODEL
     folder = folder_of(run.checkpoints, _step(run, options, source))
     meta = checkpoints.read_meta(folder)
     checkpoints.check_files(folder, meta)

@@ -25,6 +25,7 @@ from swerl.core.task import Task
 from swerl.plan.plan import kernel_modules, plan_disk
 from swerl.plan.shape import shape_of
 from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout.kept import KeptEpisode, Reader, open_kept
 from swerl.rollout.wiring import (
     algorithm_of,
@@ -208,7 +209,7 @@ async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emi
     """Return the run's initial model. A warm-started one is copied, so the cache may be deleted."""
     if recipe.model.path is not None:
         return recipe.model.path
-    kept = folder.root / "initial_model"
+    kept = folder.root / INITIAL_MODEL
     if not kept.exists():
         made = await warm_start(recipe, log_dir=logs, emit=emit)
         # Half a copy never has the final name.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections import Counter, defaultdict
@@ -22,6 +21,7 @@ from swerl.plan.simulation.engine import (
     SimulatedSlots,
 )
 from swerl.plan.simulation.machine import SimulatedMachine
+from swerl.runs.history import read_events
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +207,6 @@ def _load(draft: _RecordedEpisode) -> EpisodeLoad:
         engine_s=sum(turn[1] for turn in turns),
         grading_s=sum(s for name, s in draft.phases.items() if name not in known),
     )
-
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events; cut lines are skipped."""
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
 
 
 class LoadSource(Protocol):

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-from swerl.core.errors import SwerlError, TrainerError
+from swerl.core.errors import SwerlError, TrainerError, first_line
 from swerl.training.checkpoint import files
 from swerl.training.checkpoint import folder as folders
 from swerl.training.checkpoint.files import Cut, Piece, pieces
@@ -206,7 +206,7 @@ class Checkpoints:
             written = files.write(save.pieces, folders.part_of(save.folder), self._rank)
             part = _Part(written, save.random_state, save.dtypes)
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
-            part = _first_line(error)
+            part = first_line(error)
         # Free the host copy before the wait for slower ranks.
         save.pieces = ()
         parts: list[Any] = [None] * dist.get_world_size()
@@ -234,7 +234,7 @@ class Checkpoints:
             shutil.rmtree(folders.part_of(save.folder), ignore_errors=True)
             outcome = SaveOutcome(
                 save.step,
-                error=f"cannot write the checkpoint {save.folder}: {_first_line(error)}",
+                error=f"cannot write the checkpoint {save.folder}: {first_line(error)}",
                 hint="the disk may be full; the weights and the checkpoint before it are safe",
             )
         with suppress(SwerlError):  # on a full disk this fails too; the next command reports it
@@ -263,10 +263,6 @@ def _make_whole(save: _Save, parts: Sequence[Any]) -> CheckpointMeta:
     folders.put_in_place(save.folder)
     files.sync_folder(save.folder.parent)
     return meta
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or repr(error)).splitlines()[0]
 
 
 def owned_pieces(learner: Learner) -> list[Piece]:
