@@ -360,14 +360,11 @@ def _first_statement(text: str) -> int | None:
     line = 0
     for index, node in enumerate(body):
         is_docstring = index == 0 and isinstance(node, ast.Expr)
-        if not is_docstring and not _is_future(node):
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if not (is_docstring or is_future):
             break
         line = node.end_lineno or line
     return line
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _inserted(path: str, text: str, line: int, code: str) -> str:

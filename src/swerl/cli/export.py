@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,12 +53,14 @@ def export(
     if as_json:
         print_json(done)
         return
+    # The peak resident memory of this process.
+    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     say = console()
     say.print(f"step {done.step} of {root}: {done.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {done.folder}", soft_wrap=True)
     say.print(f"size      {_size(done.num_bytes)}")
     say.print(f"checksum  {done.checksum}", soft_wrap=True)
-    say.print(f"memory    {_peak_gib():.2f} GiB at most")
+    say.print(f"memory    {peak_gib:.2f} GiB at most")
 
 
 def _find(run: Path, runs: Path) -> Path:
@@ -82,13 +85,6 @@ def _bytes(text: str) -> int:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
-
-
-def _peak_gib() -> float:
-    """Return the peak resident memory of this process in GiB."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 _RUN = Annotated[Path, typer.Argument(help="Name of a run, or its folder.")]

@@ -17,11 +17,11 @@ from swerl.cli._images import (
     shown_bytes,
 )
 from swerl.cli._options import JsonOption, tasks_in
-from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._output import console, counted, print_json, simple_table
 from swerl.cli._run import progress_bar, run
 from swerl.core.errors import InputError
 from swerl.core.image_reference import is_local, parse_target
-from swerl.core.task import Task, write_tasks
+from swerl.core.task import write_tasks
 from swerl.images import plan as planning
 from swerl.images.http import RegistryOptions, default_config
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
@@ -46,26 +46,21 @@ def plan(
         rewrites=read_rewrites(rewrites),
         docker_config=docker_config or default_config(),
     )
-    made = _make(list(dict.fromkeys(task.image for task in tasks_in(tasks))), options)
+    images = list(dict.fromkeys(task.image for task in tasks_in(tasks)))
+    with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
+        job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
+        made = run(job, after="manifests that were read are kept")
     if as_json:
         print_json(_figures(made, mbit))
     else:
         console().print(_table(made, mbit))
-    for image in made.failed:
-        hint = f" ({image.error.hint})" if image.error and image.error.hint else ""
-        stderr().print(f"[red]failed[/] {image.image}: {image.error}{hint}", soft_wrap=True)
+    show_failures((image.image, image.error) for image in made.failed if image.error)
     if not as_json:
         verb = "pull" if len(made.failed) < len(made.images) else "plan"
         again = "" if verb == "pull" else " again, once a registry answers"
         console().print(f"next: swerl images {verb} {tasks}{again}", soft_wrap=True)
     if made.failed:
         raise typer.Exit(1)
-
-
-def _make(images: list[str], options: RegistryOptions) -> ImagePlan:
-    with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
-        job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
-        return run(job, after="manifests that were read are kept")
 
 
 def _table(made: ImagePlan, mbit: float) -> Table:
@@ -159,7 +154,10 @@ def mirror_images(
     )
     lock = lock or tasks.with_suffix(".images.json")
     found = tasks_in(tasks)
-    report = _mirror(found, to, lock, options)
+    images = list(dict.fromkeys(task.image for task in found))
+    with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
+        job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
+        report = run(job, after="the same command skips what is there already")
     _show(report, lock)
     if as_json:
         shown = {
@@ -172,7 +170,9 @@ def mirror_images(
     if report.failed:
         raise typer.Exit(1)
     if tasks_out:
-        _write_rewritten(found, lock, tasks_out)
+        write_tasks(tasks_out, rewrite(found, lock))
+        text = f"tasks:   {tasks_out}\nnext: set tasks.source to it in a recipe"
+        console().print(text, soft_wrap=True)
 
 
 def _platform(text: str) -> tuple[str, str]:
@@ -182,13 +182,6 @@ def _platform(text: str) -> tuple[str, str]:
             f"--platform {text!r} is not OS/ARCH", hint="for example --platform linux/arm64"
         )
     return system, architecture
-
-
-def _mirror(tasks: list[Task], to: str, lock: Path, options: MirrorOptions) -> MirrorReport:
-    images = list(dict.fromkeys(task.image for task in tasks))
-    with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
-        job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
-        return run(job, after="the same command skips what is there already")
 
 
 def _show(report: MirrorReport, lock: Path) -> None:
@@ -204,8 +197,3 @@ def _show(report: MirrorReport, lock: Path) -> None:
     console().print(f"digests: {lock}", soft_wrap=True)
     if report.failed:
         console().print("next: run the same command again to retry the failed images")
-
-
-def _write_rewritten(tasks: list[Task], lock: Path, out: Path) -> None:
-    write_tasks(out, rewrite(tasks, lock))
-    console().print(f"tasks:   {out}\nnext: set tasks.source to it in a recipe", soft_wrap=True)

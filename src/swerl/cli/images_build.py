@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -175,7 +174,15 @@ def bake(
     lock = lock or tasks.with_suffix(".baked.json")
     with tempfile.TemporaryDirectory() as folder:
         layer = _layer(agents, Path(folder, "agents.tar.gz"))
-        done = _bake(images, layer, lock, workers, docker_config)
+        config = docker_config or default_config()
+        with progress_bar("images", len(images)) as advance:
+            job = baking.bake(
+                *(images, layer, lock),
+                docker_config=config,
+                workers=workers,
+                on_done=lambda _: advance(),
+            )
+            done = run(job, after="the same command skips what is there already")
     _show(done, layer, lock)
     if as_json:
         failed = failures((one.image, one.error) for one in done)
@@ -217,25 +224,6 @@ def _layer(agents: list[str], path: Path) -> AgentLayer:
             mounts += module.fetch(version)
     with stderr().status("packing the layer"):
         return make_layer(mounts, labels, path)
-
-
-def _bake(
-    images: Mapping[str, Pinned],
-    layer: AgentLayer,
-    lock: Path,
-    workers: int,
-    docker_config: Path | None,
-) -> list[Baked]:
-    with progress_bar("images", len(images)) as advance:
-        job = baking.bake(
-            images,
-            layer,
-            lock,
-            docker_config=docker_config or default_config(),
-            workers=workers,
-            on_done=lambda _: advance(),
-        )
-        return run(job, after="the same command skips what is there already")
 
 
 def _show(done: list[Baked], layer: AgentLayer, lock: Path) -> None:

@@ -55,7 +55,9 @@ def attacks(
             _list(chosen)
         return
     place = _place(run, out)
-    found = _attack(_subject(backend, settings, image), chosen, external)
+    sandboxes = open_backend(backend, settings, run="probe")
+    subject = Subject(sandboxes, backend, image, options=sandbox_settings(settings))
+    found = _attack(subject, chosen, external)
     kept = runner.keep(found, place)
     if as_json:
         print_json(found.to_json())
@@ -78,11 +80,6 @@ def _place(run: Path | None, out: Path | None) -> Path | None:
             f"there is no run folder {run}", hint="name a folder under runs/, or use --out FILE"
         )
     return run / "probe.json" if run else out
-
-
-def _subject(backend: str, settings: list[str] | None, image: str) -> Subject:
-    options = sandbox_settings(settings)
-    return Subject(open_backend(backend, settings, run="probe"), backend, image, options=options)
 
 
 def _attack(subject: Subject, chosen: list[Attack], external: bool) -> AttackReport:

@@ -74,7 +74,8 @@ def serve(
     totals = run(serve_until_told(plan, view), after="finished requests are in transcript.jsonl")
     if as_json:
         print_json(totals)
-    show_totals(totals, _next_command(totals.folders))
+    folders = totals.folders
+    show_totals(totals, f"less {folders[-1] / 'transcript.jsonl'}" if folders else "swerl rollout")
     if totals.num_unwritten:
         raise typer.Exit(1)
     if totals.interrupted:
@@ -130,10 +131,6 @@ def _folder(output: Path | None) -> Path:
             hint="choose another folder, or remove -o to get a new one",
         )
     return output
-
-
-def _next_command(folders: Sequence[Path]) -> str:
-    return f"less {folders[-1] / 'transcript.jsonl'}" if folders else "swerl rollout"
 
 
 _LINES = (

@@ -51,7 +51,10 @@ def redteam(
             _list(policies)
         return
     chosen = RedteamSettings(backend, image, num_jobs=jobs, naively=naive, out=out)
-    report = _run(backend, settings, policies, chosen)
+    sandboxes = open_backend(backend, settings, run="redteam")
+    with progress_bar("policies", len(policies)) as advance:
+        work = runner.run(sandboxes, policies, chosen, on_done=lambda _: advance())
+        report = run(work, after="every sandbox is closed")
     if as_json:
         print_json(report.to_json())
     else:
@@ -61,15 +64,6 @@ def redteam(
         console().print(f"episodes: {out}; next: swerl view {out}", soft_wrap=True, markup=False)
     if report.counts[PolicyOutcome.BROKE]:
         raise typer.Exit(1)
-
-
-def _run(
-    backend: str, settings: list[str] | None, policies: list[Policy], chosen: RedteamSettings
-) -> RedteamReport:
-    sandboxes = open_backend(backend, settings, run="redteam")
-    with progress_bar("policies", len(policies)) as advance:
-        work = runner.run(sandboxes, policies, chosen, on_done=lambda _: advance())
-        return run(work, after="every sandbox is closed")
 
 
 def _list(policies: list[Policy]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -81,23 +81,20 @@ def vet(
             rigour=Rigour(gold_runs, drop_flaky, whole_image),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
-            facts=_facts(backend, options),
+            facts=facts_for(backend, backend_options(backend, options)),
             done=vet_files.read(journal),
         )
         found = _run(tasks, chosen, vetting, options, journal)
         counts = vet_files.write(tasks, out, vet_files.read(journal))
-    _print(found, as_json=as_json)
-    _say_where(out, *counts)
-    _say_why(tasks, found)
-    if any(each.failure for each in found):
-        _fail()
-
-
-def _print(found: Sequence[Vetted], *, as_json: bool) -> None:
     if as_json:
         print_json([vet_files.as_row(each) for each in found])
     else:
         show(found)
+    _say_where(out, *counts)
+    _say_why(tasks, found)
+    if any(each.failure for each in found):
+        stderr().print("the infrastructure failed; the same command tries those tasks again")
+        raise typer.Exit(1)
 
 
 def _require_other(out: Path, tasks: Path) -> None:
@@ -128,10 +125,6 @@ def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
             soft_wrap=True,
         )
     return jobs or fitting
-
-
-def _facts(backend: str, settings: Sequence[str]) -> Any:
-    return facts_for(backend, backend_options(backend, settings))
 
 
 def _run(
@@ -178,11 +171,6 @@ def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
         command = f"swerl rollout --tasks {tasks} --instance {rejected[0]} --engine scripted:gold"
         line = f"why: {command} keeps the log of the tests in grade.json"
         stderr().print(line, soft_wrap=True, markup=False)
-
-
-def _fail() -> None:
-    stderr().print("the infrastructure failed; the same command tries those tasks again")
-    raise typer.Exit(1)
 
 
 _NUM_LISTED = 100

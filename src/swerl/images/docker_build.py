@@ -62,7 +62,7 @@ def build_folders(
             if "build" not in task.metadata:
                 continue
             say(folder.name)
-            is_new = not _stands(task.image)
+            is_new = _docker("image", "inspect", task.image).returncode != 0
             if is_new:
                 _build(folder / "environment", task.image, network)
             yield FolderImage(folder, task.image, is_new)
@@ -86,10 +86,6 @@ def _require_daemon() -> None:
             f"no Docker daemon is running: {_end(done.stderr, 1)}",
             hint="start dockerd, or set DOCKER_HOST; `swerl doctor` shows how",
         )
-
-
-def _stands(image: str) -> bool:
-    return _docker("image", "inspect", image).returncode == 0
 
 
 def _build(context: Path, image: str, network: Network) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ from swerl.core.jobs import run_jobs
 from swerl.images.manifest import sha256
 from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
-from swerl.images.store import Named, Snapshot, Store, differences
+from swerl.images.store import Named, Store, differences
 
 _UNUSED_S = 30 * 86_400.0
 """Age at which an unused snapshot is no part of its image any more."""
@@ -107,7 +107,11 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
     for named in names:
         found = [*_parts(store, named)]
         # A snapshot needs its image, and goes with it, or when it has been unused for long.
-        found += [(PartKind.LAYER, key, None) for key in _over(snapshots, named.digest)]
+        found += [
+            (PartKind.LAYER, key, None)
+            for key, snapshot in snapshots.items()
+            if snapshot.digest == named.digest
+        ]
         for kind, digest, size in found:
             images[kind, digest].append(named.reference)
             if size is not None:
@@ -118,11 +122,6 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
         StorePart(kind, digest, tuple(users), sizes.get(digest))
         for (kind, digest), users in images.items()
     ]
-
-
-def _over(snapshots: Mapping[str, Snapshot], digest: str) -> list[str]:
-    """Return the layer ids of the snapshots of an image."""
-    return [key for key, snapshot in snapshots.items() if snapshot.digest == digest]
 
 
 def present(store: Store) -> Iterator[tuple[PartKind, str]]:

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from swerl.runs.evidence import Evidence, SeenEpisode, SeenStep, Symptom
 
-_BAD = ("failed", "error", "missing")
+_BAD = frozenset({"failed", "error", "missing"})
 _LOST = re.compile(
     r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
     r"|the sandbox failed:|an unexpected error:|test command did not start"
@@ -33,7 +33,7 @@ def impossible_solutions(run: Evidence) -> Symptom | None:
     for step in run.steps:
         solved = [each for each in step.episodes if each.verdict == "solved"]
         empty = [each.id for each in solved if not each.patch.strip()]
-        failing = [each.id for each in solved if any(s in _BAD for s in each.tests.values())]
+        failing = [each.id for each in solved if {*each.tests.values()} & _BAD]
         odd = [*dict.fromkeys((*empty, *failing))]
         if len(odd) >= 2 and len(odd) > 0.05 * len(solved):
             told = (
@@ -201,7 +201,7 @@ def refused_solutions(run: Evidence) -> Symptom | None:
         if len(seen) < 8 or any(each.verdict == "solved" for each in step.learnable):
             continue
         unsolved = [each for each in seen if each.verdict == "unsolved"]
-        passed = [each.id for each in unsolved if each.tests and not _failing(each)]
+        passed = [each.id for each in unsolved if each.tests and not {*each.tests.values()} & _BAD]
         gold = run.solutions
         right = [
             each.id for each in unsolved if _change(each.patch) == _change(gold.get(each.task))
@@ -218,10 +218,6 @@ def refused_solutions(run: Evidence) -> Symptom | None:
             says = "the grader finds no test in the log"
             return Symptom(step.number, (told, _most(each.reason for each in unread)), says=says)
     return None
-
-
-def _failing(episode: SeenEpisode) -> bool:
-    return any(status in _BAD for status in episode.tests.values())
 
 
 def _change(patch: str | None) -> frozenset[str]:

@@ -284,7 +284,7 @@ def _script(task: Task) -> str:
         workdir=shlex.quote(task.workdir),
         restore=_restore(task),
         test_setup=f"{spec.test_setup}\n" if spec.test_setup else "",
-        env=_exports(spec.env),
+        env="".join(f"export {name}={shlex.quote(text)}\n" for name, text in spec.env.items()),
         command=spec.test_command,
     )
 
@@ -296,10 +296,6 @@ def _restore(task: Task) -> str:
         return copied
     paths = shlex.join(touched(spec.test_patch))
     return _RESTORE.format(paths=paths, base=task.base_commit or "HEAD") + copied
-
-
-def _exports(env: Mapping[str, str]) -> str:
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
 
 
 def _solution(task: Task) -> Iterator[tuple[str, bytes]]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from swerl.core.errors import InputError
 from swerl.plan.plan import RecipePlan
-from swerl.plan.simulation.episodes import RecordedLoads, read_events, read_recorded
+from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
 from swerl.plan.simulation.schedule import SimulatedRun
 from swerl.plan.simulation.simulate import assumptions, simulate, values
+from swerl.runs.history import read_events
 
 _ENGINE = {"prompt_mfu": -1, "bandwidth_share": -1, "layer_s": 1}
 _TRAINER = {"train_mfu": -1, "train_layer_s": 1, "link_share": -1, "host_adam_per_s": -1}
@@ -23,7 +24,7 @@ _STEPS = 6
 
 def measured(run: Path, first: int = 0, end: int | None = None) -> dict[str, float]:
     """Return mean metrics of the ended steps `first` to `end`, and their number as `steps`."""
-    events = read_events(run / "events.jsonl") if (run / "events.jsonl").is_file() else ()
+    events = read_events(run / "events.jsonl")
     ended = {e["step"]: e["metrics"] for e in events if e["event"] == "StepEnded"}
     found = [*ended.values()][first:end]
     if not found:

@@ -104,11 +104,10 @@ class RankMemory:
 
     def _storages(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
         """Return the storages of this device, each once: most tensors are views of few."""
-        storages = (each.untyped_storage() for each in tensors if self._is_here(each))
+        storages = (
+            each.untyped_storage() for each in tensors if each.device.type == self._device.type
+        )
         return {each._cdata: each for each in storages if each.nbytes() and each.resizable()}
-
-    def _is_here(self, tensor: torch.Tensor) -> bool:
-        return tensor.device.type == self._device.type
 
 
 def empty_allocator() -> None:
