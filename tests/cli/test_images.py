@@ -44,7 +44,11 @@ def test_a_plan_without_any_manifest_does_not_lead_to_a_pull(
 ) -> None:
     lost = PlannedImage("a/b", error=ImageError("does not answer"))
     made = ImagePlan((lost, *[PlannedImage("c/d")] * num_read), frozenset())
-    monkeypatch.setattr(images, "_make", lambda *_: made)
+
+    async def plan(*_: object, **__: object) -> ImagePlan:
+        return made
+
+    monkeypatch.setattr(images.planning, "plan", plan)
 
     done = CliRunner().invoke(typer_app, ["images", "plan", str(tasks)])
 
