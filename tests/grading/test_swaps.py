@@ -298,10 +298,14 @@ def test_every_place_of_a_test_that_tells_the_value_is_swapped_with_it(
         "// in JavaScript\ntest('adds', () => {\n"
         "  for (const { n, want } of [{ name: 'is 37', want: 37 }])\n"
         "    assert.equal(f(1), want);\n});\n",
+        "func TestIt(t *testing.T) {\n\tfor _, c := range []struct{ name string; left int }"
+        '{{"is 37", 37}} {\n\t\tt.Run(c.name, func(t *testing.T) {\n'
+        "\t\t\tif f(1) != c.left {\n\t\t\t\tt.Fail()\n\t\t\t}\n\t\t})\n\t}\n}\n",
     ],
 )
 def test_a_value_that_a_title_or_an_import_tells_is_no_secret(text: str) -> None:
-    found = _all("test_it.js" if text.startswith("//") else "test_it.py", text)
+    suffix = {"//": "js", "fu": "go"}.get(text[:2], "py")
+    found = _all(f"test_it.{suffix}", text)
     assert found
     assert {each.kind for each in found} <= WEAK
 
@@ -346,6 +350,24 @@ fn all() {
         int[][] rows = {{21, 4301}, {22, 4302}};
         for (int[] row : rows) assertEquals(row[1], F.f(row[0]));
     }
+}
+""",
+    "ParametersTest.java": """@RunWith(Parameterized.class)
+public class ParametersTest {
+    private final int given, left;
+    @Parameters public static Collection<Object[]> data() {
+        return Arrays.asList(new Object[][] {{21, 4301}, {22, 4302}});
+    }
+    public ParametersTest(int given, int left) { this.given = given; this.left = left; }
+    @Test public void all() { assertEquals(left, F.f(given)); }
+}
+""",
+    "SourceTest.java": """class SourceTest {
+    static Stream<Arguments> rows() {
+        return Stream.of(Arguments.of(21, 4301), Arguments.of(22, 4302));
+    }
+    @ParameterizedTest @MethodSource("rows")
+    void all(int given, int left) { assertEquals(left, F.f(given)); }
 }
 """,
     "all_test.rb": """class AllTest < Minitest::Test

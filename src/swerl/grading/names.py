@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
 from swerl.grading.scopes import Scope, Scopes
-from swerl.grading.syntax import Call, Source
+from swerl.grading.syntax import Call, Source, struct_fields
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _MAX_ROWS = 200
+_PROVIDER = re.compile(rb"(?:@dataProvider\s+|DataProvider\(['\"]|MethodSource\(\s*\")(\w+)")
+_PARAMETERS = re.compile(rb"@(?:Parameterized\.)?Parameters\b[^{;]*?(\w+)\s*\(\s*\)\s*\{")
+"""The provider of a class in JUnit 4, unless the names of its tests are told."""
 _STRUCT = re.compile(rb"\bstruct\b\s*\w*\s*\{([^{}]*)\}")
 
 
@@ -172,7 +175,7 @@ class Names:
             declared = (struct.text or b"").partition(b"{")[2].rpartition(b"}")[0]
         else:
             return []
-        fields = _fields(declared, "go")
+        fields = struct_fields(declared, "go")
         places = [at for at, name in enumerate(fields) if known.EXPECTED_FIELD.match(name)]
         found: list[Node] = []
         for row in body.named_children:
@@ -220,7 +223,7 @@ class Tables:
                 self._add(left.named_children[-1], right, node.child_by_field_name("body"))
         elif kind in known.CALLS:
             self._read_block(node)
-        elif kind in known.FUNCTIONS and self._file.language == "php":
+        elif kind in known.FUNCTIONS and self._file.language in ("php", "java"):
             self._read_provider(node)
 
     def scope_of(self, side: Node) -> Scope | None:
@@ -327,13 +330,17 @@ class Tables:
         self._bind(columns, uses[:_MAX_ROWS], block.child_by_field_name("body"))
 
     def _read_provider(self, node: Node) -> None:
-        """Read the data provider of a PHP test."""
-        marks = (
-            self._file.marks(node)
-            + self._file.text[max(0, node.start_byte - 200) : node.start_byte].rpartition(b"}")[2]
-        )
-        match = re.search(rb"(?:@dataProvider\s+|DataProvider\(['\"])(\w+)", marks)
-        parameters = node.child_by_field_name("parameters")
+        """Read the data provider of a test, or of all tests of a class in JUnit 4."""
+        before = self._file.text[max(0, node.start_byte - 200) : node.start_byte].rpartition(b"}")[
+            2
+        ]
+        match = _PROVIDER.search(self._file.marks(node) + before)
+        owner = node
+        if match is None and self._file.language == "java":
+            match = _PARAMETERS.search(self._file.text)
+            makers = self._file.nodes(self._file.root, frozenset({"constructor_declaration"}))
+            owner = makers[0] if len(makers) == 1 else node
+        parameters = owner.child_by_field_name("parameters")
         body = node.child_by_field_name("body")
         if match is None or parameters is None or body is None:
             return
@@ -403,7 +410,10 @@ class Tables:
             if node.type in known.IDENTIFIERS:
                 return self._named_rows(self._file.source(node), place)
             if call is not None and call.name in ("asList", "of", "vec"):
-                return call.args[:_MAX_ROWS]
+                if not (call.args and "[][]" in self._file.source(call.args[0])[:40]):
+                    return call.args[:_MAX_ROWS]
+                node = call.args[0]
+                continue
             if call is not None and call.name in ("iter", "into_iter", "freeze", "stream"):
                 function = node.child_by_field_name("function") or node
                 inner = function.child_by_field_name("value") or node.child_by_field_name(
@@ -475,23 +485,10 @@ class Tables:
         if self._file.language not in ("go", "c", "cpp"):
             return -1
         for match in _STRUCT.finditer(self._file.text):
-            fields = _fields(match[1], self._file.language)
+            fields = struct_fields(match[1], self._file.language)
             if name in fields and len(fields) == num:
                 return fields.index(name)
         return -1
-
-
-def _fields(body: bytes, language: str) -> list[str]:
-    """Return the names of a struct's fields in Go, C or C++."""
-    found: list[str] = []
-    for line in re.split(r"[;\n]", body.decode(errors="replace")):
-        line = line.partition("//")[0].strip()
-        if language == "go":
-            names = re.match(r"((?:\w+\s*,\s*)*\w+)\s+\S", line)
-            found += re.findall(r"\w+", names[1]) if names else []
-        elif line:
-            found += re.findall(r"(\w+)\s*(?:\[\w*\])?\s*(?=,|$)", line)
-    return found
 
 
 def _bound(node: Node) -> Scope:

@@ -42,6 +42,7 @@ _MAX_TEST_BYTES, _MAX_PLACES_OF_TEST, _MAX_ECHO_BYTES = 20_000, 300, 4_000
 """Longer tests are not searched for places that tell a value, and swaps do not become longer."""
 _ROW_TITLE = re.compile(rb"\b(?:name|title|desc\w*|label|scenario)\W{1,5}[\"'`]([^\"'`\n]*)[\"'`]")
 """The title of a row in a table of cases, which is part of the test's id."""
+_FIRST_TEXT = re.compile(rb"[\"'`]([^\"'`\n]*)[\"'`]")
 _WORD = re.compile(r"\w+")
 _PIECE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 
@@ -267,7 +268,11 @@ class _Echoes:
         at = min(each.start, 300)
         start = max(text.rfind(sign, 0, at) for sign in (b"{", b"[", b"\n\n"))
         row = text[start + 1 :].partition(b"}")[0]
-        return [match[1].decode(errors="replace") for match in _ROW_TITLE.finditer(row)]
+        found = [match[1] for match in _ROW_TITLE.finditer(row)]
+        if each.is_outside or b".Run(" in self._text[slice(*each.span)]:
+            # By custom the first text of a row is its title.
+            found += _FIRST_TEXT.findall(row)[:1]
+        return [title.decode(errors="replace") for title in found]
 
 
 def _is_aside(text: bytes, span: tuple[int, int], ends: Sequence[tuple[int, int]]) -> bool:

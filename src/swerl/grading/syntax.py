@@ -299,3 +299,16 @@ def below(node: Node, kinds: frozenset[str] | set[str]) -> Iterator[Node]:
         if node.type in kinds:
             yield node
         todo.extend(reversed(node.named_children))
+
+
+def struct_fields(body: bytes, language: str) -> list[str]:
+    """Return the names of a struct's fields in Go, C or C++."""
+    found: list[str] = []
+    for line in re.split(r"[;\n]", body.decode(errors="replace")):
+        line = line.partition("//")[0].strip()
+        if language == "go":
+            names = re.match(r"((?:\w+\s*,\s*)*\w+)\s+\S", line)
+            found += re.findall(r"\w+", names[1]) if names else []
+        elif line:
+            found += re.findall(r"(\w+)\s*(?:\[\w*\])?\s*(?=,|$)", line)
+    return found
