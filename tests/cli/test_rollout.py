@@ -317,6 +317,16 @@ def test_an_episode_of_tokens_alone_or_one_that_was_killed_is_continued(
     assert run("--from", "first", "--turn", "2", "-o", "second").code == 0
 
 
+def test_an_episode_that_was_killed_before_its_first_turn_has_none(run: Run) -> None:
+    run("-o", "first")
+    for path in Path("first").iterdir():
+        if path.name not in ("task.json", "recipe.json"):
+            path.unlink()
+    error = run("--from", "first", "--turn", "1", "-o", "second").error
+    assert isinstance(error, InputError)
+    assert "no turn ended" in error.hint
+
+
 def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
     run("-o", "first")
     for path in Path("first").iterdir():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import InputError, RunError
+from swerl.core.errors import InputError, RecipeError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
 from swerl.recipe.schema import Recipe
 from swerl.runs.layout import Cursor, RunFolder, RunState, open_run, rewind
@@ -24,7 +24,7 @@ def test_another_recipe_is_refused_with_the_keys_that_differ(tmp_path: Path) -> 
     with open_run(tmp_path / "run", {"steps": 3, "trainer": {"lr": 1.0, "ranks": 1}}):
         pass
     with (
-        pytest.raises(RunError) as caught,
+        pytest.raises(RecipeError) as caught,
         open_run(tmp_path / "run", {"steps": 3, "trainer": {"lr": 2.0, "ranks": 1}}),
     ):
         pass
@@ -39,7 +39,7 @@ def test_a_run_of_a_release_without_some_keys_goes_on(tmp_path: Path) -> None:
         with open_run(tmp_path / "run", each):
             pass
     recipe["trainer"]["dtype"] = "bf16"
-    with pytest.raises(RunError, match="dtype"), open_run(tmp_path / "run", recipe):
+    with pytest.raises(RecipeError, match="dtype"), open_run(tmp_path / "run", recipe):
         pass
 
 

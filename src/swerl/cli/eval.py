@@ -137,7 +137,7 @@ def attempt_all(
 ) -> Evaluated:
     """Attempt each Task in the run folder at `root`, and show the progress.
 
-    Raises RunError if the folder belongs to another recipe, TaskError for the script `gold` if a
+    Raises RecipeError if the folder belongs to another recipe, TaskError for the script `gold` if a
     Task has no known solution.
     """
     from swerl.rollout.evaluation import evaluate

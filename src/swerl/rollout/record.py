@@ -154,8 +154,11 @@ def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
     """
     path = folder / TURNS
     with _damaged(folder):
+        whole = folder / "trajectory.json"
         if not path.exists():
-            trajectory = _trajectory(read_json(folder / "trajectory.json"), folder)
+            if (folder / TASK).exists() and not whole.exists():
+                return ()  # a crash interrupted it before its first Turn
+            trajectory = _trajectory(read_json(whole), folder)
             return tuple(map(RecordedTurn, trajectory.turns))
         # A kill may have cut the last line.
         lines = path.read_bytes().split(b"\n")[:-1]

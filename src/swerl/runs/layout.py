@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swerl.core.errors import InputError, RunError
+from swerl.core.errors import InputError, RecipeError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
 
 
@@ -170,7 +170,7 @@ class RunFolder:
 def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
     """Lock a run folder for this process; create it, or check that it fits the recipe.
 
-    Raises RunError if another process holds it, or if its recipe differs, naming the keys.
+    Raises RunError if another process holds it; RecipeError if its recipe differs, naming the keys.
     """
     folder = RunFolder(root)
     with disk_errors(root):
@@ -212,7 +212,7 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
         shown = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
         message = f"{path.parent} belongs to another recipe: {shown}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
-        raise RunError(message, hint=hint)
+        raise RecipeError(message, hint=hint)
 
 
 def _completed(stored: Any) -> Any:
