@@ -13,6 +13,7 @@ from swerl.core.chat import ChatReply, ChatRequest, Message, Role, Tool, ToolCal
 from swerl.core.errors import GatewayError
 from swerl.core.sample import to_samples
 from swerl.core.turn import Sampling
+from swerl.gateway import replay as gateway_replay
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import prompter
@@ -222,9 +223,46 @@ async def test_a_record_of_tokens_alone_is_compared_as_text(
         await play(talk(engine, replay=replay), listed="b.py")
 
 
-async def test_branches_are_replayed_in_any_order_and_twins_each_once(
-    engine: RecordingEngine,
+@pytest.mark.parametrize("lead_waits", [True, False])
+async def test_requests_and_replies_keep_their_recorded_order_over_branches(
+    engine: RecordingEngine, lead_waits: bool
 ) -> None:
+    """The lead asked for its last reply after its sub-agent's, or before, and had it after."""
+    engine.lines = [Message(Role.ASSISTANT, text) for text in ("start", "part", "end")]
+    turns: list[TurnRecord] = []
+    lead, sub, more = (Message(Role.USER, text) for text in ("lead", "sub", "more"))
+    conversation = talk(engine, turns)
+    start = await ask(conversation, lead)
+    await ask(conversation, sub)
+    await ask(conversation, lead, start, more)
+    times = (0.0, 0.01), (0.01, 0.05), (0.07 if lead_waits else 0.03, 0.05)
+    for at, (started_s, duration_s) in enumerate(times):
+        turn = replace(turns[at].turn, started_s=started_s, duration_s=duration_s)
+        turns[at] = replace(turns[at], turn=turn)
+
+    said: list[str] = []
+    replay = again(turns, engine, 3)
+    conversation = talk(engine, replay=replay)
+
+    async def listen(*messages: Message) -> None:
+        said.append((await ask(conversation, *messages)).text)
+
+    await listen(lead)
+    early, late = ((lead, start, more), (sub,)) if lead_waits else ((sub,), (lead, start, more))
+    cut = asyncio.create_task(listen(*early))
+    await asyncio.sleep(0.1)
+    assert said == ["start"]
+    cut.cancel()  # its client asks again
+    await asyncio.gather(cut, return_exceptions=True)
+    await asyncio.gather(listen(*early), listen(*late))
+    assert said == ["start", "part", "end"]
+    assert (replay.problem, replay.num_played) == ("", 3)
+
+
+async def test_branches_are_replayed_in_any_order_and_twins_each_once(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_replay, "_OVERDUE_S", 0.01)
     twin, other = Message(Role.USER, "part one"), Message(Role.USER, "part two")
     engine.lines = [Message(Role.ASSISTANT, text) for text in ("one", "uno", "two")]
     turns: list[TurnRecord] = []

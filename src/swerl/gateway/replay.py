@@ -3,15 +3,19 @@
 A request repeats a recorded Turn if it continues the same reply with the same new messages. What
 differs for an honest reason is covered by one of `RULES` and counted; any other difference ends the
 replay. Turns keep their recorded tokens, so the engine continues the conversation exactly. A reply
-that names what is random, such as a sub-agent's id, is sent with the id of this Session.
+that names what is random, such as a sub-agent's id, is sent with the id of this Session. Requests
+and replies keep their recorded order over all branches, so a lead hears of its sub-agents' ends in
+the same order.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -62,6 +66,8 @@ _LEADING = re.compile(r"^.*[:= ]+")
 _LEAST_RENAMED = 8
 """Characters of a text that is replaced inside others; a shorter one must be the whole value."""
 _SHOWN_CHARS = 80
+_OVERDUE_S, _MOST_GAP_S = 5.0, 0.2
+"""Seconds that a reply waits for what came before it, and between replies of two branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,9 @@ class Replay:
         self._live: Prompter
         self._family: Family
         self._played: set[int] = set()
+        self._answered: set[int] = set()
+        """Turns whose reply was sent, or is overdue."""
+        self._moved = asyncio.Event()
         self._renamed: dict[str, str] = {}
         """Random texts of the record -> those of this Session."""
         self._refused = ""
@@ -190,9 +199,15 @@ class Replay:
                 prompt.tail[:] = array("i", self._recorded[twin].turn.prompt_ids)
         # A request that is repeated once more is answered again, but trained once. An Episode's own
         # record may begin with the Turns of another one.
-        turn = self._recorded[number].turn
-        is_context = not self._is_own or turn.replayed or number in self._played
+        turn, is_first = self._recorded[number].turn, number not in self._played
+        is_context = not self._is_own or turn.replayed or not is_first
         self._played.add(number)
+        try:
+            await self._in_order(number)
+        except asyncio.CancelledError:
+            if is_first:  # its client may ask again
+                self._played.discard(number)
+            raise
         self.differences.update(prompt.compared.counts)
         self._renamed |= prompt.compared.renamed
         parsed, completion = self._reply(self._recorded[number])
@@ -203,6 +218,26 @@ class Replay:
         )
         recorded = Recorded(number, is_context)
         return Sampled(parsed, completion, usage, bool(completion.ids), recorded)
+
+    async def _in_order(self, number: int) -> None:
+        """Send a reply when the record did: behind earlier replies, and behind requests that had
+        come by then. Those that are overdue may never come.
+        """
+        turn, before = self._recorded[number].turn, set(range(number))
+        num, sent_s = self._num_turns, _sent_s(turn)
+        asked = {n for n in range(number, num) if self._recorded[n].turn.started_s < sent_s}
+        self._moved.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_OVERDUE_S):
+                while not (before <= self._answered and asked <= self._played | self._answered):
+                    self._moved.clear()
+                    await self._moved.wait()
+        if number and turn.parent != number - 1:
+            # Two sub-agents that end one after the other, or together.
+            gap_s = sent_s - _sent_s(self._recorded[number - 1].turn)
+            await asyncio.sleep(min(gap_s, _MOST_GAP_S))
+        self._answered |= {*before, number}
+        self._moved.set()
 
     async def abort(self) -> None:
         await self._live.abort()
@@ -331,6 +366,10 @@ class _Unknown(Prompt):
     """A prompt that the record lacks."""
 
     reason: str = ""
+
+
+def _sent_s(turn: Turn) -> float:
+    return turn.started_s + turn.duration_s
 
 
 def request_parts(
