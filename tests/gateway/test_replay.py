@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -375,3 +376,26 @@ def test_each_rule_covers_its_difference_alone(rule: str, before: str, after: st
 )  # fmt: skip
 def test_no_rule_covers_an_ordinary_difference(before: str, after: str) -> None:
     assert isinstance(compare([Part("x", before)], [Part("x", after)]), str)
+
+
+async def test_an_overdue_request_holds_replies_up_once(
+    engine: RecordingEngine, record: list[TurnRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_replay, "_OVERDUE_S", 0.2)
+    # By its times, every request came before the first reply; the agent waits for each reply.
+    late = [
+        replace(each, turn=replace(each.turn, started_s=0.0, duration_s=9.0)) for each in record
+    ]
+    replay = again(late, engine, 3)
+    began_s = time.monotonic()
+    await ask(talk(engine, replay=replay), SYSTEM, ASK)
+    assert time.monotonic() - began_s >= 0.2
+    assert replay._answered == {0, 1, 2}  # later replies do not wait for them again
+
+
+async def test_more_turns_than_the_record_has_are_a_problem(
+    engine: RecordingEngine, record: list[TurnRecord]
+) -> None:
+    replay = again(record, engine, 99)
+    await play(talk(engine, replay=replay))
+    assert "3 of the 99 requests" in replay.problem

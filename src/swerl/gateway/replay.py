@@ -15,7 +15,6 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -224,19 +223,21 @@ class Replay:
         come by then. Those that are overdue may never come.
         """
         turn, before = self._recorded[number].turn, set(range(number))
-        num, sent_s = self._num_turns, _sent_s(turn)
-        asked = {n for n in range(number, num) if self._recorded[n].turn.started_s < sent_s}
+        sent_s, replayed = _sent_s(turn), self._recorded[: self._num_turns]
+        asked = {at for at, each in enumerate(replayed) if each.turn.started_s < sent_s}
         self._moved.set()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_OVERDUE_S):
                 while not (before <= self._answered and asked <= self._played | self._answered):
                     self._moved.clear()
                     await self._moved.wait()
+        except TimeoutError:
+            self._answered |= before | asked
         if number and turn.parent != number - 1:
             # Two sub-agents that end one after the other, or together.
             gap_s = sent_s - _sent_s(self._recorded[number - 1].turn)
             await asyncio.sleep(min(gap_s, _MOST_GAP_S))
-        self._answered |= {*before, number}
+        self._answered.add(number)
         self._moved.set()
 
     async def abort(self) -> None:
@@ -281,8 +282,7 @@ class Replay:
     def _twins(self, number: int) -> Iterator[int]:
         """Yield the Turns that nothing has repeated and that equal this one."""
         mine = self._recorded[number]
-        for other in range(self._num_turns):
-            each = self._recorded[other]
+        for other, each in enumerate(self._recorded[: self._num_turns]):
             if other not in self._played and each.turn.parent == mine.turn.parent:
                 same = each.turn.prompt_ids == mine.turn.prompt_ids
                 if same or (
