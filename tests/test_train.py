@@ -177,7 +177,7 @@ def test_a_finished_run_says_so_at_once_and_another_recipe_is_refused(run: Run) 
     assert code == 0
     assert "reward by step" in output
     code, output = run.finish("--set", "trainer.lr=1e-3")
-    assert code == 1
+    assert code == 2
     assert "trainer.lr (0.0004 -> 0.001)" in output
     assert "--set name=" in output
 
