@@ -317,23 +317,17 @@ class Tables:
         uses = []
         for node in self._file.nodes(self._file.root, frozenset({"call"})) if columns else ():
             used = self._file.call(node)
-            is_use = used is not None and re.match("it_behaves_like|include_", used.name)
+            if used is None or not used.args or not re.match("it_behaves_like|include_", used.name):
+                continue
             arguments = node.child_by_field_name("arguments")
-            if (
-                is_use
-                and used
-                and used.args
-                and arguments
-                and title == self._file.source(used.args[0])
-            ):
+            if arguments and title == self._file.source(used.args[0]):
                 uses.append(arguments)
         self._bind(columns, uses[:_MAX_ROWS], block.child_by_field_name("body"))
 
     def _read_provider(self, node: Node) -> None:
         """Read the data provider of a test, or of all tests of a class in JUnit 4."""
-        before = self._file.text[max(0, node.start_byte - 200) : node.start_byte].rpartition(b"}")[
-            2
-        ]
+        above = self._file.text[max(0, node.start_byte - 200) : node.start_byte]
+        before = above.rpartition(b"}")[2]
         match = _PROVIDER.search(self._file.marks(node) + before)
         owner = node
         if match is None and self._file.language == "java":
@@ -347,13 +341,9 @@ class Tables:
         names = [each.child_by_field_name("name") for each in parameters.named_children]
         for other in self._file.nodes(self._file.root, frozenset({"method_declaration"})):
             if self._file.name_of(other).encode() == match[1]:
-                rows = [
-                    row
-                    for made in self._file.nodes(
-                        other, frozenset({"return_statement", "yield_expression"})
-                    )
-                    for row in self._made(made)
-                ]
+                kinds = frozenset({"return_statement", "yield_expression"})
+                made = self._file.nodes(other, kinds)
+                rows = [row for each in made for row in self._made(each)]
                 self._add_rows(names, rows, body)
 
     def _made(self, node: Node) -> list[Node]:
@@ -416,9 +406,8 @@ class Tables:
                 continue
             if call is not None and call.name in ("iter", "into_iter", "freeze", "stream"):
                 function = node.child_by_field_name("function") or node
-                inner = function.child_by_field_name("value") or node.child_by_field_name(
-                    "receiver"
-                )
+                inner = function.child_by_field_name("value")
+                inner = inner or node.child_by_field_name("receiver")
                 if inner is None:
                     return []
                 node = inner
