@@ -70,7 +70,7 @@ def simulate_run(
         planned.layout,
         planned.memory.cache,
         settings=assumed or (),
-        recorded=_recorded(run) if run else None,
+        recorded=RecordedLoads(read_recorded(find_run(str(run), Path("runs")))) if run else None,
         num_steps=steps,
         compare=True,
     )
@@ -78,10 +78,6 @@ def simulate_run(
         print_json(found)
     else:
         show_simulation(recipe, found)
-
-
-def _recorded(run: Path) -> RecordedLoads:
-    return RecordedLoads(read_recorded(find_run(str(run), Path("runs"))))
 
 
 def _show(result: Estimate) -> None:

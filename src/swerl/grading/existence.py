@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 
-from swerl.grading.syntax import Content, Expectation
+from swerl.grading.syntax import Content, Expectation, number_of
 
 _PART = re.compile(
     rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
@@ -36,7 +36,6 @@ _ALTERNATIVES = re.compile(r"\||\)[?*]")
 _TOLERANCE = re.compile(
     rb"\b(?:(?P<of>delta|abs|atol)|(?P<share>rel|rtol))\s*=\s*(?P<size>\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)"
 )
-_SUFFIX = re.compile(r"_?(?:[fFdDlL]|f32|f64)$|_")
 
 
 def stays(text: bytes, each: Expectation) -> bool:
@@ -89,8 +88,7 @@ def is_within(text: bytes, each: Expectation, new: str) -> bool:
     found = _TOLERANCE.search(text, each.end, max(each.end, each.claim_end))
     try:
         if each.within:
-            old, other = (float(_SUFFIX.sub("", source)) for source in (each.source, new))
-            return abs(other - old) <= 2 * each.within
+            return abs(number_of(new) - number_of(each.source)) <= 2 * each.within
         if found is None:
             return False
         old, size = float(each.source), float(found["size"])

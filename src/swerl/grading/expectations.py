@@ -412,8 +412,8 @@ class _Reader:
         scores = [self._file.score(one), self._file.score(two)]
         if max(scores) < 3:
             # A column of a table tells more than a name does.
-            scores = [3 if self._tables.scope_of(side) else 0 for side in (one, two)]
-            scores = scores if max(scores) else [self._file.score(one), self._file.score(two)]
+            columns = [3 if self._tables.scope_of(side) else 0 for side in (one, two)]
+            scores = columns if max(columns) else scores
         if max(scores):
             side = one if scores[0] > scores[1] else two
             self._expect(side, claim, within=within)

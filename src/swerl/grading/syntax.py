@@ -247,7 +247,7 @@ class Source:
     def number(self, node: Node) -> float:
         """Return the value of a literal number, 0 for any other node."""
         try:
-            return float(re.sub(r"_?(?:[fFdDlL]|f32|f64)$|_", "", self.source(node)))
+            return number_of(self.source(node))
         except ValueError:
             return 0.0
 
@@ -299,6 +299,11 @@ def below(node: Node, kinds: frozenset[str] | set[str]) -> Iterator[Node]:
         if node.type in kinds:
             yield node
         todo.extend(reversed(node.named_children))
+
+
+def number_of(source: str) -> float:
+    """Return the value of a number as a program spells it. Raises ValueError."""
+    return float(re.sub(r"_?(?:[fFdDlL]|f32|f64)$|_", "", source))
 
 
 def struct_fields(body: bytes, language: str) -> list[str]:

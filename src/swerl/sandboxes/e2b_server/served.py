@@ -96,15 +96,16 @@ class ServedSandboxes:
 
     def all(self) -> list[ServedSandbox]:
         """Return the running ones, the oldest first."""
-        holders = self._holders.values()
-        return [h.served for h in holders if h.served.runs and h.served.id not in self.paused]
+        found = [holder.served for holder in self._holders.values()]
+        return [served for served in found if self._is_usable(served)]
 
     def find(self, sandbox_id: str) -> ServedSandbox | None:
         """Return the running one of this id, or None; a suffix that old SDKs append is ignored."""
-        sandbox_id = sandbox_id.partition("-")[0]
-        holder = self._holders.get(sandbox_id)
-        is_usable = holder and holder.served.runs and sandbox_id not in self.paused
-        return holder.served if holder and is_usable else None
+        holder = self._holders.get(sandbox_id.partition("-")[0])
+        return holder.served if holder and self._is_usable(holder.served) else None
+
+    def _is_usable(self, served: ServedSandbox) -> bool:
+        return served.runs and served.id not in self.paused
 
     def find_paused(self, sandbox_id: str) -> ServedSandbox | None:
         return self.paused.get(sandbox_id.partition("-")[0])
