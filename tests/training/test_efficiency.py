@@ -112,7 +112,7 @@ def test_raised_cap_is_no_other_recipe(tmp_path: Path) -> None:
     opened(5, max_dollars=1)
     opened(5, max_dollars=2, prices={"h100_hour": 3})
     assert '"max_dollars": 2.0' in (tmp_path / "r" / "recipe.resolved.json").read_text()
-    with pytest.raises(RunError, match="steps"):
+    with pytest.raises(RecipeError, match="steps"):
         opened(6, max_dollars=3)
 
 
