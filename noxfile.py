@@ -93,9 +93,10 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Each night: 400 faults of a run, Ray, dockerd and a registry; 1,000,000 mutated requests."""
+    """Each night: 450 faults of a run, Ray, dockerd and a registry; 1,000,000 mutated requests."""
     for more in (
         ("--faults", "300"),
+        ("--kinds", "controller", "--kill", "--faults", "50", "--each", "25"),
         ("--ray", "--faults", "30"),
         ("--service", "docker", "--faults", "35"),
         ("--service", "registry", "--faults", "35"),

@@ -122,7 +122,8 @@ class Round:
         require(not left, f"still there: {left}")
 
     def leftovers(self) -> Iterator[str]:
-        """Yield processes of the round, its mounts, and parts of downloads."""
+        """Yield processes of the round, its mounts, and parts of layers."""
+        yield from map(str, (self.folder / "cache" / "store" / "work").glob("*"))
         mark = f"SWERL_CACHE={self.folder}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):

@@ -307,8 +307,9 @@ def tree(pid: int) -> Iterator[tuple[int, str]]:
 
 
 def leftovers(folder: Path, group: Path | None) -> list[str]:
-    """Return processes, mounts and cgroups that belong to the runs in a folder."""
-    mark, left = f"SWERL_CACHE={folder}".encode(), []
+    """Return processes, mounts, cgroups and parts of snapshots of the runs in a folder."""
+    mark = f"SWERL_CACHE={folder}".encode()
+    left = [str(path) for path in (folder / "cache" / "store" / "work").glob("*")]
     left += [str(path) for path in group.glob("*/") if path.is_dir()] if group else []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -39,6 +39,12 @@ _FRAMES = {
     "chunk that overflows": CHUNKED + b"\r\n" + b"F" * 40 + b"\r\n" + HIDDEN,
     "chunk without its end": CHUNKED + b"\r\n1\r\nab0\r\n\r\n" + HIDDEN,
     "extension with a bare LF": CHUNKED + b"\r\n2;a\nxx\r\n4f\r\n0\r\n\r\n" + HIDDEN,
+    "extension with a bare CR": CHUNKED + b"\r\n2;a\rb\r\n{}\r\n0\r\n\r\n" + HIDDEN,
+    "extension with a line in quotes": CHUNKED + b'\r\n2;a="\r\n"{}\r\n0\r\n\r\n' + HIDDEN,
+    "length in a trailer": CHUNKED + b"\r\n2\r\n{}\r\n0\r\nContent-Length: 50\r\n\r\n" + HIDDEN,
+    "3,000 trailers": CHUNKED + b"\r\n0\r\n" + b"X: a\r\n" * 3000 + b"\r\n" + HIDDEN,
+    "more after the end": b"Connection: close\r\nContent-Length: 2\r\n\r\n{}" + HIDDEN,
+    "two hosts": b"Host: y\r\nContent-Length: 0\r\n\r\n" + HIDDEN,
     "2,000 headers": b"".join(b"X-%d: a\r\n" % n for n in range(2000)) + b"\r\n" + HIDDEN,
     "a header of 100 KiB": b"X: " + b"a" * 100_000 + b"\r\n\r\n" + HIDDEN,
     "a header without a colon": b"X\r\n\r\n" + HIDDEN,
@@ -49,6 +55,8 @@ _FRAMES = {
 REFUSED = {name: b"<FIRST>" + frame for name, frame in _FRAMES.items()} | {
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + HIDDEN,
     "HTTP/0.9": b"GET /\r\n" + HIDDEN,
+    "HTTP/1.0 with chunks": b"POST / HTTP/1.0\r\n" + CHUNKED + b"\r\n0\r\n\r\n" + HIDDEN,
+    "no host": b"GET / HTTP/1.1\r\n\r\n" + HIDDEN,
     "HTTP/9.9": b"GET / HTTP/9.9\r\n\r\n" + HIDDEN,
     "TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + HIDDEN,
     "a line of 100 KiB": b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n" + HIDDEN,
@@ -59,13 +67,44 @@ SERVED = {
     "two in one go": b"<HIDDEN><HIDDEN>",
     "empty lines before": b"\r\n\r\n<HIDDEN>\r\n<HIDDEN>",
     "invalid UTF-8 in a header": b"<HIDDEN:X: \xff\xfe\xed\xa0\x80\r\n><HIDDEN>",
+    "an offer of a WebSocket": b"<HIDDEN:Connection: Upgrade\r\nUpgrade: websocket\r\n><HIDDEN>",
 }
 """Two requests, each of which is answered, as is the one that ends the connection."""
+CHUNKS = {
+    "extensions": b'2;a=b\r\n{}\r\n0;c="d"\r\n\r\n',
+    "an extension of 1 MiB": b"2;" + b"a" * (1 << 20) + b"\r\n{}\r\n0\r\n\r\n",
+    "leading zeros": b"00000002\r\n{}\r\n000\r\n\r\n",
+}
+"""Chunked bodies of the two bytes `{}`."""
+NUM_PIPELINED = 500
+UPGRADES = ("websocket", "h2c", "HTTP/2.0", "TLS/1.0", "x")
 
 
 def answers(text: bytes) -> list[int]:
     """Return the statuses of the answers in a server's bytes."""
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", text)]
+
+
+def offer(request: bytes, protocol: str) -> bytes:
+    """Return a request with an offer to go on in another protocol."""
+    fields = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AA\r\n"
+    line, _, rest = request.partition(b"\r\n")
+    return line + b"\r\n" + fields.encode() + rest
+
+
+async def converse(host: str, port: int, *requests: bytes) -> bytes:
+    """Send each request after a part of the answer to the one before; return all answers."""
+    reader, writer = await asyncio.open_connection(host, port)
+    answer = b""
+    try:
+        async with asyncio.timeout(30):
+            for number, request in enumerate(requests, 1):
+                writer.write(request)
+                while len(answers(answer)) < number and (more := await reader.read(65536)):
+                    answer += more
+    finally:
+        writer.close()
+    return answer
 
 
 async def replay(host: str, port: int, data: bytes, *, first: bytes, hidden: bytes) -> bytes:

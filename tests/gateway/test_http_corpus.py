@@ -13,9 +13,21 @@ import pytest
 from tests.gateway._fakes import RecordingEngine
 from tests.gateway.conftest import OpenSession
 from tests.gateway.test_fuzz import BODIES
-from tests.http_corpus import REFUSED, SERVED, answers, replay
+from tests.http_corpus import (
+    CHUNKED,
+    CHUNKS,
+    NUM_PIPELINED,
+    REFUSED,
+    SERVED,
+    UPGRADES,
+    answers,
+    converse,
+    offer,
+    replay,
+)
 
 HIDDEN = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+MESSAGE = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize("name", [*REFUSED, *SERVED])
@@ -32,6 +44,45 @@ async def test_a_request_is_read_in_one_way_only(
     assert answers(answer) == ([200] * 3 if name in SERVED else [400]), answer
     assert engine.calls == []
     assert b"Traceback" not in answer
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+async def test_a_chunked_body_is_its_data_alone(open_session: OpenSession, name: str) -> None:
+    session = open_session()
+    first = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {session.key}\r\n".encode()
+    port = int(session.url.rpartition(":")[2])
+
+    sent = b"<FIRST>" + CHUNKED + b"\r\n" + CHUNKS[name]
+    answer = await replay("127.0.0.1", port, sent, first=first, hidden=HIDDEN)
+
+    assert answers(answer) == [400, 200]
+    assert b"messages" in answer and b"JSON" not in answer
+
+
+async def test_many_pipelined_requests_are_each_answered(open_session: OpenSession) -> None:
+    port = int(open_session().url.rpartition(":")[2])
+
+    sent = b"<HIDDEN>" * NUM_PIPELINED
+    answer = await replay("127.0.0.1", port, sent, first=b"", hidden=HIDDEN)
+
+    assert answers(answer) == [200] * (NUM_PIPELINED + 1)
+
+
+@pytest.mark.parametrize("protocol", UPGRADES)
+async def test_no_offer_to_change_the_protocol_is_accepted(
+    open_session: OpenSession, engine: RecordingEngine, protocol: str
+) -> None:
+    session = open_session()
+    body = orjson.dumps({"model": "m", "max_tokens": 9, "messages": [MESSAGE]})
+    head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {session.key}\r\n"
+    asked = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    port = int(session.url.rpartition(":")[2])
+
+    requests = offer(asked, protocol), offer(HIDDEN, protocol), HIDDEN
+    answer = await converse("127.0.0.1", port, *requests)
+
+    assert answers(answer) == [200] * 3
+    assert len(engine.calls) == 1
 
 
 def fields(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -14,7 +16,7 @@ from swerl.core.errors import ImageError
 from swerl.images import unpack as unpacking
 from swerl.images.manifest import sha256
 from swerl.images.unpack import Unpacked, unpack
-from tests.images.layers import Entry, folder, hardlink, layer_file, symlink
+from tests.images.layers import Entry, folder, hardlink, layer_file, make_tar, symlink
 
 Run = Callable[..., Unpacked]
 
@@ -127,11 +129,23 @@ def test_folders_without_end_are_refused(run: Run) -> None:
         run(Entry("d/" * 1500 + "f"))
 
 
-def test_bomb_is_stopped_early(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("packer", ["gzip", "zstd", "gzip twice"])
+def test_bomb_is_stopped_early(
+    tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch, packer: str
+) -> None:
     monkeypatch.setattr(unpacking, "BOMB_FLOOR", 1 << 20)
-    file, diff_id = layer_file(tmp_path / "bomb", Entry("zeros", bytes(64 << 20)))
+    tar = make_tar(Entry("zeros", bytes(64 << 20)))
+    if packer == "zstd":
+        reason = "the package zstandard is not installed"
+        packed = pytest.importorskip("zstandard", reason=reason).compress(tar)
+    else:
+        packed = gzip.compress(tar)
+    if packer == "gzip twice":  # the inner one is the content of a file
+        tar = make_tar(*(Entry(f"{number}.gz", packed) for number in range(64)))
+        packed = gzip.compress(tar)
+    (tmp_path / "bomb").write_bytes(packed)
     with pytest.raises(ImageError, match="more than"):
-        unpack(file, tree, diff_id)
+        unpack(tmp_path / "bomb", tree, sha256(tar))
     assert sum(path.stat().st_size for path in tree.rglob("*")) < 20 << 20
 
 
@@ -144,4 +158,68 @@ def test_sparse_bomb_is_refused(tmp_path: Path, tree: Path) -> None:
         unpack(layer, tree, sha256(layer.read_bytes()))
 
 
-# Layers that are damaged
+BELOW = [
+    Entry("a/f", b"x"), folder("a/d", 0o777), symlink("a/s", "f"), hardlink("a/h", "own"),
+    Entry("a/p", kind=tarfile.FIFOTYPE), Entry("a/.wh.there"), Entry("a/.wh..wh..opq"),
+    Entry("a/there", b"over"), folder("a/there", 0o777), Entry("a/in/.wh.there"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", BELOW, ids=lambda entry: f"{entry.kind!r} {entry.name}")
+def test_nothing_is_made_or_removed_below_a_link_that_leads_out(
+    run: Run, tree: Path, tmp_path: Path, entry: Entry
+) -> None:
+    out = outside(tmp_path)
+    before = shown(out)
+    run(symlink("a", str(out)), Entry("own", b"own"), entry)
+    assert shown(out) == before
+    assert [path.name for path in tree.iterdir()] != ["a"], "it is below the layer's own folder"
+
+
+def outside(tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    (out / "in").mkdir(parents=True)
+    for path in (out / "there", out / "in" / "there"):
+        path.write_text("kept")
+    return out
+
+
+def shown(folder: Path) -> list[tuple[str, int, int, int, bytes]]:
+    """Return all that a layer could change of a folder."""
+    found = []
+    for path in sorted([folder, *folder.rglob("*")]):
+        at = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        found.append((str(path), at.st_mode, at.st_nlink, at.st_mtime_ns, data))
+    return found
+
+
+def test_random_layers_change_nothing_outside_and_fail_by_one_error(
+    tmp_path: Path, tree: Path
+) -> None:
+    random, out = Random(0), outside(tmp_path)
+    before, refused, made = shown(out), 0, 0
+    parts = ["a", "b", "c", "there", "in", "..", ".", "", ".wh.a", ".wh.there", ".wh..wh..opq"]
+    targets = ["a", "b/c", "..", "../..", "/", ".", str(out), str(out / "there"), "../out/there"]
+    kinds = [tarfile.REGTYPE] * 3 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]
+    kinds += [tarfile.SYMTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+    weights = [6] * 5 + [1] * 6
+    for number in range(600):
+        entries = []
+        for _ in range(random.randrange(1, 9)):
+            name = "/".join(random.choices(parts, weights, k=random.randrange(1, 4)))
+            kind, link = random.choice(kinds), random.choice(targets)
+            data = b"over" if kind == tarfile.REGTYPE else b""
+            entries.append(Entry(name or "a", data, kind, link, random.choice([0o644, 0o777, 0])))
+        into = tree / str(number)
+        into.mkdir()
+        file, diff_id = layer_file(tmp_path / "layer", *entries)
+        try:
+            unpack(file, into, diff_id)
+            made += 1
+        except ImageError as error:
+            assert str(error)
+            refused += 1
+        assert shown(out) == before, entries
+    assert min(refused, made) > 100
+    assert len([*tree.iterdir()]) == 600

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swerl.images.pull import PullOptions, pull
-from swerl.images.store import Store
+from swerl.images.store import Snapshot, Store
 from swerl.images.verify import CheckedPart, repair, verify
 from tests.images.layers import Entry, add_image, hardlink
 
@@ -170,3 +170,22 @@ async def test_imported_image_must_be_imported_again(store: Store, options: Pull
     rot(store.blob(store.named(NAME).digest))
     done = await repair(store, await damaged(store), options)
     assert (done.lost, list(done.pulled)) == ([NAME], [])
+
+
+async def test_a_snapshot_is_checked_and_removed_like_a_layer(
+    store: Store, options: PullOptions
+) -> None:
+    add_image(store, NAME, [Entry("a")])
+    digest, key = store.named(NAME).digest, f"sha256:{'5' * 64}"
+    with store.owner().scratch() as folder:
+        (folder / "tree").mkdir()
+        (folder / "tree" / "new").write_text("of a sandbox")
+        store.add_snapshot(folder, key, Snapshot(NAME, digest, digest))
+    assert await damaged(store) == []
+    rot(store.layer(key) / "tree" / "new")
+    (found,) = await damaged(store)
+    assert (found.part.digest, found.part.images) == (key, (NAME,))
+    assert found.problem == "has changed files: new"
+    await repair(store, [found], options)
+    assert not store.has_layer(key)
+    assert await damaged(store) == []

@@ -269,12 +269,8 @@ async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
         emit(Notice(f"removed {removed} sandboxes that an earlier start left"))
     problems = [each.problem for each in left if each.outcome is reap.Outcome.FAILED]
     if problems:
-        emit(
-            Notice(
-                f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
-                "fix that, then run `swerl sandbox reap`"
-            )
-        )
+        text = f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
+        emit(Notice(text + "fix that, then run `swerl sandbox reap`"))
 
 
 def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from swerl.core.liveness import ProcessIdentity
 from swerl.core.sandbox import Limits, new_name
+from swerl.images.store import default_store
 from swerl.sandboxes.ledger.bill import bill
 from swerl.sandboxes.ledger.reap import (
     Outcome,
@@ -214,3 +220,26 @@ async def test_a_sandbox_found_after_a_lost_answer_is_billed_and_a_gone_one_to_i
     (line,) = bill(ledger).lines
     assert (line.num_sandboxes, round(line.cost, 2)) == (2, 3.0), "one hour, and half an hour"
     assert bill(ledger).num_unsettled == 0
+
+
+HALF_A_SNAPSHOT = """
+import os, signal
+from swerl.images.store import default_store
+with default_store().owner().scratch() as folder:
+    (folder / "tree").mkdir()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_the_files_of_a_snapshot_that_was_killed_go(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    done = subprocess.run([sys.executable, "-c", HALF_A_SNAPSHOT])  # noqa: ASYNC221
+    work = tmp_path / "cache" / "store" / "work"
+    assert done.returncode < 0 and len([*work.iterdir()]) == 1
+    with default_store().owner().scratch() as used:
+        await reap(ledger, run="r", dry_run=True)
+        assert len([*work.iterdir()]) == 2
+        await reap(ledger, run="r")
+        assert [*work.iterdir()] == [used]

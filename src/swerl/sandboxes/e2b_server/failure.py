@@ -56,10 +56,11 @@ class WireError(SwerlError):
     """An error that is the answer to a request."""
 
     def __init__(self, code: Code, message: str, *, status: int = 0, about: str = "") -> None:
-        super().__init__(message)
+        # Headers and addresses may hold bytes that are no text, which JSON cannot carry.
+        super().__init__(message.encode(errors="replace").decode())
         self.code = code
         self.status = status or _STATUS[code]
-        self.about = about
+        self.about = about.encode(errors="replace").decode()
         """Id of the sandbox, if the reason is that it is gone."""
 
     def rest(self) -> dict[str, Json]:

@@ -22,6 +22,7 @@ from swerl.core.errors import SwerlError
 from swerl.core.jobs import run_jobs
 from swerl.core.liveness import Life, ProcessIdentity, life
 from swerl.core.sandbox import LiveSandbox, owner_life, owner_pid
+from swerl.images.store import default_store
 from swerl.recipe.check import plugin_options
 from swerl.recipe.sections import PluginSection
 from swerl.sandboxes.ledger.store import FAILURES, Entry, Ledger, Use
@@ -164,7 +165,7 @@ async def reap(
     dry_run: bool = False,
     on_done: Callable[[Reaped], None] = lambda _: None,
 ) -> ReapReport:
-    """Remove the sandboxes that nobody owns, a few at a time; a failure concerns one sandbox.
+    """Remove the sandboxes and parts of snapshots that nobody owns; a failure concerns one sandbox.
 
     `run` and `only` restrict the search as in `list_sandboxes`. `living` also removes sandboxes in
     use. `on_done` gets each result. Raises RunError if the ledger cannot be read.
@@ -180,8 +181,10 @@ async def reap(
     due = [(each, reason) for each, reason in found if reason]
     reaped = await run_jobs(due, remove, limit=_AT_ONCE, on_done=on_done)
     if not dry_run:
-        # In a thread, because it may wait for another process's transaction.
+        # In threads, because they may wait for other processes.
         await asyncio.to_thread(ledger.tidy)
+        with suppress(OSError):  # nobody left a part of a snapshot in a store without access
+            await asyncio.to_thread(default_store().remove_leftovers)
     return ReapReport(reaped, listing.unreachable)
 
 
