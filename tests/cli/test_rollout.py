@@ -285,6 +285,19 @@ def test_the_engine_answers_differently_after_a_turn(run: Run) -> None:
     assert found["fork"]["turn"] == 1
 
 
+def test_two_continuations_are_compared_from_where_they_part(
+    run: Run, task: Task, tmp_path: Path
+) -> None:
+    run()
+    first = str(Path("runs", "rollouts", f"{task.id}.0"))
+    for engine in ("scripted:gold", "scripted:noop"):
+        assert run("--from", first, "--turn", "1", "--engine", engine).code == 0
+    site = Site(tmp_path / "runs")
+    page = site.page(f"r/rollouts/e/all/{task.id}.1/vs-{task.id}.2.html").body.decode()
+    assert "The first turn is the same" in page
+    assert "solved" in page and "unsolved" in page
+
+
 def test_turn_0_begins_anew_with_the_recorded_task_and_settings(run: Run, task: Task) -> None:
     run("-o", "first", "--set", "rollout.max_turns=7")
     assert run("--from", "first", "--turn", "0", "-o", "second").code == 0

@@ -20,14 +20,13 @@ import pytest
 from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Limits
+from swerl.core.sandbox import Limits, new_name
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
 from swerl.images.store import Store, default_store
 from swerl.rollout.parts import Clock, Provisioner
-from swerl.sandboxes import local
+from swerl.sandboxes import docker, local
 from swerl.sandboxes._local.image import write_image
-from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.tasks import worktree
 
 HARNESS = builtin.build(builtin.Options())
@@ -66,19 +65,19 @@ def repository(tmp_path: Path) -> Path:
 
 
 class Counting:
-    """A local backend that counts the openings of each image, and can refuse snapshots."""
+    """A backend that counts the openings of each image, and can refuse snapshots."""
 
-    def __init__(self, *, refuses: bool = False) -> None:
-        self.inner = local.build(local.Options())
+    def __init__(self, inner: Any = None, *, refuses: bool = False) -> None:
+        self.inner = inner or local.build(local.Options())
         self.opened: list[str] = []
         self.refuses = refuses
 
     @asynccontextmanager
-    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[LocalSandbox]:
-        self.opened.append(image.partition(":")[0])
+    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
+        self.opened.append(image if image.startswith("swerl-") else image.partition(":")[0])
         async with self.inner.open(image, limits, **options) as sandbox:
             if self.refuses:
-                sandbox.snapshot = refuse  # type: ignore[method-assign,assignment]
+                sandbox.snapshot = refuse
             yield sandbox
 
     def __getattr__(self, name: str) -> Any:
@@ -97,8 +96,8 @@ class Counting:
 class WithoutSnapshots:
     """A backend that can take no snapshots, as most cannot."""
 
-    def __init__(self) -> None:
-        self.open = local.build(local.Options()).open
+    def __init__(self, inner: Any = None) -> None:
+        self.open = (inner or local.build(local.Options())).open
 
 
 async def refuse(name: str = "") -> str:
@@ -154,6 +153,33 @@ async def test_the_view_is_the_same_byte_for_byte(repository: Path, kind: str, s
     # The times of files that the image has are equal, too.
     times = [[line for line in view.splitlines() if " ./docs/old/a " in line] for view in views]
     assert times[0] == times[1] == times[2] == times[3]
+
+
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_the_view_in_a_container_is_the_same_byte_for_byte(
+    dockerd: str, docker_image: str, stage: str
+) -> None:
+    backend, name = docker.build(docker.Options(base_url=dockerd)), f"test-{new_name()}"
+    async with backend.open(docker_image, LIMITS, workdir="/repo") as sandbox:
+        made = await sandbox.run(["sh", "-ec", REPOSITORY], cwd="/repo")
+        assert made.exit_code == 0, made.text
+        image = await sandbox.snapshot(name)
+    # Root without capabilities may not write into the user's folder.
+    task = task_of(image, setup="echo set >/new", files={"/repo/given": "text"})
+    counting = Counting(backend)
+    provisioners = [make(WithoutSnapshots(backend)), make(counting)]
+    views = []
+    try:
+        for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
+            grading = provisioner.for_grading(task)
+            async with for_agent(provisioner, task) if stage == "agent" else grading as sandbox:
+                views.append(await shown(sandbox))
+    finally:
+        await backend.drop_snapshot(name)
+    assert len({*counting.opened}) == 2 and counting.opened.count(image) == 1
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
 
 
 def timeless(view: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.contracts import Sandbox
+from swerl.core.contracts import Sandbox, SnapshotSandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
 from swerl.images.store import default_store
@@ -41,6 +42,18 @@ def open_stored(request: pytest.FixtureRequest) -> Target:
     return Target(local.build(options), base.name)
 
 
+def open_snapshot(request: pytest.FixtureRequest) -> Target:
+    """A snapshot of a sandbox of the test image, as the agents of a Task get it."""
+    stored = open_stored(request)
+
+    async def take() -> str:
+        async with stored.open() as opened:
+            assert isinstance(opened, SnapshotSandbox)
+            return await opened.snapshot()
+
+    return Target(stored.backend, asyncio.run(take()))
+
+
 def open_docker(request: pytest.FixtureRequest, daemon: str, image: str) -> Target:
     """The test image, from a real dockerd or Podman."""
     name = request.getfixturevalue(image)
@@ -68,6 +81,7 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "local/bwrap": lambda _: open_local("bwrap"),
     "local/unshare": lambda _: open_local("unshare"),
     "local/oci": open_stored,
+    "local/snapshot": open_snapshot,
     "docker": lambda request: open_docker(request, "dockerd", "docker_image"),
     "podman": lambda request: open_docker(request, "podman", "podman_image"),
     "e2b": open_e2b,

@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from swerl.checks.attacks.attack import (
 )
 from swerl.checks.attacks.runner import AttackReport, Subject
 from swerl.core.errors import SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import docker, local
 from swerl.sandboxes._local import limits
 
@@ -100,13 +102,23 @@ async def test_most_attacks_work_in_a_sandbox_without_walls(
     assert os.geteuid() != 0 or len(failing) > len(attacks) * 0.6
 
 
-@pytest.mark.parametrize("isolator", ["bwrap", "unshare"])
-async def test_no_attack_works_on_local(isolator: Any) -> None:
+@pytest.mark.parametrize("isolator", ["bwrap", "unshare", "auto, a snapshot"])
+async def test_no_attack_works_on_local(
+    isolator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if isolator == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
+    isolator, _, snapshot = isolator.partition(", ")
     backend = local.build(local.Options(isolator=isolator))
+    subject = Subject(backend, "local")
     try:
-        found = results(await runner.attack(Subject(backend, "local"), runner.all_attacks()))
+        if snapshot:
+            monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+            (tmp_path / "image").mkdir()
+            opened = backend.open(f"dir:{tmp_path}/image", Limits(), workdir=subject.workdir)
+            async with opened as sandbox:
+                subject = replace(subject, image=await sandbox.snapshot())
+        found = results(await runner.attack(subject, runner.all_attacks()))
     except SandboxUnavailableError as error:
         pytest.skip(f"{error}: {error.hint}")
     failed = {name: f.seen for name, f in found.items() if f.result is AttackOutcome.FAIL}
