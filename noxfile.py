@@ -102,7 +102,8 @@ def chaos(session: nox.Session) -> None:
         ("--service", "registry", "--faults", "35"),
     ):
         session.run("python", str(BENCHES / "chaos.py"), *more, *session.posargs)
-    session.run("pytest", "-s", "tests/gateway/test_fuzz.py", env={"SWERL_FUZZ": "1000000"})
+    fuzzed = ("tests/gateway/test_fuzz.py", "tests/sandboxes/e2b_server/test_http_corpus.py")
+    session.run("pytest", "-s", *fuzzed, env={"SWERL_FUZZ": "1000000"})
 
 
 @nox.session

@@ -54,8 +54,7 @@ class StoreOwner:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Make a temporary folder in the store; it is removed with the context, or by
-        `remove_leftovers`."""
+        """Make a temporary folder in the store, removed with the context or `remove_leftovers`."""
         path = self._root / "work" / f"{self._name}.{secrets.token_hex(4)}"
         path.mkdir()
         try:

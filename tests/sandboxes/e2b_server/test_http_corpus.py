@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import struct
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import httpx
@@ -13,6 +17,7 @@ import orjson
 import pytest
 from e2b import Sandbox
 
+from tests.gateway.test_fuzz import NUM_REQUESTS, mutated, resident_mib, wire
 from tests.http_corpus import (
     CHUNKED,
     CHUNKS,
@@ -117,7 +122,7 @@ def with_broken_texts(value: Any, broken: bytes) -> Iterator[bytes]:
 def check(answer: httpx.Response) -> None:
     """An answer is a result or the client's mistake, in JSON that can be read."""
     assert answer.status_code < 500 or answer.status_code == 501, answer.text
-    assert not answer.content.startswith(b"{") or answer.json()
+    assert not answer.content.startswith(b"{") or answer.json() is not None
     assert "Traceback" not in answer.text and KEY not in answer.text
 
 
@@ -195,3 +200,48 @@ async def test_broken_text_in_an_address_or_a_header_is_refused(
     assert caplog.records
     for record in caplog.records:
         assert record.getMessage().isascii()
+
+
+def test_mutated_requests_are_answered_or_refused_and_nothing_grows(
+    service: Service, sandbox: Sandbox
+) -> None:
+    random, statuses, sizes = Random(0), Counter[int](), list[float]()
+    token = sandbox._envd_access_token or ""
+    own = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": token}
+    own["Connect-Timeout-Ms"] = "1000"
+    unending = ("/sandboxes/ID/timeout", "/process.Process/Start")  # they end it, or fill it
+    bodies = {path: body for path, body in {**REST, **CALLS}.items() if path not in unending}
+    with service.client() as client:
+        for number in range(NUM_REQUESTS // 10):
+            path = random.choice([*bodies])
+            body, extra = wire(mutated(bodies[path], random, random.choice([0, 0.1, 0.4])), random)
+            streams = path.endswith(STREAMS)
+            framed = struct.pack(">BI", 0, len(body)) + body if streams else body
+            headers = {"X-API-Key": KEY} if path in REST else own
+            headers = {
+                **headers,
+                **extra,
+                "Content-Type": f"application/{'connect+' * streams}json",
+            }
+            target = path.replace("ID", sandbox.sandbox_id)
+            answer = client.post(target, content=framed, headers=headers)
+            check(answer)
+            statuses[answer.status_code] += 1
+            if answer.status_code == 201 and "sandboxID" in answer.json():
+                other = f"/sandboxes/{answer.json()['sandboxID']}"
+                assert client.delete(other, headers={"X-API-Key": KEY}).status_code == 204
+            if number % 20 == 0:
+                sizes.append(resident_mib())
+        assert client.get("/health", headers=own).status_code == 204
+    assert statuses[400] > 0.1 * statuses.total() < 10 * statuses[200]
+    assert sizes[-1] - sizes[len(sizes) // 3] < 24.0, sizes
+
+
+def test_a_body_that_grows_is_refused_before_it_is_whole(service: Service) -> None:
+    bomb, before_mib = gzip.compress(bytes(100 << 20), 1), resident_mib()
+    headers = {"X-API-Key": KEY, "Content-Encoding": "gzip"}
+    with service.client(**headers) as client:
+        for _ in range(3):
+            with suppress(httpx.TransportError):  # it is closed before the client has sent all
+                assert client.post("/v2/sandboxes", content=bomb).status_code in (400, 413)
+    assert resident_mib() - before_mib < 32

@@ -207,8 +207,7 @@ class PortAddress:
 
 
 def _target(headers: Mapping[str, str]) -> PortAddress | None:
-    """Return the target of a request: from the host name `<port>-<id>.<domain>`, else from
-    headers."""
+    """Return a request's target: from its host `<port>-<id>.<domain>`, else from headers."""
     if match := _HOST.fullmatch(headers.get("Host", "")):
         return PortAddress(match[2].lower(), int(match[1]))
     sandbox_id = headers.get("E2b-Sandbox-Id", "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from enum import StrEnum
 
+from aiohttp import web
+
 from swerl.core.chat import Json
 from swerl.core.errors import (
     ImageError,
@@ -88,6 +90,8 @@ def as_failure(error: Exception) -> WireError:
     """Return the answer to an error. A foreign error reveals its type alone."""
     if isinstance(error, WireError):
         return error
+    if isinstance(error, web.RequestPayloadError):  # its Content-Encoding or framing is wrong
+        return WireError(Code.INVALID_ARGUMENT, f"the body cannot be read: {error}")
     if isinstance(error, FileNotFoundError):
         return WireError(Code.NOT_FOUND, f"path not found: {error.filename or error}")
     if isinstance(error, SandboxLostError):

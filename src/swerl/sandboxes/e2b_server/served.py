@@ -134,8 +134,7 @@ class ServedSandboxes:
         raise WireError(Code.UNAUTHENTICATED, "the sandbox's access token is missing or wrong")
 
     def open_port_with(self, sandbox_id: str, traffic_token: str, token: str) -> ServedSandbox:
-        """Return the sandbox whose ports one of the tokens opens. Raises WireError as `open_with`
-        does."""
+        """Return the sandbox whose ports a token opens. Raises WireError as `open_with` does."""
         served = self.find(sandbox_id)
         if served and access.same(traffic_token, served.traffic_token):
             return served

@@ -181,8 +181,7 @@ async def reap(
     due = [(each, reason) for each, reason in found if reason]
     reaped = await run_jobs(due, remove, limit=_AT_ONCE, on_done=on_done)
     if not dry_run:
-        # In threads, because they may wait for other processes.
-        await asyncio.to_thread(ledger.tidy)
+        await asyncio.to_thread(ledger.tidy)  # it may wait for other processes
         with suppress(OSError):  # nobody left a part of a snapshot in a store without access
             await asyncio.to_thread(default_store().remove_leftovers)
     return ReapReport(reaped, listing.unreachable)
