@@ -44,10 +44,14 @@ def _tensors(query_lengths: tuple[int, ...], key_lengths: tuple[int, ...]) -> li
     return [query, *(torch.randn(sum(key_lengths), 2, 8) for _ in range(2))]
 
 
+@pytest.mark.parametrize("queries", [512, 3])
 @pytest.mark.parametrize("lengths", ROWS)
 def test_rows_attend_to_earlier_positions_and_to_no_other_row(
     lengths: tuple[tuple[int, ...], tuple[int, ...]],
+    queries: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(row_attention, "_QUERIES", queries)
     tensors = _tensors(*lengths)
     torch.testing.assert_close(attend(*tensors, *lengths), _written_out(*tensors, *lengths))
 

@@ -36,6 +36,8 @@ from swerl.training.rank.context import Forest, gather_context, take, whole_orde
 
 _CAUSAL = (-1, 0)
 """Window of torch's kernel: all keys up to the query's own position."""
+_QUERIES = 512
+"""Queries under one mask: half of them times as many keys are computed and thrown away."""
 _Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HOPPER = 9
 """Major compute capability of H100 and H200."""
@@ -179,13 +181,9 @@ def attend(
     # The kernels compute in half precision only.
     kernel = installed_kernel() if query.is_cuda and query.dtype is not torch.float32 else None
     if kernel is None:
-        rows = zip(
-            torch.split(query, list(query_lengths)),
-            torch.split(key, list(key_lengths)),
-            torch.split(value, list(key_lengths)),
-            strict=True,
-        )
-        return torch.cat([_row(*row, scale) for row in rows])
+        lengths = map(list, (query_lengths, key_lengths, key_lengths))
+        rows = zip(*map(torch.split, (query, key, value), lengths), strict=True)
+        return torch.cat([_row(q, k, v, scale) for q, k, v in rows])
     return varlen(kernel, query, key, value, query_lengths, key_lengths, scale)
 
 
@@ -199,16 +197,9 @@ def varlen(
     scale: float | None,
 ) -> torch.Tensor:
     """Attend all rows in one call of a kernel that takes each row's bounds."""
-    out: torch.Tensor = kernel(
-        query,
-        key,
-        value,
-        _bounds(query_lengths, query.device),
-        _bounds(key_lengths, query.device),
-        max(query_lengths),
-        max(key_lengths),
-        scale=scale,
-    )
+    bounds = (_bounds(lengths, query.device) for lengths in (query_lengths, key_lengths))
+    longest = max(query_lengths), max(key_lengths)
+    out: torch.Tensor = kernel(query, key, value, *bounds, *longest, scale=scale)
     return out
 
 
@@ -243,23 +234,20 @@ def _prefer_flash3() -> None:
 def _row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    # `is_causal` aligns queries with the first keys; a late piece must end with the last key.
-    square = query.shape[0] == key.shape[0]
-    out = F.scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0),
-        key.transpose(0, 1).unsqueeze(0),
-        value.transpose(0, 1).unsqueeze(0),
-        attn_mask=None if square else _lower_right(query.shape[0], key.shape[0], query.device),
-        is_causal=square,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return out.squeeze(0).transpose(0, 1)
-
-
-def _lower_right(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
-    return mask.tril(num_keys - num_queries)
+    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (query, key, value))
+    call = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    num, before = q.shape[2], k.shape[2] - q.shape[2]
+    if not before:
+        return call(q, k, v, is_causal=True).squeeze(0).transpose(0, 1)
+    # `is_causal` aligns queries with the first keys, and a mask computes what it hides: some
+    # queries at a time leave out the keys after them.
+    parts = []
+    for start in range(0, num, _QUERIES):
+        end = min(start + _QUERIES, num)
+        seen = before + end
+        mask = q.new_ones(end - start, seen, dtype=torch.bool).tril(before + start)
+        parts.append(call(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], attn_mask=mask))
+    return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
 
 
 @lru_cache(maxsize=8)
