@@ -83,6 +83,23 @@ def test_training_time_is_arithmetic_over_rate_starts_and_exchanges() -> None:
     assert started([48_000] * 9) > started([48_000] * 8) + 40 * 0.5  # three micro-batches a rank
 
 
+def test_a_shared_prefix_is_computed_once_in_a_micro_batch() -> None:
+    plain = {"train_layer_s": 0.0, "first_prompt": 10_000.0}
+    apart, once = (
+        trainer(f"trainer.shared_prefixes={flag}", **plain) for flag in ("false", "true")
+    )
+    rows = [30_000] * 4  # one on each data rank: nothing is shared
+    assert once(rows) == pytest.approx(apart(rows))
+    prefix, whole = apart.row.of(10_000), apart.row.of(30_000)
+    found = (
+        once([30_000] * 16) - once.step_s
+    )  # micro-batches of 96,000 tokens hold the prefix and four rows
+    assert found == pytest.approx(prefix + 4 * (whole - prefix))
+    assert apart([30_000] * 16) - apart.step_s == pytest.approx(4 * whole)
+    # A step of short rows has no more of the prefix than they have.
+    assert once([100] * 8) < apart([100] * 8)
+
+
 def test_a_pipeline_waits_for_its_first_and_last_micro_batch() -> None:
     recipe = RECIPE.with_name("qwen4b_1node.toml")
     settings = ("trainer.pipeline_parallel=4", "trainer.tensor_parallel=1")

@@ -36,16 +36,20 @@ class TrainerSpeed:
     """Tokens of a micro-batch on all context ranks."""
     step_s: float
     """Gradients between data ranks, and an optimizer on the host."""
+    shared: int = 0
+    """Tokens that all rows begin with and a micro-batch computes once; 0 if rows are separate."""
 
     def __call__(self, rows: Sequence[int]) -> float:
         """Return the seconds of a step on rows of these lengths, dealt to the copies."""
-        work = [0.0] * self.copies
+        work, start = [0.0] * self.copies, min([*rows, self.shared])
+        once = self.row.of(start)
         for row in sorted(rows, reverse=True):
-            heapreplace(work, work[0] + self.row.of(row))
-        slots = max(-(-sum(rows) // (self.budget * self.copies)), 1)
+            heapreplace(work, work[0] + self.row.of(row) - once)
+        room = max(self.budget - start, 1) * self.copies
+        slots = max(-(-(sum(rows) - start * len(rows)) // room), 1)
         # Each stage waits for the first micro-batch to arrive and for the last one to leave.
         bubble = (slots + self.stages - 1) / slots
-        return bubble * (max(work) + slots * self.start_s) + self.step_s
+        return bubble * (max(work) + slots * (self.start_s + once)) + self.step_s
 
 
 def trainer_speed(
@@ -79,6 +83,8 @@ def trainer_speed(
         stages=layout.pipeline,
         budget=trainer.tokens_per_micro_batch * layout.context,
         step_s=step_s,
+        # All rows of an agent begin with its system prompt and tools, which are most of this.
+        shared=int(value["first_prompt"]) if trainer.shared_prefixes else 0,
     )
 
 
