@@ -299,27 +299,50 @@ class Case:
 
 TP, CP, PP = "tensor_parallel", "context_parallel", "pipeline_parallel"
 EP, ETP = "expert_parallel", "expert_tensor_parallel"
+TWO: dict[str, dict[str, Any]] = {
+    "data": {},
+    "tensor": {TP: 2},
+    "context": {CP: 2},
+    "stages": {PP: 2},
+    "experts": {EP: 2},
+}
+"""Two ranks of every kind; experts of tensor ranks are split, too."""
+LINES = {"dense": "qwen3", "moe": "qwen3_moe", "delta": "qwen3_5_moe", "glm": "glm4_moe"}
 CASES = {
+    **{
+        f"{name}-{kind}": Case(
+            *(line, 2, name in ("moe", "glm")),
+            layout={**layout, **({ETP: 2} if TP in layout and name != "dense" else {})},
+        )
+        for name, line in LINES.items()
+        for kind, layout in TWO.items()
+        if (name, kind) not in (("dense", "experts"), ("glm", "stages"))
+    },
+    # The other of that line has three layers.
+    "glm-stages": Case("glm4_air", 2, layout={PP: 2}),
     "dense": Case("qwen3"),
     "dense-recompute": Case("qwen3", layout={"recompute": True}),
     "dense-sft": Case("qwen3", algorithm="sft"),
     "dense-gspo": Case("qwen3", algorithm="gspo"),
-    "dense-data": Case("qwen3", 2),
-    "dense-tensor": Case("qwen3", 2, layout={TP: 2}),
-    "dense-context": Case("qwen3", 2, layout={CP: 2}),
-    "dense-stages": Case("qwen3", 2, layout={PP: 2}),
+    "dense-data-4": Case("qwen3", 4),
+    "dense-context-4": Case("qwen3", 4, layout={CP: 4}),
     "dense-tensor-context": Case("qwen3", 4, layout={TP: 2, CP: 2}),
     "moe": Case("qwen3_moe"),
     "moe-replay": Case("qwen3_moe", replay=True, layout={"recompute": True}),
-    "moe-experts": Case("qwen3_moe", 2, replay=True, layout={EP: 2}),
+    "moe-experts-4": Case("qwen3_moe", 4, replay=True, layout={EP: 4}),
     "moe-all": Case("qwen3_moe", 4, replay=True, layout={TP: 2, CP: 2, EP: 2}),
     "delta": Case("qwen3_5_moe"),
-    "delta-tensor": Case("qwen3_5_moe", 2, layout={TP: 2, ETP: 2, "recompute": True}),
-    "delta-context": Case("qwen3_5_moe", 2, layout={CP: 2}),
-    "delta-stages": Case("qwen3_5_moe", 4, layout={PP: 2, EP: 2}),
+    "delta-recompute": Case("qwen3_5_moe", 2, layout={TP: 2, ETP: 2, "recompute": True}),
+    "delta-context-4": Case("qwen3_5_moe", 4, layout={CP: 4}),
+    "delta-stages-4": Case("qwen3_5_moe", 4, layout={PP: 4}),
+    "delta-all": Case("qwen3_5_moe", 4, layout={PP: 2, EP: 2}),
     "glm": Case("glm4_moe"),
-    "glm-tensor": Case("glm4_moe", 2, layout={TP: 2, ETP: 2}),
+    "glm-tensor-norms": Case("glm4_moe", 2, layout={TP: 2, ETP: 2}),
     "glm-all": Case("glm4_moe", 4, layout={TP: 2, CP: 2, EP: 2}),
+}
+BF16 = {
+    f"{name}-bf16": Case(line, layout={"dtype": "bf16"})
+    for name, line in (("dense", "qwen3"), ("delta", "qwen3_5_moe"))
 }
 
 
@@ -333,7 +356,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     root = tmp_path_factory.mktemp("forest")
     (root / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
-    for line in sorted({case.line for case in CASES.values()}):
+    cases = CASES | BF16
+    for line in sorted({case.line for case in cases.values()}):
         model = build(line)
         (root / line).mkdir()
         copy_tokenizer(root / "tokenizer", root / line)
@@ -347,8 +371,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
             batches.write(path, forest_batch(rng, 14, replay=replay, step=step))
             files.setdefault(replay, []).append(str(path))
     every = {
-        wanted_name(case): (replace(case, ranks=1, layout={}), False) for case in CASES.values()
-    } | {name: (case, True) for name, case in CASES.items()}
+        wanted_name(case): (replace(case, ranks=1, layout={}), False) for case in cases.values()
+    } | {name: (case, True) for name, case in cases.items()}
     specs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
     for name, (case, shares) in every.items():
         specs[case.ranks].append(
@@ -391,6 +415,17 @@ def test_shared_prefixes_take_the_steps_of_separate_rows(
     # Absolute, of some 6: two units in the last place.
     assert gaps.pop("logprobs") <= 2e-6
     assert max(gaps.values()) <= 1e-6
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_shared_prefixes_in_bf16_stay_within_its_rounding(
+    found: dict[str, dict[str, Any]], name: str
+) -> None:
+    got, wanted = found[name], found[wanted_name(BF16[name])]
+    for one, other in zip(got["stats"], wanted["stats"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-3)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-2)
+    assert got["agree"]
 
 
 def _gap(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
