@@ -3,6 +3,7 @@
     python bench/tune.py                          12 pairs of machine and model
     python bench/tune.py --only "2 x 8"           those with this text in their name
     python bench/tune.py --run runs/twin          fit two steps, predict the next twenty
+    python bench/tune.py --caches                 the most that scheduling caches could gain
 
 The exhaustive search simulates every combination of a reduced grid, each with the same trainer. No
 GPU is used: both searches rest on the simulation's assumptions.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +37,8 @@ MACHINES = (("h100", 1), ("h200", 1), ("h100", 2))
 """GPU and nodes of 8."""
 STEPS = 6
 """Simulated steps of a plan: fewer than `tune` takes, for time."""
+BUSY = ("qwen4b_1node", "qwen35b_1node", "qwen35b_8node", "glm_8node")
+"""Recipes whose caches are compared with endless ones."""
 FIRST, NEXT = 2, 20
 """Steps that are fitted, and steps that are predicted."""
 
@@ -96,12 +100,38 @@ def predict(run: Path) -> None:
     )
 
 
+def caches() -> None:
+    """Simulate recipes with ever more Episodes, with the engines' caches and with endless ones.
+
+    No rule for which session gives its cache up can gain more than the difference.
+    """
+    print("recipe               episodes  contexts in a cache  read again  s a step  endless cache")
+    for name, times in product(BUSY, (1, 2, 4, 8)):
+        recipe = load([RECIPES / f"{name}.toml"], ())
+        groups, slots = recipe.rollout.groups_per_step * times, recipe.rollout.concurrency * times
+        settings = (f"rollout.groups_per_step={groups}", f"rollout.concurrency={slots}")
+        planned = plan(load([RECIPES / f"{name}.toml"], settings))
+        assert planned.memory is not None
+        cache = planned.memory.cache
+        own, endless = (
+            simulate(planned.recipe, planned.shape, planned.layout, each, num_steps=3).own
+            for each in (cache, replace(cache, tokens=10**12))
+        )
+        gain = own.step_s / endless.step_s - 1
+        row = f"{name:<20} {slots:>8}  {cache.contexts:19.1f}  {own.tokens_again:10.1%}"
+        print(f"{row}  {own.step_s:8.0f}  {endless.step_s:6.0f} ({gain:+.1%})", flush=True)
+
+
 def main() -> None:
     """Print one line a pair."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="text in the names of the pairs to compare")
     parser.add_argument("--run", type=Path, help="folder of a real run with 22 steps")
+    parser.add_argument("--caches", action="store_true", help="compare with endless caches")
     args = parser.parse_args()
+    if args.caches:
+        caches()
+        return
     if args.run:
         predict(args.run)
         return

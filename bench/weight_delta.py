@@ -2,8 +2,9 @@
 
     python bench/weight_delta.py [--kills 50]
 
-Two sources of 20 steps in bf16: the twin's model in swerl's trainer on random rows, and AdamW on
-matrices with the shapes of Qwen3-4B over four, whose gradients are noise around a fixed direction.
+Three sources of 20 steps in bf16: the twin's model in swerl's trainer on random rows, and AdamW on
+matrices with the shapes of Qwen3-4B over four, and on LoRA adapters of Qwen3.6-35B-A3B's experts,
+whose gradients are noise around a fixed direction.
 Every version goes over HTTP to another machine's folder, through a relay that counts all bytes.
 With `--kills` that many CPU engines, each started on the initial model, are killed while they load
 the newest version from deltas; those that serve must sample as one that reads the whole folder.
@@ -20,6 +21,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -53,6 +55,10 @@ SHAPES = {
     "down": (640, 2432),
 }
 """Matrices of a layer of Qwen3-4B with every size over four."""
+EXPERTS = {"gate_up": (1024, 2048), "down": (2048, 512)}
+"""Outputs and inputs of a routed expert of Qwen3.6-35B-A3B."""
+NUM_EXPERTS, RANK = 16, 8
+"""Of 256, and the rank of qwen35b_1node_lora."""
 RATES = (1e-6, 1e-5, 4e-4)
 """Learning rates: of large models in RL, ten times that, and the twin's."""
 
@@ -149,11 +155,30 @@ async def count(
 def layer(root: Path, lr: float) -> Iterator[WeightRef]:
     """Yield the versions of a layer under AdamW."""
     torch.manual_seed(0)
-    masters = {
-        f"{name}.{copy}": torch.randn(shape).mul_(0.02).requires_grad_()
-        for name, shape in SHAPES.items()
-        for copy in range(3)
-    }
+    return versions(
+        root,
+        {
+            f"{name}.{copy}": torch.randn(shape).mul_(0.02).requires_grad_()
+            for name, shape in SHAPES.items()
+            for copy in range(3)
+        },
+        lr,
+    )
+
+
+def adapters(root: Path, lr: float) -> Iterator[WeightRef]:
+    """Yield the versions of LoRA adapters under AdamW: A is drawn as the trainer does, B is 0."""
+    torch.manual_seed(0)
+    masters = {}
+    for name, (outputs, inputs) in EXPERTS.items():
+        A = (2 * torch.rand(NUM_EXPERTS * RANK, inputs) - 1) / inputs**0.5
+        masters[f"{name}.A"] = A.requires_grad_()
+        masters[f"{name}.B"] = torch.zeros(outputs, RANK * NUM_EXPERTS).requires_grad_()
+    return versions(root, masters, lr)
+
+
+def versions(root: Path, masters: dict[str, torch.Tensor], lr: float) -> Iterator[WeightRef]:
+    """Yield the versions of some weights in bf16."""
     signs = {name: torch.randn_like(each) for name, each in masters.items()}
     optimizer = torch.optim.AdamW(masters.values(), lr=lr, betas=(0.9, 0.98), weight_decay=0.1)
     source, writer = root / "source", DeltaWriter(root / "shared")
@@ -277,11 +302,11 @@ def main() -> int:
     titles = ("20 steps", "whole, MB", "delta, MB", "over HTTP, MB", "times fewer", "with the 20th")
     print(f"| {' | '.join(titles)} | write, s | send and rebuild, s |")
     print("|---|---|---|---|---|---|---|---|")
-    for lr in RATES:
+    for source, lr in (*product((layer,), RATES), *product((adapters,), RATES[1:])):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            sizes = asyncio.run(measure(layer(root, lr), root / "machine"))
-            print(sizes.row(f"layer, lr {lr:g}"), flush=True)
+            sizes = asyncio.run(measure(source(root, lr), root / "machine"))
+            print(sizes.row(f"{source.__name__}, lr {lr:g}"), flush=True)
     for lr in RATES:
         with tempfile.TemporaryDirectory() as folder:
             found = asyncio.run(twin(Path(folder), lr, kills if lr == RATES[0] else 0))
