@@ -10,9 +10,10 @@
 
 A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
 spawner, supervisors, sandboxes), or squeezes the run's memory, fills its disk, makes its folder
-read-only, moves its clock, drops the packets of its loopback or cuts its connections. Those but the
-clock need root: the run then has a memory cgroup, a small tmpfs and a network of its own. The order
-of faults follows from the seed. After a fault that ends the run, the same command resumes it.
+read-only, moves its clock, drops or delays the packets of its loopback or cuts its connections.
+Those but the clock need root: the run then has a memory cgroup, a small tmpfs and a network of its
+own. The order of faults follows from the seed. After a fault that ends the run, the same command
+resumes it.
 Prints a table of faults, and exits with 1 at the first property that does not hold.
 """
 
@@ -22,6 +23,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,7 +53,9 @@ ROLES = {
     "guard": "_process_guard.py",
 }
 DISK = ("full disk", "read-only folder")
-NETWORK = ("loopback down", "connections cut")
+NETWORK = ("loopback down", "connections cut", "loopback slow")
+SLOW_LOOPBACK = ("tbf", "rate", "2mbit", "burst", "128kb", "latency", "2s")
+"""Packets wait up to 2 s for their turn; those behind them are dropped and sent again."""
 MEMORY, CLOCK = "memory", "clock"
 REPLAYED = ("controller", "rank", CLOCK, *DISK)
 """After these alone a run repeats itself. Others may lose a reply or a sandbox, and the next try
@@ -197,6 +201,11 @@ class Chaos:
             assert self.group
             with squeezed(self.group):
                 yield
+        elif kind == NETWORK[2]:
+            queue = ["dev", "lo", "root"]
+            subprocess.run(["tc", "qdisc", "add", *queue, *SLOW_LOOPBACK], check=True)
+            yield
+            subprocess.run(["tc", "qdisc", "del", *queue], check=True)
         elif kind == NETWORK[0]:
             subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
             yield
@@ -431,7 +440,7 @@ def make(
     if ray:
         keys += ["cluster.launcher=ray", f"cluster.ray_address={ray.address}"]
     if "CHAOS_MOUNTS" in os.environ:
-        kinds += [*DISK, *NETWORK]
+        kinds += [*DISK, *(NETWORK if shutil.which("tc") else NETWORK[:2])]
         if parent := limits.find().get("memory"):
             group = parent / f"{GROUP}{folder.name}"
             group.mkdir()

@@ -18,7 +18,15 @@ from swerl.gateway import replay as gateway_replay
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import prompter
-from swerl.gateway.replay import RULES, Compared, Part, Replay, compare, recorded_turns
+from swerl.gateway.replay import (
+    RULES,
+    WHITE_SPACE,
+    Compared,
+    Part,
+    Replay,
+    compare,
+    recorded_turns,
+)
 from tests.gateway._fakes import RecordingEngine
 
 ASK = Message(Role.USER, "fix it")
@@ -358,15 +366,21 @@ async def test_a_reply_names_the_random_ids_of_its_own_session(engine: Recording
         ("process", "process id 4711 ended", "process id 9 ended"),
         ("call id", "see call_0a1b2c3d_7", "see call_ffeeddcc_7"),
         ("address", "<f at 0x7f00deadbeef>", "<f at 0x7f11deadbeef>"),
+        ("nickname", '{"nickname":"Kant"}', '{"nickname":"Ada L"}'),
+        (WHITE_SPACE, "one\n\ntwo ", "one\ntwo"),
     ],
 )
 def test_each_rule_covers_its_difference_alone(rule: str, before: str, after: str) -> None:
-    assert rule in RULES
     compared = compare([Part("x", before)], [Part("x", after)])
     assert isinstance(compared, Compared), compared
     assert compared.counts == Counter([rule])
     changed = compare([Part("x", before)], [Part("x", f"{after} and more")])
     assert isinstance(changed, str)
+
+
+def test_every_rule_has_its_case() -> None:
+    [cases] = test_each_rule_covers_its_difference_alone.pytestmark  # type: ignore[attr-defined]
+    assert {rule for rule, *_ in cases.args[1]} == {*RULES, WHITE_SPACE}
 
 
 @pytest.mark.parametrize(
