@@ -58,6 +58,7 @@ JOBS = {
         _job("qwen3_tied", **{PP: 2}),
     ],
 }
+BF16 = [_job("qwen3_tied", dtype="bf16"), _job("qwen3_5_moe", dtype="bf16")]
 ALL = [(count, job) for count, jobs in JOBS.items() for job in jobs]
 
 
@@ -67,14 +68,15 @@ def _name(job: Job) -> str:
 
 @pytest.fixture(scope="module")
 def found(work: Path) -> Mapping[tuple[int, str], Mapping[str, Any]]:
+    all_jobs = {**JOBS, 1: [*JOBS[1], *BF16]}
     specs: dict[int, list[dict[str, Any]]] = {
         count: [_spec(work, job, count, str(number)) for number, job in enumerate(jobs)]
-        for count, jobs in JOBS.items()
+        for count, jobs in all_jobs.items()
     }
     run_ranks(work / "lora.json", specs)
     return {
         (count, job.name): torch.load(spec["out"], weights_only=False)
-        for count, jobs in JOBS.items()
+        for count, jobs in all_jobs.items()
         for job, spec in zip(jobs, specs[count], strict=True)
     }
 
@@ -85,15 +87,8 @@ def test_adapters_train_as_pefts_do(
 ) -> None:
     peft = pytest.importorskip("peft")
     ours = found[count, job.name]
-    model = _build(job)
     lora = LoraSection.model_validate(job.layout["lora"])
-    write_adapters(tmp_path, ours["adapters"], lora, model=tmp_path)
-    config = peft.LoraConfig.from_pretrained(tmp_path)
-    config.inference_mode = False
-    wrapped = peft.get_peft_model(model, config).eval()
-    wrong = peft.set_peft_model_state_dict(wrapped, ours["first_adapters"])
-    assert not wrong.unexpected_keys
-    params = [param for param in wrapped.parameters() if param.requires_grad]
+    wrapped, params = _peft(job, ours, tmp_path)
     assert sum(each.numel() for each in params) == sum(
         each.numel() for each in ours["adapters"].values()
     )
@@ -126,3 +121,31 @@ def test_adapters_train_as_pefts_do(
     print(f"{count} {job.name}: {worst}, adapters {gap:.1e} {name}")  # noqa: T201  read with -s
     assert gap <= 3e-5, name
     assert ours["agree"]
+
+
+@pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
+def test_adapters_of_a_bf16_model_train_as_pefts_in_fp32(
+    job: Job, found: Mapping[tuple[int, str], Mapping[str, Any]], tmp_path: Path
+) -> None:
+    ours = found[1, job.name]
+    wrapped, params = _peft(job, ours, tmp_path)
+    optimizer = _adamw(params)
+    for number, (batch, stats) in enumerate(zip(_batches(job), ours["stats"], strict=True)):
+        loss, norm = _step(wrapped, optimizer, params, batch, number)
+        assert stats["loss"] == pytest.approx(loss, rel=2e-3)
+        assert stats["grad_norm"] == pytest.approx(norm, rel=2e-2)
+    assert {each.dtype for each in ours["adapters"].values()} == {torch.bfloat16}
+    assert ours["gradient_bytes"] <= 4 * ours["num_params"] + 64_000
+
+
+def _peft(job: Job, ours: Mapping[str, Any], folder: Path) -> tuple[Any, list[Any]]:
+    """Return PEFT's model with the first adapters of a job, and the parameters that it trains."""
+    peft = pytest.importorskip("peft")
+    lora = LoraSection.model_validate(job.layout["lora"])
+    write_adapters(folder, ours["adapters"], lora, model=folder)
+    config = peft.LoraConfig.from_pretrained(folder)
+    config.inference_mode = False
+    wrapped = peft.get_peft_model(_build(job), config).eval()
+    wrong = peft.set_peft_model_state_dict(wrapped, ours["first_adapters"])
+    assert not wrong.unexpected_keys
+    return wrapped, [param for param in wrapped.parameters() if param.requires_grad]
