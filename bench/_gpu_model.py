@@ -156,7 +156,9 @@ def fake_ranks(options: Any) -> None:
     dist.all_to_all_single = exchange
 
 
-def passes(config: Mapping[str, Any], options: Any, work: Any) -> dict[str, float]:
+def passes(
+    config: Mapping[str, Any], options: Any, work: Any, *, backward: bool = True
+) -> dict[str, float]:
     """Run forward and backward passes of `work`; return seconds by kernel, and by the clock."""
     import torch
     from roofline import counted_model, counted_rows
@@ -170,7 +172,9 @@ def passes(config: Mapping[str, Any], options: Any, work: Any) -> dict[str, floa
     rows = counted_rows(config, options, work, work.positions, device)
 
     def once() -> None:
-        model(rows).sum().backward()
+        total = model(rows).sum()
+        if backward:
+            total.backward()
 
     times = [seconds_of(once) for _ in range(4)]
     held = allocated_bytes()
@@ -299,15 +303,31 @@ def matrix_rate(size: int) -> float:
     return times * 2 * size**3 / seconds_of(repeat)
 
 
-def pass_times(forward: Callable[[], Any]) -> Figures:
+def delta_backward() -> bool:
+    """Return whether the kernels of delta nets compute gradients here; a CPU does without them."""
+    import torch
+
+    from swerl.cluster.checks import FindingState, check_kernels
+
+    if not on_gpu():
+        return True
+    gpu = "h100" if torch.cuda.get_device_capability()[0] == 9 else ""
+    return all(each.state is FindingState.OK for each in check_kernels("", ["fla"], gpu))
+
+
+def pass_times(forward: Callable[[], Any], *, backward: bool = True) -> Figures:
     """Return the seconds of a forward and a backward pass, and the bytes kept in between."""
     for _ in range(2):
-        forward().float().sum().backward()
+        total = forward().float().sum()
+        if backward:
+            total.backward()
     held = allocated_bytes()
     out = forward()
     kept = allocated_bytes() - held
     del out
     forward_s = min(seconds_of(forward) for _ in range(3))
+    if not backward:
+        return {"forward_s": forward_s, "kept_bytes": kept}
     both_s = min(seconds_of(lambda: forward().float().sum().backward()) for _ in range(3))
     return {"forward_s": forward_s, "backward_s": both_s - forward_s, "kept_bytes": kept}
 

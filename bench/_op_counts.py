@@ -36,6 +36,8 @@ class Op:
     flops: float = 0.0
     ranks: tuple[int, ...] = ()
     """Ranks of an exchange."""
+    is_async: bool = False
+    """Whether the next operation runs beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Counted(TorchDispatchMode):
 
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
                 "_unsafe_view", "is_same_size", "set_", "resize_", "record_stream"}  # fmt: skip
+_FILLS = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"}
+"""Operations that read no value of their tensor."""
 _PRODUCTS = {"mm", "addmm", "bmm"}
 _LOOK_UPS = {"embedding", "index_select", "index", "gather"}
 """Operations that read no more of their first tensor than they write."""
@@ -168,12 +172,15 @@ class Moves(TorchFunctionMode):
             return moved
         out = func(*args, **kwargs)
         # A factory that names a device writes there.
-        if kwargs.get("device") is not None and isinstance(out, torch.Tensor):
+        named = kwargs.get("device") is not None and isinstance(out, torch.Tensor)
+        # What the recorder dispatches is an overload, and counted there.
+        if named and not isinstance(func, torch._ops.OpOverload):
             if not on_device and func is torch.tensor:
                 self._recorder.wait()
             if not self._recorder.is_marked(out):
                 self._recorder.mark(out)
-                self._recorder.add(_kernel(func.__name__, [], [out]))
+                if func.__name__ not in _ALLOCATIONS:
+                    self._recorder.add(_kernel(func.__name__, [], [out]))
         return out
 
     def _goes_to_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -211,7 +218,7 @@ def _kernel(name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.T
         return Op(name, kind, sum(map(_size, inputs)) + written, flops)
     if name in _LOOK_UPS:
         return Op(name, "copies", 2 * written + sum(map(_size, inputs[1:])))
-    read = sum(map(_size, inputs[1:] if name == "copy_" else inputs))
+    read = sum(map(_size, inputs[1:] if name in {"copy_", *_FILLS} else inputs))
     if name in _COPIES:
         return Op(name, "copies", read + written)
     # Reads and writes of fp32 take twice the bytes of bf16, in most cases without need.
@@ -225,7 +232,9 @@ def _exchange(name: str, args: Sequence[Any], inputs: Sequence[torch.Tensor]) ->
         if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type()):
             group = dist.ProcessGroup.unbox(each)
             ranks = tuple(dist.get_process_group_ranks(group))
-            return Op(name, "exchanges", max(map(_size, inputs)), ranks=ranks)
+            # The default, which is left out, is not to wait.
+            is_async = all(each is not False for each in args)
+            return Op(name, "exchanges", max(map(_size, inputs)), ranks=ranks, is_async=is_async)
     raise AssertionError(f"{name} names no group")
 
 

@@ -32,10 +32,11 @@ class Rule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: torch.Tensor) -> torch.Tensor:
         query, _, value, decay, _ = inputs
-        within = query.new_empty(*query.shape[:3], CHUNK)
+        within = value.new_empty(*value.shape[:3], CHUNK)
         out = torch.empty_like(value)
         ctx.save_for_backward(*inputs, within, torch.empty_like(decay))
-        positions, heads, width = query.shape[1:]
+        positions, heads = value.shape[1:3]
+        width = query.shape[-1]
         state = 2 * width * value.shape[-1] + CHUNK * (width + value.shape[-1])
         ctx.flops = 2.0 * positions * heads * state
         record(Op("forward", "delta rule", num_bytes(*inputs, within, out), ctx.flops))

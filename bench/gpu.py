@@ -14,9 +14,10 @@ sleep     sleep and wake of a rank: memory given back, seconds, weights bit-equa
 numerics  log-probabilities and gradient norm in bf16 on the GPU against fp32 on the CPU
 ipc       weights by CUDA IPC to a second process; on a CPU by shared memory
 
-The first run on a machine takes some minutes more: it compiles the kernels of delta nets.
-Each piece runs in a process of its own, so that one that fails does not stop the others. Weights
-are random. Prints a table and writes gpu.json.
+The first run on a machine takes some minutes more: it compiles the kernels of delta nets. Their
+backward pass is left out if fla-core refuses it: on an H100, with Triton 3.4 to 3.7.0.
+Each piece runs in a process of its own, so that one that fails does not stop the others; what it
+measured before it failed is kept. Weights are random. Prints a table and writes gpu.json.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,6 +43,7 @@ from _gpu_model import (
     SMALL_DENSE,
     SMALL_HYBRID,
     Figures,
+    delta_backward,
     free_bytes,
     gpu_name,
     matrix_rate,
@@ -95,7 +98,8 @@ def layers(small: bool) -> Figures:
 
     positions = 128 if small else 32768
     found: Figures = {"positions": positions}
-    for name in ("linear_attention", "full_attention"):
+    # Kernels of delta nets compile for minutes, so they come last.
+    for name in ("full_attention", "linear_attention"):
         config = (SMALL_HYBRID if small else HYBRID) | {"layer_types": [name]}
         with scratch_folder() as folder:
             model = random_model(folder, config, positions)
@@ -115,7 +119,8 @@ def layers(small: bool) -> Figures:
         whole = pass_times(
             lambda layer=layer, hidden=hidden, rope=rope, rows=rows: layer(
                 hidden, attention_mask=None, rotary_pos_emb=rope, packed_seq_params=rows
-            )[0]
+            )[0],
+            backward=name == "full_attention" or delta_backward(),
         )
         planned = layer_bytes(shape_from_config("layer", config), Splits(1, 1, 1), 0)
         found[name] = whole | {"planned_bytes_of_a_position": planned}
@@ -123,9 +128,15 @@ def layers(small: bool) -> Figures:
             found[name]["kept_bytes_of_a_position"] = whole["kept_bytes"] / positions
         if name == "full_attention":
             found["experts"] = pass_times(lambda layer=layer, hidden=hidden: layer.mlp(hidden)[0])
-    if not small:
-        found["roofline_s"] = _roofline(positions)
+            if not small:
+                found["roofline_s"] = _roofline(positions)
+        keep(found)
     return found
+
+
+def keep(found: Figures) -> None:
+    """Print what a piece has measured so far: it is kept if the piece fails later."""
+    print(json.dumps(found), flush=True)
 
 
 _CLASSES = {
@@ -163,10 +174,16 @@ def rank(small: bool) -> Figures:
     with scratch_folder() as folder:
         options = roofline.rank_options(recipe, folder)
         fake_ranks(options)
-        for kind in kinds:
-            one, two = (passes(roofline.only(config, kind, n), options, work) for n in (1, 2))
+        for kind in sorted(kinds):
+            backward = kind.startswith("attention") or delta_backward()
+            one, two = (
+                passes(roofline.only(config, kind, n), options, work, backward=backward)
+                for n in (1, 2)
+            )
             found[kind] = _by_class(two, one)
-            found["ends"] = _by_class(one, found[kind])
+            if kind.startswith("attention"):
+                found["ends"] = _by_class(one, found[kind])
+            keep(found)
     return found
 
 
@@ -218,6 +235,7 @@ def numerics(small: bool) -> Figures:
     norm = found["fp32"]["grad_norm"]
     return {
         "device": found["bf16"]["device"],
+        "gradients_by_kernels": found["bf16"]["kernels"],
         "logprob_difference_mean": statistics.mean(differences),
         "logprob_difference_max": max(differences),
         "loss_difference": abs(found["bf16"]["loss"] - found["fp32"]["loss"]),
@@ -233,11 +251,18 @@ def _numerics_child(dtype: str, folder: Path) -> None:
     config = SMALL_HYBRID | {"layer_types": layers, "num_hidden_layers": 2}
     lengths = (90, 50, 20)
     learner = random_learner(folder, config, positions=sum(lengths), dtype=dtype)
+    from swerl.training.rank import gated_delta
+
     batch = random_batch(lengths, config["vocab_size"])
     logprobs = [value for row in learner.logprobs(batch) for value in row]
+    kernels = delta_backward()
+    if not kernels:
+        # The step's gradients come from torch's own loop.
+        gated_delta.has_kernels = lambda: False  # type: ignore[assignment]
     stats = learner.step(batch)
     found = {
         "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "kernels": kernels,
         "logprobs": logprobs,
         "grad_norm": stats.grad_norm,
         "loss": stats.loss,
@@ -297,11 +322,11 @@ def _read_bucket(link: Any) -> None:
 
 PIECES: Mapping[str, Callable[[bool], Figures]] = {
     "step": step,
-    "layers": layers,
-    "rank": rank,
     "sleep": sleep,
-    "numerics": numerics,
     "ipc": ipc,
+    "layers": layers,
+    "numerics": numerics,
+    "rank": rank,
 }
 
 
@@ -341,7 +366,7 @@ def _roofline(positions: int) -> Figures:
         command += ["--gpu", "h200" if "H200" in gpu_name() else "h100"]
         command += ["--rows", str(positions)]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run(command, env=environment, check=True, capture_output=True)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         parts = json.loads(out.read_text())["parts"]
     return {name: part["seconds"] for name, part in parts.items() if name != "ends"}
 
@@ -349,17 +374,23 @@ def _roofline(positions: int) -> Figures:
 def run(piece: str, *, small: bool) -> Figures:
     """Run one piece in a process of its own; an error becomes a figure."""
     command = [sys.executable, __file__, "--piece", piece, *(["--small"] if small else [])]
-    started = time.perf_counter()
+    started, pipe = time.perf_counter(), subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    late = False
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMITS_S[piece], check=False
-        )
+        out, err = process.communicate(timeout=LIMITS_S[piece])
     except subprocess.TimeoutExpired:
-        return {"error": f"took longer than {LIMITS_S[piece]} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"error": done.stderr.strip()[-2000:]}
-    found: Figures = json.loads(lines[-1])
+        late = True
+        # A child that lives on would slow the next piece down.
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    # Libraries may print lines of their own.
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    found: Figures = json.loads(lines[-1]) if lines else {}
+    if late:
+        found["error"] = f"took longer than {LIMITS_S[piece]} s"
+    elif process.returncode or not lines:
+        found["error"] = err.strip()[-2000:]
     return found | {"wall_s": time.perf_counter() - started}
 
 
@@ -402,8 +433,9 @@ def main() -> None:
     found: dict[str, Figures] = {"machine": {"gpu": gpu_name()}}
     for piece in args.only:
         found[piece] = run(piece, small=args.small)
-    print("\n".join(table(found)))
-    args.json.write_text(json.dumps(found, indent=1) + "\n")
+        print("\n".join(table({piece: found[piece]})), flush=True)
+        # The whole command may be cut short.
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(any("error" in figures for figures in found.values()))
 
 

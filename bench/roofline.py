@@ -242,13 +242,19 @@ def _part(config: Mapping[str, Any], options: Any, work: Work) -> Part:
         raise AssertionError("the operations depend on the number of positions")
     scale = (work.positions - sizes[0]) / (sizes[1] - sizes[0])
     part = Part(syncs=Counter(small.syncs))
+    hidden = 0.0
     for first, second in zip(small.ops, large.ops, strict=True):
         op = replace(
             first,
             num_bytes=first.num_bytes + scale * (second.num_bytes - first.num_bytes),
             flops=first.flops + scale * (second.flops - first.flops),
         )
-        _add(part, op, work)
+        line = _line(op, work)
+        # Beside an exchange that does not wait, the next kernel takes only what is left of it.
+        taken = line.seconds
+        line.seconds = max(0.0, taken - hidden)
+        hidden = taken if op.is_async else 0.0
+        part.lines.setdefault(op.kind, Line()).add(line)
     waits = sum(part.syncs.values())
     part.lines["host syncs"] = Line(kernels=waits, seconds=waits * SYNC_S)
     return part
@@ -288,6 +294,7 @@ def counted_model(config: Mapping[str, Any], options: Any) -> Any:
         def config(self, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
             shapes = super().config(hf_config)
             settings = {**shapes["transformer"], "perform_initialization": False}
+            settings["moe_token_dispatcher_type"] = "alltoall"  # DeepEP knows no fake ranks
             return {**shapes, "transformer": settings}
 
     return models.build_model(Uninitialised(), config, options).train()
@@ -333,8 +340,7 @@ def _balanced(config: Mapping[str, Any], positions: int) -> Any:
     return by_position.to(torch.int16).contiguous()
 
 
-def _add(part: Part, op: Any, work: Work) -> None:
-    line = part.lines.setdefault(op.kind, Line())
+def _line(op: Any, work: Work) -> Line:
     moved = op.num_bytes / (work.rates.memory * MEMORY_SHARE)
     is_backward = op.name == "backward"
     found = Line(kernels=1, num_bytes=op.num_bytes, flops=op.flops)
@@ -351,7 +357,7 @@ def _add(part: Part, op: Any, work: Work) -> None:
         found.seconds = max(moved, op.flops / work.rates.fp32)
     else:
         found.seconds = max(moved, op.flops / (work.rates.bf16 * PRODUCT_SHARE), LAUNCH_S)
-    line.add(found)
+    return found
 
 
 def _exchange(op: Any, work: Work) -> Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SLOW_PIECE = """#!/bin/sh
+echo 'NCCL version 2'
+echo '{"forward_s": 1.5}'
+sleep 100 &
+echo $! > "$(dirname "$0")/child"
+wait
+"""
+"""Stands for a piece that hangs, with a child, after its first figure."""
 
 
 @pytest.mark.slow
@@ -37,3 +46,21 @@ def test_a_machine_without_a_gpu_is_refused_without_small(tmp_path: Path) -> Non
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--small" in done.stderr
+
+
+def test_a_piece_that_hangs_ends_with_its_children_and_keeps_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    gpu = importlib.import_module("gpu")
+    slow = tmp_path / "python"
+    slow.write_text(SLOW_PIECE)
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setitem(gpu.LIMITS_S, "layers", 2)
+    found = gpu.run("layers", small=True)
+    assert found["forward_s"] == 1.5
+    assert "longer than 2 s" in found["error"]
+    child = Path("/proc") / (tmp_path / "child").read_text().strip()
+    state = (child / "stat").read_text().split()[2] if child.exists() else "gone"
+    assert state in {"gone", "Z"}

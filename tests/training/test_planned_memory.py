@@ -117,8 +117,8 @@ def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
     assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
     # Two norms of 2048 for half of the positions: input and output.
     norms = 2 * 1024 * (2 + 2)
-    # 4096 channels; 16 heads: queries, keys and values of 128, 64 in a chunk.
-    linear = 4096 * 2 + 16 * (3 * 128 + 64) * 2 + 16 * 6 * 4
+    # 4096 channels; 8 heads of queries and keys, 16 of values and of 64 in a chunk.
+    linear = 4096 * 2 + 8 * 2 * 128 * 2 + 16 * (128 + 64) * 2 + 16 * 6 * 4
     # The norm of 2048 values: input, gate and output.
     linear += 2048 * 3 * 2
     # 2048 queries, their gates, 256 keys and values; copies of the first two; both rotated.

@@ -115,13 +115,12 @@ def _attention(shape: Shape, splits: Splits) -> float:
 
 
 def _linear(shape: Shape, splits: Splits) -> float:
-    """The convolution's input; queries and keys copied for each value head, values, each head's
-    matrix within a chunk; the norm's input, gate and output; six fp32 numbers of each head."""
+    """The convolution's input; queries, keys and values, each value head's matrix within a chunk;
+    the norm's input, gate and output; six fp32 numbers of each head."""
     heads = shape.linear_num_value_heads / splits.tensor
     keys, values = shape.linear_key_size / splits.tensor, shape.linear_value_size / splits.tensor
-    key_dim = shape.linear_key_size / shape.linear_num_key_heads
     convolution = (2 * keys + values) * _BF16
-    rule = (2 * heads * key_dim + values + _CHUNK * heads) * _BF16 + 6 * heads * _FP32
+    rule = (2 * keys + values + _CHUNK * heads) * _BF16 + 6 * heads * _FP32
     return convolution + rule + 3 * values * _BF16
 
 

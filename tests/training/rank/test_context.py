@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.training.rank.context import RowShare, own_positions, whole_order
+from swerl.training.rank.context import RowShare, held_order, own_positions, take, whole_order
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -32,6 +32,15 @@ def test_the_ranks_parts_make_up_the_whole(lengths: list[int], ranks: int) -> No
     assert len({len(part) for part in parts}) == 1
     whole = torch.cat(parts)[whole_order(padded, ranks)]
     assert whole.tolist() == list(range(sum(padded)))
+
+
+def test_rows_in_another_order_have_the_gradients_of_plain_indexing() -> None:
+    order, back = whole_order((8, 16), 2), held_order((8, 16), 2)
+    x, upper = torch.randn(24, 3, requires_grad=True), torch.randn(24, 3)
+    (wanted,) = torch.autograd.grad(x[order], x, upper)
+    found = take(x, order, back)
+    assert torch.equal(found, x[order])
+    assert torch.equal(torch.autograd.grad(found, x, upper)[0], wanted)
 
 
 def test_a_rank_holds_an_early_and_a_late_piece_of_every_row() -> None:

@@ -26,7 +26,7 @@ from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
 from swerl.training.model_folder import copy_tokenizer
 from swerl.training.rank.attention import attend
-from swerl.training.rank.context import Forest, RowShare, row_paths, take
+from swerl.training.rank.context import Forest, RowShare, row_paths
 from swerl.training.rank.gated_delta import _conv, causal_conv, gated_delta_rule
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.training.rank.packing import Prefixes, pack_forest
@@ -254,15 +254,10 @@ def test_attention_without_copies_of_a_prefix_for_all_rows_at_once() -> None:
     )
     lengths = tuple(b - a for a, b in pairwise(bounds))
     wanted = own(attend(queries, keys, values, lengths, lengths), forest, bounds)
+    own_queries = query[plan.queries].split([sum(each.query_lengths) for each in plan.pieces])
     parts = [
-        attend(
-            query[each.queries],
-            key[each.keys],
-            value[each.keys],
-            each.query_lengths,
-            each.key_lengths,
-        )
-        for each in plan.pieces
+        attend(own_query, key[each.keys], value[each.keys], each.query_lengths, each.key_lengths)
+        for each, own_query in zip(plan.pieces, own_queries, strict=True)
     ]
     torch.testing.assert_close(torch.cat(parts)[plan.order], wanted)
 
@@ -277,7 +272,12 @@ def test_keys_that_are_gathered_again_have_the_same_gradients() -> None:
     found = []
     for again in (False, True):
         plan = _pieces(FOREST, 1, 0, CPU)
-        outs = [attention._piece(piece, *inputs, take, again=again) for piece in plan.pieces]
+        sizes = [sum(piece.query_lengths) for piece in plan.pieces]
+        own_queries = query[plan.queries].split(sizes)
+        outs = [
+            attention._piece(piece, own_query, inputs[1], True, again)
+            for piece, own_query in zip(plan.pieces, own_queries, strict=True)
+        ]
         out = torch.cat(outs)[plan.order]
         found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

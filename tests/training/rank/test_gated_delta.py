@@ -152,6 +152,14 @@ def test_the_state_is_fp32_if_the_model_is_bf16() -> None:
     assert gap(by_recurrence(x, state_dtype=torch.bfloat16), exact) >= size * 2**-6
 
 
+def test_a_key_head_serves_its_value_heads_in_turn() -> None:
+    x = inputs(20)
+    queries, keys = torch.randn(2, 20, HEADS // 2, KEY)
+    repeated = (each.repeat_interleave(2, dim=1) for each in (queries, keys))
+    wanted = by_rule(x._replace(**dict(zip(("query", "key"), repeated, strict=True))), [0, 20])
+    assert torch.equal(by_rule(x._replace(query=queries, key=keys), [0, 20]), wanted)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(
     not (torch.cuda.is_available() and has_kernels()), reason="needs a GPU with fla-core"

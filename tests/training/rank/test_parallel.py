@@ -100,17 +100,21 @@ def found(
     bad = _write(root / "bad.parquet", _poisoned(_narrow(random_batch(1))))
     specs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
     for name, case in CASES.items():
-        specs[case.ranks].append(
-            {
-                "model": str(models[case.model]),
-                "algorithm": case.algorithm,
-                "options": _options(root, case).model_dump(mode="json"),
-                "batches": [good[0], bad, *good[1:]] if case.poisoned else good,
-                "out": str(root / f"{name}.pt"),
-            }
-        )
+        files = [good[0], bad, *good[1:]] if case.poisoned else good
+        specs[case.ranks].append(_job(models, root, name, files))
     run_ranks(root / "jobs.json", specs)
     return {name: torch.load(root / f"{name}.pt", weights_only=False) for name in CASES}
+
+
+def _job(models: dict[str, Path], root: Path, name: str, files: list[str]) -> dict[str, Any]:
+    case = CASES[name]
+    return {
+        "model": str(models[case.model]),
+        "algorithm": case.algorithm,
+        "options": _options(root, case).model_dump(mode="json"),
+        "batches": files,
+        "out": str(root / f"{name}.pt"),
+    }
 
 
 def _options(root: Path, case: Case) -> TrainerOptions:
@@ -174,6 +178,28 @@ def test_any_layout_takes_the_steps_of_one_rank(
     assert gaps["mismatch"] <= 1e-5
     assert gaps["logprobs"] <= 1e-5
     assert gaps["weights"] <= (3e-5 if case.model == "moe" else 1e-5)
+
+
+def test_deepep_exchanges_the_tokens_where_it_is_installed(
+    found: dict[str, dict[str, Any]],
+    models: dict[str, Path],
+    random_batch: MakeBatch,
+    tmp_path: Path,
+) -> None:
+    """Megatron-Core's dispatcher is the real one; DeepEP's kernels need a GPU and are replaced."""
+    files = [_write(tmp_path / f"{step}.parquet", _narrow(random_batch(step))) for step in range(3)]
+    names = ("experts", "expert-tensor", "tensor-context-experts")
+    specs: dict[int, list[dict[str, Any]]] = {2: [], 4: []}
+    for name in names:
+        specs[CASES[name].ranks].append(_job(models, tmp_path, name, files))
+    run_ranks(tmp_path / "jobs.json", specs, Path(__file__).parent / "stand_ins")
+    assert found["experts"]["deepep_calls"] == 0
+    for name in names:
+        through = torch.load(tmp_path / f"{name}.pt", weights_only=False)
+        assert through["deepep_calls"] > 0
+        assert through["agree"]
+        gaps = _gap(through, found["moe"])
+        assert max(gaps.pop("weights") / 3, *gaps.values()) <= 1e-5, (name, gaps)
 
 
 def test_recomputed_activations_change_nothing(found: dict[str, dict[str, Any]]) -> None:

@@ -354,7 +354,6 @@ def _transformer(plan: ModelPlan) -> dict[str, Json]:
             "num_moe_experts": experts.num,
             "moe_router_topk": experts.per_token,
             "moe_ffn_hidden_size": experts.width,
-            "moe_token_dispatcher_type": "alltoall",
             "moe_router_load_balancing_type": "none",
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp32",

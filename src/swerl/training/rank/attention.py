@@ -38,7 +38,6 @@ _CAUSAL = (-1, 0)
 """Window of torch's kernel: all keys up to the query's own position."""
 _QUERIES = 512
 """Queries under one mask: half of them times as many keys are computed and thrown away."""
-_Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _HOPPER = 9
 """Major compute capability of H100 and H200."""
 
@@ -73,20 +72,27 @@ class PackedAttention(torch.nn.Module):
         if group.size() > 1:
             both = gather_context(both, group)
         # Cached: all layers of a pass see the same rows.
-        pick = take if forest else torch.Tensor.__getitem__
+        shares = forest is not None
         forest = forest or Forest(lengths, (0,) * len(lengths))
         plan = _pieces(forest, group.size(), group.rank(), query.device)
-        parts = [self._piece(piece, query, both, pick, again=plan.again) for piece in plan.pieces]
-        # Each piece has parts of several rows; put the positions back in this rank's order.
-        return torch.cat(parts)[plan.order].flatten(1)
+        # Each piece has parts of several rows.
+        queries = take(query, plan.queries, plan.order)
+        own = torch.split(queries, [sum(piece.query_lengths) for piece in plan.pieces])
+        parts = [
+            self._piece(piece, query, both, shares, plan.again)
+            for piece, query in zip(plan.pieces, own, strict=True)
+        ]
+        # Put the positions back in this rank's order.
+        return take(torch.cat(parts), plan.order, plan.queries).flatten(1)
 
     def _piece(
-        self, piece: _Piece, query: torch.Tensor, both: torch.Tensor, pick: _Pick, *, again: bool
+        self, piece: _Piece, query: torch.Tensor, both: torch.Tensor, shares: bool, again: bool
     ) -> torch.Tensor:
         def run(query: torch.Tensor, both: torch.Tensor) -> torch.Tensor:
-            key_M, value_M = pick(both, piece.keys).unbind(1)
+            picked = take(both, piece.keys) if shares else both.index_select(0, piece.keys)
+            key_M, value_M = picked.unbind(1)
             lengths = piece.query_lengths, piece.key_lengths
-            return attend(query[piece.queries], key_M, value_M, *lengths, self.scale)
+            return attend(query, key_M, value_M, *lengths, self.scale)
 
         if again and torch.is_grad_enabled():
             piece_out: torch.Tensor = checkpoint(run, query, both, use_reentrant=False)
@@ -98,8 +104,6 @@ class PackedAttention(torch.nn.Module):
 class _Piece:
     """One query piece of several rows, and the keys that its queries attend to."""
 
-    queries: torch.Tensor
-    """Indices among this rank's positions."""
     keys: torch.Tensor
     """Indices among all ranks' gathered parts."""
     query_lengths: tuple[int, ...]
@@ -109,8 +113,10 @@ class _Piece:
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     pieces: tuple[_Piece, ...]
+    queries: torch.Tensor
+    """Indices, among this rank's positions, of all pieces' queries, end to end."""
     order: torch.Tensor
-    """Sorts all pieces' queries, end to end, into the order of this rank's positions."""
+    """The inverse of `queries`."""
     again: bool
     """Whether the backward pass gathers a piece's keys again. Copies of a prefix for each of many
     rows would not fit in memory together."""
@@ -127,24 +133,23 @@ def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> 
     paths = forest.paths()
     # This rank holds its pieces of a row one after the other.
     own_starts = [0, *accumulate(len(held) * size for size in sizes[:-1])]
-    found = []
+    found, queries = [], []
     for half, number in enumerate(held):
         # A piece sees its row's prefix and the keys of all pieces up to itself.
         seen = [(number + 1) * size for size in sizes]
         lengths = [depth + size for depth, size in zip(forest.shared, seen, strict=True)]
         for rows in _by_keys(lengths, limit=SHARED_COPIES * sum(forest.lengths)):
             begins = [own_starts[row] + half * sizes[row] for row in rows]
-            queries = _ranges(begins, [sizes[row] for row in rows])
+            queries.append(_ranges(begins, [sizes[row] for row in rows]))
             found.append(
                 _Piece(
-                    queries.to(device),
                     order[torch.cat([paths[row][: lengths[row]] for row in rows])].to(device),
                     tuple(sizes[row] for row in rows),
                     tuple(lengths[row] for row in rows),
                 )
             )
-    back = torch.argsort(torch.cat([piece.queries for piece in found]))
-    return _Pieces(tuple(found), back, again=len(found) > len(held))
+    own = torch.cat(queries).to(device)
+    return _Pieces(tuple(found), own, torch.argsort(own), again=len(found) > len(held))
 
 
 def _by_keys(lengths: Sequence[int], *, limit: int) -> list[list[int]]:

@@ -93,24 +93,33 @@ def row_paths(lengths: Sequence[int], shared: Sequence[int]) -> list[torch.Tenso
     return paths
 
 
-def take(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Select along the first axis; gradients of a place selected several times add up in fp32."""
-    out: torch.Tensor = _Take.apply(x, places)  # type: ignore[no-untyped-call]
+def take(
+    x: torch.Tensor, places: torch.Tensor, inverse: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Select along the first axis; gradients of a place selected several times add up in fp32.
+
+    If `places` has every place once, its `inverse` orders the gradients back without a sum.
+    """
+    out: torch.Tensor = _Take.apply(x, places, inverse)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(places)
+    def forward(
+        ctx: Any, x: torch.Tensor, places: torch.Tensor, inverse: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(places, inverse)
         ctx.length = len(x)
         return x.index_select(0, places)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (grad,), (places,) = grads, ctx.saved_tensors
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad,), (places, inverse) = grads, ctx.saved_tensors
+        if inverse is not None:
+            return grad.index_select(0, inverse), None, None
         wide = grad.new_zeros(ctx.length, *grad.shape[1:], dtype=torch.float32)
-        return wide.index_add_(0, places, grad.float()).to(grad.dtype), None
+        return wide.index_add_(0, places, grad.float()).to(grad.dtype), None, None
 
 
 def own_positions(lengths: tuple[int, ...], num_ranks: int, rank: int) -> torch.Tensor:
@@ -198,13 +207,14 @@ class HeadExchange:
             return x_NGD
         # Cached on the device: a copy from the host would stall every layer.
         order = whole_order(self.lengths, group.size(), x_NGD.device)
+        back = held_order(self.lengths, group.size(), x_NGD.device)
         if not self._divides:
-            return gather_context(x_NGD, group)[order]
+            return take(gather_context(x_NGD, group), order, back)
         count, width = len(x_NGD), x_NGD.shape[-1]
         # One slice of groups for each receiving rank.
         by_rank = x_NGD.reshape(count, group.size(), -1, width).transpose(0, 1).contiguous()
         received: torch.Tensor = all_to_all(group, by_rank)
-        return received.flatten(0, 1)[order]
+        return take(received.flatten(0, 1), order, back)
 
     def to_own(self, y_MGD: torch.Tensor) -> torch.Tensor:
         """Exchange own groups at all positions for all groups at own positions."""
@@ -216,8 +226,9 @@ class HeadExchange:
             own = own_positions(self.lengths, group.size(), group.rank())
             return y_MGD[own.to(y_MGD.device)]
         # Back from row order to the order in which the ranks hold positions.
-        ordered = y_MGD[held_order(self.lengths, group.size(), y_MGD.device)]
-        by_rank = ordered.reshape(group.size(), -1, *y_MGD.shape[1:])
+        order = held_order(self.lengths, group.size(), y_MGD.device)
+        back = whole_order(self.lengths, group.size(), y_MGD.device)
+        by_rank = take(y_MGD, order, back).reshape(group.size(), -1, *y_MGD.shape[1:])
         received: torch.Tensor = all_to_all(group, by_rank)
         return received.transpose(0, 1).flatten(1, 2)
 

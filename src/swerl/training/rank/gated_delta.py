@@ -131,10 +131,9 @@ class GatedDeltaNet(torch.nn.Module):
             part.reshape(self._groups, ratio)[groups].flatten().float()
             for part in (self.A_log, self.dt_bias)
         )
-        # Each key head serves `ratio` value heads.
         out_MHV = gated_delta_rule(
-            query.repeat_interleave(ratio, dim=1),
-            key.repeat_interleave(ratio, dim=1),
+            query,
+            key,
             value.reshape(len(value), -1, self._value),
             log_decay_MH=-A_log.exp() * F.softplus(decay.flatten(1).float() + dt_bias),
             beta_MH=beta.flatten(1).float().sigmoid(),
@@ -152,8 +151,8 @@ def _shared(value: torch.Tensor) -> torch.nn.Parameter:
 
 
 def gated_delta_rule(
-    query_MHK: torch.Tensor,
-    key_MHK: torch.Tensor,
+    query_MGK: torch.Tensor,
+    key_MGK: torch.Tensor,
     value_MHV: torch.Tensor,
     *,
     log_decay_MH: torch.Tensor,
@@ -164,15 +163,16 @@ def gated_delta_rule(
     """Return `out_MHV` of Gated Delta Networks (arXiv 2412.06464, eq. 10), row by row.
 
     S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T and o_t = S_t^T q_t, with
-    queries and keys of length one and queries divided by the root of K. `bounds` are the rows'
-    first positions and the end of the last.
+    queries and keys of length one and queries divided by the root of K. Each key head serves the
+    same number of value heads, in turn. `bounds` are the rows' first positions and the end of the
+    last.
     """
-    whole = (query_MHK, key_MHK, value_MHV, log_decay_MH, beta_MH)
-    rule = _by_kernels if query_MHK.is_cuda and has_kernels() else _in_turn
+    whole = (query_MGK, key_MGK, value_MHV, log_decay_MH, beta_MH)
+    rule = _by_kernels if query_MGK.is_cuda and has_kernels() else _in_turn
     if forest is None:
         return rule(whole, bounds)[0]
     # All nodes of a level run together, from the last states of the level before.
-    plan = _nodes(forest, query_MHK.device)
+    plan = _nodes(forest, query_MGK.device)
     outs: list[torch.Tensor] = []
     states: torch.Tensor | None = None
     for level in plan.levels:
@@ -303,7 +303,9 @@ def _in_turn(
     keep: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the outputs and, with `keep`, each row's last state; rows start from `first_BHKV`."""
-    query_MHK, key_MHK, value_MHV, *gates = inputs
+    query_MGK, key_MGK, value_MHV, *gates = inputs
+    ratio = value_MHV.shape[1] // key_MGK.shape[1]
+    query_MHK, key_MHK = (x.repeat_interleave(ratio, dim=1) for x in (query_MGK, key_MGK))
     whole = (unit(query_MHK) * query_MHK.shape[-1] ** -0.5, unit(key_MHK), value_MHV, *gates)
     lengths = [end - start for start, end in pairwise(bounds)]
     rows = zip(*(torch.split(part.float(), lengths) for part in whole), strict=True)
@@ -398,18 +400,11 @@ def _by_kernels(
 
     q, k, v, g, b = (part.unsqueeze(0).contiguous() for part in inputs)
     ends = _ends(tuple(bounds), q.device)
+    states = {"initial_state": first, "output_final_state": keep}
     out, last = chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g=g,
-        beta=b,
-        initial_state=first,
-        output_final_state=keep,
-        cu_seqlens=ends,
-        use_qk_l2norm_in_kernel=True,
+        q, k, v, g=g, beta=b, cu_seqlens=ends, use_qk_l2norm_in_kernel=True, **states
     )
-    return out[0], last
+    return out.squeeze(0), last
 
 
 def _conv_by_kernel(
@@ -419,7 +414,7 @@ def _conv_by_kernel(
 
     ends = _ends(tuple(bounds), x_MC.device)
     out, _ = causal_conv1d(x_MC.unsqueeze(0), weight_CW, activation="silu", cu_seqlens=ends)
-    result: torch.Tensor = out[0]
+    result: torch.Tensor = out.squeeze(0)
     return result
 
 

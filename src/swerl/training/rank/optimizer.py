@@ -116,7 +116,7 @@ class HostAdam(torch.optim.Optimizer):
                     self._update(param, group)
 
     def _update(self, param: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state_of(param)
+        state = adam_state(self, param)
         value = param.detach().to(_HOST)
         adamw(
             [value],
@@ -137,22 +137,12 @@ class HostAdam(torch.optim.Optimizer):
         # The step changed a copy on the host; the parameter may be on the GPU.
         param.detach().copy_(value)
 
-    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a parameter's state; a new one is all zeros, in host memory."""
-        state: dict[str, torch.Tensor] = self.state[param]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            for name in MOMENTS:
-                state[name] = torch.zeros(param.shape, dtype=torch.float32, device=_HOST)
-        return state
-
 
 def adam_state(adam: torch.optim.Optimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return Adam's state of a parameter where Adam keeps it; before the first step, zeros."""
-    if isinstance(adam, HostAdam):
-        return adam.state_of(param)
+    device = _HOST if isinstance(adam, HostAdam) else param.device
     state: dict[str, torch.Tensor] = adam.state[param]
     if not state:
         state["step"] = torch.tensor(0.0)
-        state.update({name: torch.zeros_like(param) for name in MOMENTS})
+        state.update({name: torch.zeros_like(param, device=device) for name in MOMENTS})
     return state
