@@ -60,6 +60,20 @@ def test_table():
         assert slug(given) == expected
 
 
+def test_items():
+    for given, left in {"Green hat": "green-hat", "Blue hat": "blue-hat"}.items():
+        assert slug(given) == left
+
+
+@pytest.fixture
+def doubled():
+    return [26, 34]
+
+
+def test_fixture(doubled):
+    assert [double(13), double(17)] == doubled
+
+
 def test_error():
     with pytest.raises(ValueError, match="an empty title"):
         slug("")
@@ -89,6 +103,9 @@ def _all(path: str, text: str, seed: int = 0) -> list[Candidate]:
 def test_each_swap_of_python_makes_its_test_fail_and_no_other(tmp_path: Path) -> None:
     found = _all("test_it.py", PYTHON)
     assert {each.test for each in found} == set(re.findall(r"def (test_\w+)", PYTHON))
+    assert all(
+        any(value in PYTHON[each.start : each.end] for each in found) for value in ("26", "-hat")
+    )
     (tmp_path / "solution.py").write_text(SOLUTION)
     texts = [PYTHON.encode(), *(swapped(PYTHON.encode(), [each]) for each in found)]
     for at, text in enumerate(texts):
@@ -104,7 +121,7 @@ def test_each_swap_of_python_makes_its_test_fail_and_no_other(tmp_path: Path) ->
     ):
         results[int(at)][test] = word == "PASSED"
     honest = results.pop(0)
-    assert len(honest) == 10 and all(honest.values()), done.stdout
+    assert len(honest) == 12 and all(honest.values()), done.stdout
     for each, outcome in zip(found, results.values(), strict=True):
         # Parameters may be reported in any order; their names stay.
         assert outcome.keys() == honest.keys(), each
@@ -393,6 +410,54 @@ class AllTest extends TestCase {
     public function testAll($given, $left) { $this->assertSame($left, f($given)); }
 }
 """,
+    "items_test.py": """def test_all():
+    for given, left in {21: 4301, 22: 4302}.items():
+        assert f(given) == left
+""",
+    "zip_test.py": """def test_all():
+    given = [21, 22]
+    for one, left in zip(given, [4301, 4302]):
+        assert f(one) == left
+""",
+    "enumerate_test.py": """def test_all():
+    for at, (given, left) in enumerate([(21, 4301), (22, 4302)]):
+        assert f(given) == left, at
+""",
+    "keyword_test.py": """def test_all():
+    for row in (Row(21, left=4301), Row(given=22, left=4302)):
+        assert f(row.given) == row.left
+""",
+    "key_test.py": """def test_all():
+    for row in [{"given": 21, "left": 4301}, {"given": 22, "left": 4302}]:
+        assert f(row["given"]) == row["left"]
+""",
+    "fixture_test.py": """@pytest.fixture
+def left():
+    given = pd.date_range("2018-01-01", periods=2)
+    return pd.Series(data=[4301, 4302], index=given)
+
+def test_all(given, left):
+    assert_series_equal(f(given), left)
+""",
+    "entries.test.js": """test('all', () => {
+  for (const [given, left] of Object.entries({ a21: 4301, a22: 4302 }))
+    assert.strictEqual(f(given), left);
+});
+""",
+    "hash_test.rb": """class AllTest < Minitest::Test
+  ROWS = { 21 => 4301, 22 => 4302 }
+  def test_all
+    ROWS.each { |given, left| assert_equal left, f(given) }
+  end
+end
+""",
+    "let_spec.rb": """describe 'f' do
+  let(:left) { [4301, 4302] }
+  it 'answers' do
+    expect(f(21)).to eq(left)
+  end
+end
+""",
     "all_test.c": """struct row { int given; int left; };
 static void test_all(void)
 {
@@ -435,10 +500,15 @@ def test_the_answers_of_a_table_are_swapped_and_nothing_else(path: str) -> None:
         "test('a', () => {\n  for (const [n, left] of [[1, 43]]) {\n    put(left);\n"
         "    assert.equal(f(n), left);\n  }\n});",
         "test.each([[1, 43]])('of %i is %i', (n, left) => { expect(f(n)).toBe(left); });",
+        "def test_a():\n    for n, left in {1: 43}.items():\n        put(left)\n"
+        "        assert f(n) == left\n",
+        "describe 'f' do\n  let(:left) { 43 }\n  it 'a' do\n    put(left)\n"
+        "    expect(f(1)).to eq(left)\n  end\nend\n",
     ],
 )
 def test_a_column_that_has_another_use_stays(text: str) -> None:
-    assert all("43" not in text[each.start : each.end] for each in _all("a.test.js", text))
+    path = {"def": "a_test.py", "des": "a_spec.rb"}.get(text[:3], "a.test.js")
+    assert all("43" not in text[each.start : each.end] for each in _all(path, text))
 
 
 @pytest.mark.parametrize(

@@ -510,13 +510,24 @@ describe "titles" do
     expect(slug("One two")).to include("one")
   end
 
+  let(:doubled) { 34 }
+  it "doubles a prime" do
+    expect(twice(17)).to eq(doubled)
+  end
+
+  { 13 => 26, 15 => 30 }.each do |given, left|
+    it "doubles #{given}" do
+      expect(twice(given)).to eq(left)
+    end
+  end
+
   subject { twice(2) }
   it { is_expected.to eq 4 }
 end
 """,
         {"solution.rb": RUBY_SOLUTION.replace("double(", "twice(")},
         _each(_rspec),
-        5,
+        8,
         num_unchanged=1,
     ),
     "phpunit": Ground(

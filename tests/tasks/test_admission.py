@@ -83,16 +83,17 @@ def test_a_budget_leaves_certified_tests_their_time(tmp_path: Path) -> None:
     assert "grading_s above 151" in raised.value.hint
 
 
-def test_the_budget_includes_the_blind_runs(tmp_path: Path) -> None:
-    swap = Swap("/w/t.py", "0" * 64, 0, 1, "2", ("t",))
-    spec = replace(PLAIN.grading, timeout_s=100.0, swaps=(swap,))
+@pytest.mark.parametrize(("num_claims", "total_s"), [(1, 180), (3, 220), (9, 240)])
+def test_the_budget_includes_the_blind_runs(tmp_path: Path, num_claims: int, total_s: int) -> None:
+    swaps = tuple(Swap("/w/t.py", "0" * 64, at, at + 1, "2", ("t",)) for at in range(num_claims))
+    spec = replace(PLAIN.grading, timeout_s=100.0, swaps=swaps)
     draft = Certificate(
-        row_digest(replace(PLAIN, grading=spec)), "", (), "", "local", "0", 3, swaps=(swap,)
+        row_digest(replace(PLAIN, grading=spec)), "", (), "", "local", "0", 3, swaps=swaps
     )
     draft = replace(draft, measured=Measured(test_s=20.0))
     task = replace(PLAIN, grading=spec)
     final = certified(task, replace(draft, row=row_digest(settled(task, draft))))
-    with pytest.raises(RecipeError, match="may take 180 s"):
+    with pytest.raises(RecipeError, match=f"may take {total_s} s"):
         tasks_of(tmp_path, [final])
 
 

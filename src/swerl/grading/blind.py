@@ -19,6 +19,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from swerl.core.changes import touched
 from swerl.core.grade import TestStatus, Verdict
@@ -35,38 +36,56 @@ _PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w./-]{1,300})(?:\", line |[:(])(?P<
 """A line of a file in a log."""
 _MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
 """The module in an id of unittest: `test_a (tests.test_b.TestC.test_a)`."""
+_Claim: TypeAlias = list[Swap]
+"""The swaps of one claim: alternatives, whose places overlap."""
 
 
 def draw(swaps: Sequence[Swap], num_runs: int, rng: random.Random) -> list[tuple[Swap, ...]]:
-    """Return the swaps of each blind run: `num_runs` random parts, none of them empty.
+    """Return the swaps of each blind run: at least `num_runs` random parts, none of them empty.
 
-    A test has a swap in about half of the parts, in another claim each time while there is one.
-    If only one or two tests have swaps, most parts hold them all, so a run without swaps is added.
-    The order is random.
+    A test has a swap in half of the parts, one with several claims in two of three, and in another
+    claim each time while there is one. Each further claim brings one more run, up to twice as many.
+    With one or two tests, most parts hold them all, so a run without swaps is added.
     """
     # A swap that shows is used only in a test that has no other.
-    units = [[each for each in unit if each.is_secret] or unit for unit in _units(swaps)]
+    units = [_claims([each for each in unit if each.is_secret] or unit) for unit in _units(swaps)]
     runs: list[tuple[Swap, ...]] = [()] if len(units) < _FEW_TESTS else []
-    num_in_all = len(runs) + num_runs if units else 1
+    num_in_all = len(runs) + _num_parts(units, num_runs) if units else 1
     left: list[list[Swap]] = [[] for _ in units]
     while len(runs) < num_in_all:
-        if chosen := [at for at in range(len(units)) if rng.random() < 0.5]:
+        if chosen := [at for at, unit in enumerate(units) if rng.random() < _chance(unit)]:
             runs.append(tuple(_next(units[at], left[at], rng) for at in chosen))
     rng.shuffle(runs)
     return runs
 
 
-def _next(unit: Sequence[Swap], left: list[Swap], rng: random.Random) -> Swap:
+def _num_parts(units: Iterable[Sequence[_Claim]], num_runs: int) -> int:
+    """Return the number of runs with swaps; only claims with a secret one bring more."""
+    num_claims = (sum(claim[0].is_secret for claim in unit) for unit in units)
+    return num_runs + min(num_runs, max(0, max(num_claims, default=0) - 1))
+
+
+def _chance(unit: Sequence[_Claim]) -> float:
+    """Return the chance that a test has a swap in a part."""
+    return 1 / 2 if len(unit) == 1 else 2 / 3
+
+
+def _claims(unit: Iterable[Swap]) -> list[_Claim]:
+    """Return the swaps of a test by claim, in the order of the text."""
+    claims: list[_Claim] = []
+    end = ("", 0)
+    for swap in sorted(unit, key=lambda each: (each.path, each.start)):
+        if (swap.path, swap.start) < end:
+            claims[-1].append(swap)
+        else:
+            claims.append([swap])
+        end = max(end, (swap.path, swap.end))
+    return claims
+
+
+def _next(claims: Sequence[_Claim], left: list[Swap], rng: random.Random) -> Swap:
     """Take one of the swaps that are left; if none is, begin again with one of each claim."""
     if not left:
-        claims: list[list[Swap]] = []
-        end = ("", 0)
-        for swap in sorted(unit, key=lambda each: (each.path, each.start)):
-            if (swap.path, swap.start) < end:
-                claims[-1].append(swap)
-            else:
-                claims.append([swap])
-            end = max(end, (swap.path, swap.end))
         left += map(rng.choice, rng.sample(claims, len(claims)))
     return left.pop()
 
@@ -74,17 +93,20 @@ def _next(unit: Sequence[Swap], left: list[Swap], rng: random.Random) -> Swap:
 def bits(swaps: Sequence[Swap], num_runs: int) -> float:
     """Return the bits that a report has to guess if its code cannot tell swapped from real.
 
-    With n tests that have a secret swap, each of the k parts is one of 2**n - 1. If a run without
-    swaps is among them, a run is that one with probability 1 / (k + 1), and the best guesser
-    answers by these probabilities.
+    A guesser answers each of the k parts with the likeliest: with n tests of one claim, one of
+    2**n - 1 equal ones. If a run without swaps is among them, a run is that one with probability
+    1 / (k + 1), and the best guesser answers by these probabilities.
     """
-    num = len(_units([swap for swap in swaps if swap.is_secret]))
-    if not num or not num_runs:
+    units = [_claims(unit) for unit in _units([swap for swap in swaps if swap.is_secret])]
+    if not units or not num_runs:
         return 0.0
-    found = num_runs * math.log2(2**num - 1)
-    if num < _FEW_TESTS:
-        share = num_runs / (num_runs + 1)
-        found -= math.log2(1 - share) + num_runs * math.log2(share)
+    chances = [_chance(unit) for unit in units]
+    num_parts = _num_parts(units, num_runs)
+    is_empty = math.prod(1 - chance for chance in chances)
+    found = num_parts * (math.log2(1 - is_empty) - sum(map(math.log2, chances)))
+    if len(units) < _FEW_TESTS:
+        share = num_parts / (num_parts + 1)
+        found -= math.log2(1 - share) + num_parts * math.log2(share)
     return round(found, 2)
 
 

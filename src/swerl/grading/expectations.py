@@ -25,7 +25,7 @@ _MAX_CLAIMS = 2_000
 """Claims read in one file; of the rest of a huge one only those of wanted tests are read."""
 _SCOPES = known.FUNCTIONS | known.CLASSES | known.BRANCHES | known.LOOPS | known.LEAVES
 _CLAIMS = known.CALLS | {
-    "assert_statement", "member_expression", "keyed_element", "pair", "composite_literal",
+    "assert_statement", "member_expression", "keyed_element", "pair",
     "decorated_definition", "with_statement", "ERROR",
 }  # fmt: skip
 
@@ -93,8 +93,6 @@ class _Reader:
         elif kind in known.BRANCHES or kind in known.LOOPS:
             if kind in known.CONDITIONS:
                 self._read_if(node)
-            if kind == "for_statement" and self._file.language == "py":
-                self._names.read_loop(node)
             self._tables.read(node)
             self._scopes.open(node, depth=1)
         elif kind == "ERROR":
@@ -275,13 +273,7 @@ class _Reader:
             inside = node.named_children
             operators = [child for child in node.children if not child.is_named]
             signs = [self._file.source(child) for child in operators]
-            if kind in (
-                "parenthesized_expression",
-                "parenthesized_statements",
-                "condition_clause",
-                "expression_statement",
-                "let_condition",
-            ):
+            if kind in known.CONDITION_WRAPPERS:
                 if kind == "condition_clause":
                     inside = [child for child in [node.child_by_field_name("value")] if child]
                 todo.extend(inside[:1])
@@ -386,9 +378,6 @@ class _Reader:
                 self._file.source(inside[0]).strip("'\":")
             ):
                 self._expect(inside[1], node)
-        elif kind == "composite_literal":
-            for cell in self._names.columns(node):
-                self._expect(cell, node)
 
     def _read_marks(self, node: Node) -> None:
         """Read the exception that an annotation or attribute of a test expects."""

@@ -98,16 +98,25 @@ ROW_LOOPS = {
     "enhanced_for_statement": ("name", "value"),
 }
 """Loops over rows -> fields of the names and of the rows."""
-ROW_PATTERNS = _words("array_pattern tuple_pattern structured_binding_declarator list_literal")
+ROW_PATTERNS = _words(
+    "array_pattern tuple_pattern pattern_list structured_binding_declarator list_literal"
+)
 """Names for the cells of one row."""
 ROW_WRAPPERS = _words(
     "reference_expression parenthesized_expression as_expression satisfies_expression argument"
 )
+CONDITION_WRAPPERS = _words(
+    "parenthesized_expression parenthesized_statements condition_clause expression_statement"
+    " let_condition"
+)
+ROW_CALLS = _words("iter into_iter freeze stream items entries sorted list")
+"""Calls that give the rows of what they are called on, or of their argument."""
 NAME_WRAPPERS = _words("reference_pattern lexical_declaration reference_declarator")
 FIELDS = _words(
-    "member_expression selector_expression field_expression field_access member_access_expression"
+    "attribute member_expression selector_expression field_expression field_access"
+    " member_access_expression"
 )
-INDEXED = _words("subscript_expression array_access element_reference index_expression")
+INDEXED = _words("subscript subscript_expression array_access element_reference index_expression")
 CONSTANTS = _words(
     "none null nil undefined null_literal identifier constant self this name type_identifier"
     " qualified_type slice_type array_type map_type generic_type primitive_type scoped_identifier"

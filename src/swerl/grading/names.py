@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
@@ -27,7 +27,6 @@ class Names:
     def __init__(self, file: Source, scopes: Scopes) -> None:
         self._file = file
         self._scopes = scopes
-        self._of_module: dict[str, list[Node]] | None = None
 
     def read_decorators(self, node: Node) -> None:
         """Remember the parameters that a decorator gives; close tests that are skipped."""
@@ -58,7 +57,7 @@ class Names:
             return
         rows = call.args[1]
         if rows.type == "identifier":
-            values = self._module_values().get(self._file.source(rows), [])
+            values = self._module_values(self._file.source(rows))
             if len(values) != 1 or values[0].type not in ("list", "tuple"):
                 return
             [rows] = values
@@ -76,74 +75,61 @@ class Names:
                 if has_id or cell.type in ("list", "tuple", "dictionary", "set", "call"):
                     self._scopes.columns.setdefault(name, []).append(cell)
 
-    def _module_values(self) -> dict[str, list[Node]]:
-        """Return the values that a Python module gives to its own names."""
-        if self._of_module is None:
-            self._of_module = {}
-            for statement in self._file.root.named_children:
-                for node in statement.named_children[:1]:
-                    left, right = (
-                        node.child_by_field_name("left"),
-                        node.child_by_field_name("right"),
-                    )
-                    if node.type == "assignment" and left is not None and right is not None:
-                        self._of_module.setdefault(self._file.source(left), []).append(right)
-        return self._of_module
-
-    def read_loop(self, node: Node) -> None:
-        """Remember the values of loop variables: `for given, expected in [(1, 2), (3, 4)]`."""
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
-        function = self._scopes.function(node)
-        if left is None or right is None or function is None or right.type not in ("list", "tuple"):
-            return
-        names = [self._file.source(each) for each in left.named_children] or [
-            self._file.source(left)
+    def _module_values(self, name: str) -> list[Node]:
+        """Return the values that a Python module gives to a name of its own."""
+        return [
+            value
+            for target, value in _assignments(self._file, self._file.root)
+            if value and target.start_point[1] == 0 and self._file.source(target) == name
         ]
-        for row in right.named_children:
-            cells = row.named_children if len(names) > 1 else [row]
-            if len(cells) == len(names):
-                for name, cell in zip(names, cells, strict=True):
-                    function.names.setdefault(name, []).append(cell)
 
     def values(self, function: Scope, name: str) -> list[Node]:
         """Return the nodes of which one is the value of a name in a function."""
+        self._read_assignments(function)
+        if name not in function.names and self._file.language == "py":
+            function.names[name] = self._of_fixture(name)
+        return function.names.get(name, [])
+
+    def _read_assignments(self, function: Scope) -> None:
         if not function.names.get("", []):
             function.names[""] = [function.node]
-            for node in self._file.nodes(function.node, frozenset(known.ASSIGNMENTS)):
-                left, right = known.ASSIGNMENTS[node.type]
-                target, value = node.child_by_field_name(left), node.child_by_field_name(right)
+            for target, value in _assignments(self._file, function.node):
                 for _ in range(3):
-                    if (
-                        target is not None
-                        and target.type
-                        in ("expression_list", "pointer_declarator", "array_declarator")
-                        and len(target.named_children) >= 1
-                    ):
-                        target = (
-                            target.named_children[0]
-                            if len(target.named_children) == 1 or target.type != "expression_list"
-                            else None
-                        )
-                    if value is not None and value.type == "expression_list":
-                        value = value.named_children[0] if len(value.named_children) == 1 else None
-                if target is not None:
-                    names = function.names.setdefault(self._file.source(target), [])
-                    names.append(value if value is not None else target)
-        return function.names.get(name, [])
+                    inside = target.named_children
+                    if target.type in ("pointer_declarator", "array_declarator") and inside:
+                        target = inside[0]
+                names = function.names.setdefault(self._file.source(target), [])
+                names.append(value if value is not None else target)
+
+    def _of_fixture(self, name: str) -> list[Node]:
+        """Return the values that pytest's fixture of this name returns."""
+        for node in self._file.nodes(self._file.root, frozenset({"decorated_definition"})):
+            maker = node.child_by_field_name("definition")
+            head = self._file.text[node.start_byte : maker.start_byte] if maker else b""
+            if maker is None or b"fixture" not in head or self._file.name_of(maker) != name:
+                continue
+            made = self._file.nodes(maker, frozenset({"return_statement", "yield"}))
+            values = [each.named_children[0] for each in made if each.named_children]
+            inside = Scope(maker.start_byte, maker.end_byte, maker)
+            self._read_assignments(inside)
+            known_as = (inside.names.get(self._file.source(each), [each]) for each in values)
+            return [value for found in known_as for value in found]
+        return []
 
     def is_only_expected(self, function: Scope, name: str, claims: Sequence[Node]) -> bool:
         """Return True if a name is set, compared and reported, and used nowhere else."""
-        text = self._file.text[function.node.start_byte : function.node.end_byte]
+        text = self._file.text[function.start : function.end]
         spans = [(claim.start_byte, claim.end_byte) for claim in claims]
         if function.is_table:
-            used = re.finditer(rb"(?<![\w.$])%s(?!\w)" % re.escape(name.encode()), text)
+            pattern = rb"(?<![\w.$])(?<!let\(:)%s(?!\w)" % re.escape(name.encode())
+            used = re.finditer(pattern, text)
             places = (function.start + match.start() for match in used)
             return all(any(start <= at < end for start, end in spans) for at in places)
         pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % re.escape(
             name.encode()
         )
         for match in re.finditer(pattern, text):
-            at = function.node.start_byte + match.start()
+            at = function.start + match.start()
             if any(start <= at < end for start, end in spans):
                 continue
             line = self._file.text[self._file.text.rfind(b"\n", 0, at) + 1 : at]
@@ -156,35 +142,6 @@ class Names:
             if not (is_set or is_column or re.search(rb"#|//", line)):
                 return False
         return True
-
-    def columns(self, node: Node) -> list[Node]:
-        """Return the expected values of a Go table whose rows give their fields by position."""
-        kind, body = node.child_by_field_name("type"), node.child_by_field_name("body")
-        if (
-            kind is None
-            or body is None
-            or kind.type not in ("slice_type", "map_type", "array_type")
-        ):
-            return []
-        struct = kind.named_children[-1]
-        if struct.type == "type_identifier":
-            pattern = rb"\btype\s+%s\s+struct\s*\{(.*?)\n\s*\}" % re.escape(struct.text or b"")
-            match = re.search(pattern, self._file.text, re.DOTALL)
-            declared = match[1] if match else b""
-        elif struct.type == "struct_type":
-            declared = (struct.text or b"").partition(b"{")[2].rpartition(b"}")[0]
-        else:
-            return []
-        fields = struct_fields(declared, "go")
-        places = [at for at, name in enumerate(fields) if known.EXPECTED_FIELD.match(name)]
-        found: list[Node] = []
-        for row in body.named_children:
-            while row.type in ("literal_element", "keyed_element") and row.named_children:
-                row = row.named_children[-1]
-            cells = [cell for cell in row.named_children if cell.type == "literal_element"]
-            if row.type == "literal_value" and len(cells) == len(fields):
-                found += [cells[at] for at in places]
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +173,8 @@ class Tables:
             row = node.named_children[1]
             row = row.named_children[-1] if row.type == "pair" else row
             self._add(row, node.named_children[0], node.child_by_field_name("body"))
+        elif kind == "for_statement" and self._file.language == "py":
+            self._add(*(node.child_by_field_name(part) for part in ("left", "right", "body")))
         elif kind == "for_statement" and self._file.language == "go":
             clause = next((c for c in node.named_children if c.type == "range_clause"), None)
             if clause is not None and (left := clause.child_by_field_name("left")) is not None:
@@ -284,6 +243,10 @@ class Tables:
             if call.name != "each" and given and given[0].type == "destructured_parameter":
                 given = given[0].named_children
             self._add_names(given, node.child_by_field_name("receiver"), body)
+        elif body is not None and call.name == "let" and call.args and node.parent is not None:
+            name = self._file.source(call.args[0]).strip(":'\"")
+            scope = replace(_bound(node.parent), start=node.end_byte)
+            self._found.append(_Table(scope, {name: None}, body.named_children[-1:]))
         elif block is not None and call.name.startswith("shared_examples") and call.args:
             self._read_shared(call, block)
         elif call.args and call.args[-1].type in ("arrow_function", "function_expression"):
@@ -374,7 +337,13 @@ class Tables:
     def _add_names(
         self, names: Sequence[Node | None], right: Node | None, body: Node | None
     ) -> None:
-        if right is not None:
+        call = self._file.call(right) if right is not None and right.type in known.CALLS else None
+        if call is not None and call.name == "zip" and len(call.args) == len(names):
+            for name, values in zip(names, call.args, strict=True):
+                self._add(name, values, body)
+        elif call is not None and call.name == "enumerate" and call.args and len(names) == 2:
+            self._add(names[1], call.args[0], body)
+        elif right is not None:
             self._add_rows(names, self._rows(right, right), body)
 
     def _add_rows(
@@ -404,10 +373,13 @@ class Tables:
                     return call.args[:_MAX_ROWS]
                 node = call.args[0]
                 continue
-            if call is not None and call.name in ("iter", "into_iter", "freeze", "stream"):
+            if call is not None and call.name in known.ROW_CALLS:
                 function = node.child_by_field_name("function") or node
-                inner = function.child_by_field_name("value")
-                inner = inner or node.child_by_field_name("receiver")
+                inner = function.child_by_field_name("value") or node.child_by_field_name(
+                    "receiver"
+                )
+                inner = inner or function.child_by_field_name("object")
+                inner = call.args[0] if call.args else inner
                 if inner is None:
                     return []
                 node = inner
@@ -427,15 +399,9 @@ class Tables:
         """Return the rows of the last list of this name above a place."""
         if self._values is None:
             self._values = {}
-            for node in self._file.nodes(self._file.root, frozenset(known.ASSIGNMENTS)):
-                left, right = known.ASSIGNMENTS[node.type]
-                target, value = node.child_by_field_name(left), node.child_by_field_name(right)
-                if target is None or value is None:
-                    continue
-                if value.type == "expression_list" and len(value.named_children) == 1:
-                    value = value.named_children[0]
+            for target, value in _assignments(self._file, self._file.root):
                 word = re.search(r"[$\w]+", self._file.source(target))
-                if word is not None and value.type not in known.IDENTIFIERS:
+                if word and value is not None and value.type not in known.IDENTIFIERS:
                     self._values.setdefault(word[0], []).append(value)
         above = [v for v in self._values.get(name, []) if v.start_byte < place.start_byte]
         return self._rows(above[-1], place) if above else []
@@ -446,9 +412,13 @@ class Tables:
             row = row.named_children[-1]
         if row.type in ("array_element_initializer", "keyed_element", "composite_literal"):
             return self._cell(row.named_children[-1], column) if row.named_children else None
+        if row.type == "pair" and not isinstance(column, str) and len(row.named_children) == 2:
+            return row.named_children[column] if column < 2 else None
         call = self._file.call(row) if row.type in known.CALLS else None
         cells = [each for each in row.named_children if "comment" not in each.type]
         if call is not None:
+            if column in call.keywords:
+                return call.keywords[str(column)]
             cells = call.args
         elif row.type == "struct_expression":
             cells = cells[-1].named_children
@@ -483,3 +453,20 @@ class Tables:
 def _bound(node: Node) -> Scope:
     """Return a scope in which only the columns of tables have values."""
     return Scope(node.start_byte, node.end_byte, node, is_table=True, names={"": [node]})
+
+
+def _assignments(file: Source, node: Node) -> Iterator[tuple[Node, Node | None]]:
+    """Yield the name and the value of each assignment of one value in a node; None if not given."""
+    for each in file.nodes(node, frozenset(known.ASSIGNMENTS)):
+        name, value = (
+            _only(each.child_by_field_name(part)) for part in known.ASSIGNMENTS[each.type]
+        )
+        if name is not None:
+            yield name, value
+
+
+def _only(node: Node | None) -> Node | None:
+    """Return the element of a list of one, as in Go; None for several."""
+    if node is None or node.type != "expression_list":
+        return node
+    return node.named_children[0] if len(node.named_children) == 1 else None

@@ -85,17 +85,8 @@ class Scopes:
         is_closed: bool = False,
         depth: int = 0,
     ) -> Scope:
-        scope = Scope(
-            node.start_byte,
-            node.end_byte,
-            node,
-            name,
-            is_test,
-            is_outer,
-            is_function,
-            is_closed,
-            depth,
-        )
+        flags = (is_test, is_outer, is_function, is_closed, depth)
+        scope = Scope(node.start_byte, node.end_byte, node, name, *flags)
         self._open.append(scope)
         return scope
 

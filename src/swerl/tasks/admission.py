@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from swerl.core.certificate import objection
@@ -40,8 +41,11 @@ def _longest_s(task: Task) -> float:
     """Return the time limit of the first run and the measured time of each blind one."""
     measured = task.certificate.get("measured")
     test_s = measured.get("test_s") if isinstance(measured, dict) else None
-    num_blind = task.grading.blind_runs + 1 if task.grading.swaps else 0
-    return task.grading.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
+    spec = task.grading
+    num_claims = Counter(test for swap in spec.swaps or () for test in swap.fails)
+    further = min(spec.blind_runs, max(num_claims.values(), default=1) - 1)
+    num_blind = spec.blind_runs + further + 1 if spec.swaps else 0
+    return spec.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
 
 
 def of_strength(
