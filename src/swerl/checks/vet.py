@@ -32,7 +32,7 @@ _MEMORY_SHARE = 0.9
 _TIME_FACTOR = 5.0
 """The time limit in units of the slowest run: a busy machine takes several times as long."""
 _LEAST_TIME_S = 60.0
-_SWAP_RUNS = 6
+_SWAP_RUNS = 4
 """Runs of the known solution that measure swaps: so many different ones for each test."""
 _NUM_NAMED = 3
 """Tests that a finding names; the rest are counted."""

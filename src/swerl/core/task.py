@@ -34,6 +34,11 @@ class Swap:
     """False if the agent may tell it from a real expectation: by the repository that it gets, or by
     an operator that the file hardly uses."""
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The first changed value, which the swapped test fails at."""
+        return self.path, self.start
+
 
 @dataclass(frozen=True, slots=True)
 class GradingSpec:

@@ -37,7 +37,7 @@ _PLACE = re.compile(r"(?<![\w./-])(?P<name>[\w./-]{1,300})(?:\", line |[:(])(?P<
 _MODULE = re.compile(r"\(([\w.]+?)(?:\.[A-Z]\w*)?(?:\.\w+)?\)$")
 """The module in an id of unittest: `test_a (tests.test_b.TestC.test_a)`."""
 _Claim: TypeAlias = list[Swap]
-"""The swaps of one claim: alternatives, whose places overlap."""
+"""The swaps of one claim: alternatives for its value."""
 
 
 def draw(swaps: Sequence[Swap], num_runs: int, rng: random.Random) -> list[tuple[Swap, ...]]:
@@ -71,16 +71,11 @@ def _chance(unit: Sequence[_Claim]) -> float:
 
 
 def _claims(unit: Iterable[Swap]) -> list[_Claim]:
-    """Return the swaps of a test by claim, in the order of the text."""
-    claims: list[_Claim] = []
-    end = ("", 0)
-    for swap in sorted(unit, key=lambda each: (each.path, each.start)):
-        if (swap.path, swap.start) < end:
-            claims[-1].append(swap)
-        else:
-            claims.append([swap])
-        end = max(end, (swap.path, swap.end))
-    return claims
+    """Return the swaps of a test by the first value that each changes: the test fails there."""
+    claims: dict[tuple[str, int], _Claim] = defaultdict(list)
+    for swap in unit:
+        claims[swap.place].append(swap)
+    return list(claims.values())
 
 
 def _next(claims: Sequence[_Claim], left: list[Swap], rng: random.Random) -> Swap:
@@ -105,8 +100,7 @@ def bits(swaps: Sequence[Swap], num_runs: int) -> float:
     is_empty = math.prod(1 - chance for chance in chances)
     found = num_parts * (math.log2(1 - is_empty) - sum(map(math.log2, chances)))
     if len(units) < _FEW_TESTS:
-        share = num_parts / (num_parts + 1)
-        found -= math.log2(1 - share) + num_parts * math.log2(share)
+        found += (num_parts + 1) * math.log2(num_parts + 1) - num_parts * math.log2(num_parts)
     return round(found, 2)
 
 

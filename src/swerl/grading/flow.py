@@ -42,6 +42,8 @@ _TRIALS = 2
 """Runs of the known solution that look for swaps if vetting has measured none."""
 _MORE_TRIALS = 3
 """Times as many runs if no swap in a test to fix is found."""
+_PLACES = 6
+"""Runs that are made if each tries another value of a test."""
 _BEFORE_S = 300.0
 """Seconds for the tests before the fix, which may hang."""
 _PYTEST_OPTIONS = "--durations=0"
@@ -207,10 +209,10 @@ class _Grading:
         others = replace(self, task=replace(self.task, grading=patient))
         found = await _until_one_fails(others._blind(chosen, files) for chosen in runs)
         wrong = next((grade for grade in found if grade.verdict is not Verdict.SOLVED), None)
-        bits = blind.bits(swaps, num_runs)
-        believed = replace(first.grade, blind=Blind.MATCHED, blind_bits=bits)
-        told = wrong or believed
-        return replace(told, restored=first.grade.restored, test_s=first.grade.test_s)
+        if wrong is None:
+            bits = blind.bits(swaps, num_runs)
+            return replace(first.grade, blind=Blind.MATCHED, blind_bits=bits)
+        return replace(wrong, restored=first.grade.restored, test_s=first.grade.test_s)
 
     async def measure(self, num_runs: int) -> tuple[Swap, ...]:
         """Run this patch, the known solution, with swaps, and return those that it notices."""
@@ -228,9 +230,10 @@ class _Grading:
         while trials and num_done < num_runs * _MORE_TRIALS:
             trial, *trials = trials
             # Which case of a table fails before the fix is known only when one is swapped.
-            is_hopeless = not any(each.swap.is_secret for each in trial)
-            if num_done >= num_runs and (is_hopeless or blind.share(spec, found)):
-                break
+            places = {each.swap.place for each in trial if each.swap.is_secret}
+            is_known = num_done >= _PLACES or places <= {swap.place for swap in found}
+            if num_done >= num_runs and (not places or (is_known and blind.share(spec, found))):
+                continue
             num_done += 1
             seen = (await self._run([each.swap for each in trial], files)).seen
             noticed = blind.measured(trial, seen, spec)

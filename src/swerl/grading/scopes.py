@@ -145,9 +145,7 @@ class Scopes:
             errors="replace"
         )
         match = re.match(r"(?:(?:RSpec|t|b|QUnit|self|s\.T\(\))\.)?(\w+)((?:\.\w+)*)", head)
-        if match is None:
-            return False
-        name, more = match[1], match[2]
+        name, more = match.groups() if match else ("", "")
         is_test, is_outer = name in known.TEST_CALLS, name in known.OUTER_CALLS
         is_skipped = name in known.SKIP_CALLS or re.search(r"\.(?:skip|todo|failing|fails)", more)
         titles = name in known.TITLE_BLOCKS
