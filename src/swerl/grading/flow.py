@@ -42,8 +42,8 @@ _TRIALS = 2
 """Runs of the known solution that look for swaps if vetting has measured none."""
 _MORE_TRIALS = 3
 """Times as many runs if no swap in a test to fix is found."""
-_PLACES = 6
-"""Runs that are made if each tries another value of a test."""
+_PLACES, _PLACES_S = 6, 60.0
+"""Runs, and seconds after which no other begins, that try every value of a test."""
 _BEFORE_S = 300.0
 """Seconds for the tests before the fix, which may hang."""
 _PYTEST_OPTIONS = "--durations=0"
@@ -210,8 +210,7 @@ class _Grading:
         found = await _until_one_fails(others._blind(chosen, files) for chosen in runs)
         wrong = next((grade for grade in found if grade.verdict is not Verdict.SOLVED), None)
         if wrong is None:
-            bits = blind.bits(swaps, num_runs)
-            return replace(first.grade, blind=Blind.MATCHED, blind_bits=bits)
+            return replace(first.grade, blind=Blind.MATCHED, blind_bits=blind.bits(swaps, num_runs))
         return replace(wrong, restored=first.grade.restored, test_s=first.grade.test_s)
 
     async def measure(self, num_runs: int) -> tuple[Swap, ...]:
@@ -226,12 +225,13 @@ class _Grading:
         failing = blind.failing_lines(await self._log_without_patch() if texts else "", files)
         trials = blind.trials(texts, base, spec, at_once=blind.MAX_TESTS, failing=failing)
         found: list[Swap] = []
-        num_done = 0
+        num_done, started = 0, time.monotonic()
         while trials and num_done < num_runs * _MORE_TRIALS:
             trial, *trials = trials
             # Which case of a table fails before the fix is known only when one is swapped.
             places = {each.swap.place for each in trial if each.swap.is_secret}
-            is_known = num_done >= _PLACES or places <= {swap.place for swap in found}
+            is_late = num_done >= _PLACES or time.monotonic() - started > _PLACES_S
+            is_known = is_late or places <= {swap.place for swap in found}
             if num_done >= num_runs and (not places or (is_known and blind.share(spec, found))):
                 continue
             num_done += 1
