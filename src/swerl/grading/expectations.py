@@ -285,11 +285,7 @@ class _Reader:
                 # Each part of it decides alone only in one of the two cases.
                 if (signs[0] in ("and", "&&")) == wanted:
                     todo.extend(reversed(inside))
-            elif (
-                len(inside) == 2
-                and len(signs) == 1
-                and signs[0].replace(" ", "_") in known.OPERATORS
-            ):
+            elif len(inside) == 2 and len(signs) == 1 and _opposite(signs[0]):
                 self._read_comparison(inside, operators[0], signs[0], wanted, claim)
             elif kind in known.CALLS:
                 self._read_truth(node, wanted, claim)
@@ -325,8 +321,7 @@ class _Reader:
             self._compare(sides[0], sides[1], claim)
         if sign == "in" and wanted:
             self._expect(sides[0], claim)
-        opposite = known.OPERATORS[sign.replace(" ", "_")].replace("_", " ")
-        self._add(Content.OPERATOR, operator, claim, opposite=opposite)
+        self._add(Content.OPERATOR, operator, claim, opposite=_opposite(sign))
 
     def _read_truth(self, node: Node, wanted: bool, claim: Node) -> None:
         """Read a call that must be true, such as `x.is_ok()` or `isinstance(x, int)`."""
@@ -367,9 +362,7 @@ class _Reader:
             if name is not None and (
                 opposite := {"true": "false", "false": "true"}.get(self._file.source(name))
             ):
-                head = self._file.text[node.start_byte : node.start_byte + 60].decode(
-                    errors="replace"
-                )
+                head = self._file.source(node)[:60]
                 if known.CHAIN.search(head) or ".should." in self._file.source(node)[-40:]:
                     self._add(Content.OPERATOR, name, node, opposite=opposite)
         elif kind in ("pair", "keyed_element"):
@@ -487,3 +480,7 @@ class _Reader:
             span=(test.start, test.end),
             claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
         )
+
+
+def _opposite(sign: str) -> str:
+    return known.OPERATORS.get(sign.replace(" ", "_"), "").replace("_", " ")

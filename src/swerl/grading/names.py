@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
@@ -57,7 +58,7 @@ class Names:
             return
         rows = call.args[1]
         if rows.type == "identifier":
-            values = self._module_values(self._file.source(rows))
+            values = self._module_values.get(self._file.source(rows), [])
             if len(values) != 1 or values[0].type not in ("list", "tuple"):
                 return
             [rows] = values
@@ -75,13 +76,14 @@ class Names:
                 if has_id or cell.type in ("list", "tuple", "dictionary", "set", "call"):
                     self._scopes.columns.setdefault(name, []).append(cell)
 
-    def _module_values(self, name: str) -> list[Node]:
-        """Return the values that a Python module gives to a name of its own."""
-        return [
-            value
-            for target, value in _assignments(self._file, self._file.root)
-            if value and target.start_point[1] == 0 and self._file.source(target) == name
-        ]
+    @cached_property
+    def _module_values(self) -> Mapping[str, list[Node]]:
+        """The values that a Python module gives to its own names."""
+        found: dict[str, list[Node]] = {}
+        for target, value in _assignments(self._file, self._file.root):
+            if value and target.start_point[1] == 0:
+                found.setdefault(self._file.source(target), []).append(value)
+        return found
 
     def values(self, function: Scope, name: str) -> list[Node]:
         """Return the nodes of which one is the value of a name in a function."""
@@ -98,36 +100,37 @@ class Names:
                     inside = target.named_children
                     if target.type in ("pointer_declarator", "array_declarator") and inside:
                         target = inside[0]
-                names = function.names.setdefault(self._file.source(target), [])
-                names.append(value if value is not None else target)
+                function.names.setdefault(self._file.source(target), []).append(value or target)
+
+    @cached_property
+    def _fixtures(self) -> Mapping[str, Node]:
+        """The functions of pytest's fixtures, by name."""
+        found: dict[str, Node] = {}
+        for node in self._file.nodes(self._file.root, frozenset({"decorated_definition"})):
+            maker = node.child_by_field_name("definition")
+            if maker and b"fixture" in self._file.text[node.start_byte : maker.start_byte]:
+                found.setdefault(self._file.name_of(maker), maker)
+        return found
 
     def _of_fixture(self, name: str) -> list[Node]:
         """Return the values that pytest's fixture of this name returns."""
-        for node in self._file.nodes(self._file.root, frozenset({"decorated_definition"})):
-            maker = node.child_by_field_name("definition")
-            head = self._file.text[node.start_byte : maker.start_byte] if maker else b""
-            if maker is None or b"fixture" not in head or self._file.name_of(maker) != name:
-                continue
-            made = self._file.nodes(maker, frozenset({"return_statement", "yield"}))
-            values = [each.named_children[0] for each in made if each.named_children]
-            inside = Scope(maker.start_byte, maker.end_byte, maker)
-            self._read_assignments(inside)
-            known_as = (inside.names.get(self._file.source(each), [each]) for each in values)
-            return [value for found in known_as for value in found]
-        return []
+        if (maker := self._fixtures.get(name)) is None:
+            return []
+        inside = Scope(maker.start_byte, maker.end_byte, maker)
+        self._read_assignments(inside)
+        made = self._file.nodes(maker, frozenset({"return_statement", "yield"}))
+        values = [each.named_children[0] for each in made if each.named_children]
+        return [v for each in values for v in inside.names.get(self._file.source(each), [each])]
 
     def is_only_expected(self, function: Scope, name: str, claims: Sequence[Node]) -> bool:
         """Return True if a name is set, compared and reported, and used nowhere else."""
-        text = self._file.text[function.start : function.end]
+        text, word = self._file.text[function.start : function.end], re.escape(name.encode())
         spans = [(claim.start_byte, claim.end_byte) for claim in claims]
         if function.is_table:
-            pattern = rb"(?<![\w.$])(?<!let\(:)%s(?!\w)" % re.escape(name.encode())
-            used = re.finditer(pattern, text)
+            used = re.finditer(rb"(?<![\w.$])(?<!let\(:)%s(?!\w)" % word, text)
             places = (function.start + match.start() for match in used)
             return all(any(start <= at < end for start, end in spans) for at in places)
-        pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % re.escape(
-            name.encode()
-        )
+        pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % word
         for match in re.finditer(pattern, text):
             at = function.start + match.start()
             if any(start <= at < end for start, end in spans):
@@ -375,11 +378,9 @@ class Tables:
                 continue
             if call is not None and call.name in known.ROW_CALLS:
                 function = node.child_by_field_name("function") or node
-                inner = function.child_by_field_name("value") or node.child_by_field_name(
-                    "receiver"
-                )
+                inner = call.args[0] if call.args else function.child_by_field_name("value")
+                inner = inner or node.child_by_field_name("receiver")
                 inner = inner or function.child_by_field_name("object")
-                inner = call.args[0] if call.args else inner
                 if inner is None:
                     return []
                 node = inner
@@ -458,9 +459,8 @@ def _bound(node: Node) -> Scope:
 def _assignments(file: Source, node: Node) -> Iterator[tuple[Node, Node | None]]:
     """Yield the name and the value of each assignment of one value in a node; None if not given."""
     for each in file.nodes(node, frozenset(known.ASSIGNMENTS)):
-        name, value = (
-            _only(each.child_by_field_name(part)) for part in known.ASSIGNMENTS[each.type]
-        )
+        pair = (_only(each.child_by_field_name(part)) for part in known.ASSIGNMENTS[each.type])
+        name, value = pair
         if name is not None:
             yield name, value
 

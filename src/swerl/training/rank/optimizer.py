@@ -140,9 +140,11 @@ class HostAdam(torch.optim.Optimizer):
 
 def adam_state(adam: torch.optim.Optimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return Adam's state of a parameter where Adam keeps it; before the first step, zeros."""
-    device = _HOST if isinstance(adam, HostAdam) else param.device
+    device, dtype = (_HOST, torch.float32) if isinstance(adam, HostAdam) else (None, None)
     state: dict[str, torch.Tensor] = adam.state[param]
     if not state:
         state["step"] = torch.tensor(0.0)
-        state.update({name: torch.zeros_like(param, device=device) for name in MOMENTS})
+        state.update(
+            {name: torch.zeros_like(param, device=device, dtype=dtype) for name in MOMENTS}
+        )
     return state
