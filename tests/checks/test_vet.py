@@ -71,7 +71,7 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert vetted.ok, told
     assert told
     assert (told.gold_runs, told.timeout_s) == (3, 60.0)
-    assert (told.swapped_share, told.bits) == (1.0, pytest.approx(3.25, abs=0.01))
+    assert (told.swapped_share, told.bits) == (1.0, pytest.approx(4.91, abs=0.01))
     assert set(told.probes.values()) <= {"unsolved", "cheat"}
     assert len(told.probes) == 4
     assert 0 < told.measured.test_s <= told.measured.grading_s

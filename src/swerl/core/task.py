@@ -73,8 +73,8 @@ class GradingSpec:
     each grading of a solved patch measures them first."""
     blind_runs: int = 3
     """Runs with swapped expectations after a solved one; up to twice as many if a test makes
-    several claims. Three leave a guess one chance in ten if a single test has a swap, one in 343
-    with three tests."""
+    several claims, two more for a single claim. Three leave a guess one chance in 30 if a single
+    test has a swap, one in 343 with three tests."""
     not_run: tuple[str, ...] | None = None
     """Tests that the known solution skips or fails as expected; no other test may be skipped. None
     if vetting has not measured it."""
