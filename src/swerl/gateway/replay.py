@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -56,7 +57,6 @@ RULES: Mapping[str, str] = {
 """Name -> pattern of texts that differ from one start of an agent to the next."""
 WHITE_SPACE = "white space"
 """Name of the rule for texts that differ in white space alone, which clients trim."""
-_RULE = re.compile("|".join(f"(?P<r{n}>{pattern})" for n, pattern in enumerate(RULES.values())))
 _NAMES = tuple(RULES)
 _RANDOM = frozenset({"call id", "temporary path", "uuid", "port", "process", "nickname", "hash"})
 """Rules whose texts a later reply may repeat."""
@@ -451,10 +451,15 @@ def _compare_texts(before: str, after: str, renamed: dict[str, str]) -> set[str]
     return found
 
 
+@cache
+def _rule() -> re.Pattern[str]:
+    return re.compile("|".join(f"(?P<r{n}>{pattern})" for n, pattern in enumerate(RULES.values())))
+
+
 def _split(text: str) -> Iterator[tuple[str, str]]:
     """Yield (rule, text) for each piece of a text; the rule of other pieces is empty."""
     end = 0
-    for match in _RULE.finditer(text):
+    for match in _rule().finditer(text):
         yield "", text[end : match.start()]
         yield _NAMES[int((match.lastgroup or "r0")[1:])], match[0]
         end = match.end()
