@@ -97,6 +97,19 @@ def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
     return local.build(local.Options(isolator=request.param))
 
 
+AT_NIGHT = ("local/snapshot", "podman", "kubernetes")
+"""In CI these run the tests of commands, ends and limits alone; they share code with the others."""
+IN_CI = tuple(f"test_conformance_{part}.py" for part in ("commands", "end", "limits"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        is_at_night = spec and spec.params.get("target") in AT_NIGHT
+        if is_at_night and item.path.name.startswith("test_conf") and item.path.name not in IN_CI:
+            item.add_marker(pytest.mark.nightly)
+
+
 @pytest.fixture(scope="session", params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Target:
     """One backend, and an image for it with sh, Python and git."""

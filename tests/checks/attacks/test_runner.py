@@ -102,7 +102,10 @@ async def test_most_attacks_work_in_a_sandbox_without_walls(
     assert os.geteuid() != 0 or len(failing) > len(attacks) * 0.6
 
 
-@pytest.mark.parametrize("isolator", ["bwrap", "unshare", "auto, a snapshot"])
+@pytest.mark.parametrize(
+    "isolator",
+    ["bwrap", "unshare", pytest.param("auto, a snapshot", marks=pytest.mark.nightly)],
+)
 async def test_no_attack_works_on_local(
     isolator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from swerl.core.grade import Verdict
 from swerl.grading import blind
 from swerl.grading.swaps import swapped
 
-from .test_redteam import row_of, run
+from .test_redteam import NIGHT, row_of, run
 
 DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 OLD = {each.name for topic in runner.FIRST_TOPICS for each in topic.POLICIES}
@@ -42,14 +42,14 @@ IDLE = [replace(each, name=f"idle-{each.kind}", commands=()) for each in HONEST]
 @pytest.fixture(scope="module")
 def rows() -> dict[str, PolicyResult]:
     """The results of all policies of this file, by name."""
-    return {row.policy.name: row for row in run([*POLICIES, *HONEST, *IDLE], naively=True).rows}
+    return {row.policy.name: row for row in run([*POLICIES, *HONEST, *IDLE], naively=NIGHT).rows}
 
 
 @pytest.mark.parametrize("policy", HONEST, ids=lambda policy: policy.name)
 def test_honest_work_is_rewarded(rows: dict[str, PolicyResult], policy: Policy) -> None:
     row = row_of(rows, policy)
     assert (row.verdict, row.reward) == ("solved", 1.0), row.seen
-    assert row.rewarded_naively
+    assert row.rewarded_naively or not NIGHT
 
 
 @pytest.mark.parametrize("policy", IDLE, ids=lambda policy: policy.name)
@@ -65,6 +65,7 @@ def test_a_policy_is_stopped(rows: dict[str, PolicyResult], policy: Policy) -> N
     assert row.outcome is PolicyOutcome.HELD, row.seen
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "policy", [each for each in POLICIES if not each.harmless], ids=lambda policy: policy.name
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,8 @@ UNUSUAL = {
     "like-a-diff": (FIX, f'printf \'"""\\n{DIFF}\\n"""\\n\' >>till.py'),
     "generated": (FIX, "yes 'a line that a program wrote' | head -c 5000000 >prices.sql"),
 }
+NIGHT = bool(os.environ.get("SWERL_NIGHTLY"))
+"""Then a grader without defences judges each policy, too."""
 DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 
 
@@ -68,7 +71,7 @@ def run(policies: list[Policy], *, naively: bool = False, vets: bool = True) -> 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, PolicyResult]:
     """The results of all policies, by name."""
-    return {row.policy.name: row for row in run(POLICIES, naively=True).rows}
+    return {row.policy.name: row for row in run(POLICIES, naively=NIGHT).rows}
 
 
 def row_of(rows: dict[str, PolicyResult], policy: Policy) -> PolicyResult:
@@ -85,6 +88,7 @@ def test_a_policy_is_stopped_as_it_declares(rows: dict[str, PolicyResult], polic
     assert (row.verdict, row.reward) == (policy.verdict, 0.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "policy", [each for each in POLICIES if not each.harmless], ids=lambda policy: policy.name
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -340,6 +341,12 @@ CASES = {
     "glm-tensor-norms": Case("glm4_moe", 2, layout={TP: 2, ETP: 2}),
     "glm-all": Case("glm4_moe", 4, layout={TP: 2, CP: 2, EP: 2}),
 }
+IN_CI = {
+    *("dense", "dense-recompute", "dense-sft", "dense-gspo", "dense-stages", "dense-tensor-context"),
+    *("moe", "moe-replay", "moe-all", "delta", "delta-recompute", "delta-context-4", "delta-all"),
+    *("glm", "glm-all"),
+}
+"""Each line alone and with several kinds of ranks at once; the other cases run at night."""
 BF16 = {
     f"{name}-bf16": Case(line, layout={"dtype": "bf16"})
     for name, line in (("dense", "qwen3"), ("delta", "qwen3_5_moe"))
@@ -356,7 +363,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     root = tmp_path_factory.mktemp("forest")
     (root / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
-    cases = CASES | BF16
+    night = os.environ.get("SWERL_NIGHTLY")
+    cases = {name: case for name, case in CASES.items() if night or name in IN_CI} | BF16
     for line in sorted({case.line for case in cases.values()}):
         model = build(line)
         (root / line).mkdir()
@@ -399,7 +407,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return {name: torch.load(root / f"{name}.pt", weights_only=False) for name in every}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [each if each in IN_CI else pytest.param(each, marks=pytest.mark.nightly) for each in CASES],
+)
 def test_shared_prefixes_take_the_steps_of_separate_rows(
     found: dict[str, dict[str, Any]], name: str, record_property: Any
 ) -> None:
