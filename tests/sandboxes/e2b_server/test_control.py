@@ -53,6 +53,9 @@ def test_time_runs_out_unless_it_is_prolonged(service: Service) -> None:
     prolonged, short = (Sandbox.create(timeout=1, **service.sdk) for _ in range(2))
     prolonged.set_timeout(60)
     eventually(lambda: not short.is_running())
+    path = f"/sandboxes/{prolonged.sandbox_id}/timeout"
+    with service.client(**{"X-API-Key": KEY}) as client:
+        assert client.post(path, json={}).status_code == 400
     assert prolonged.is_running()
     prolonged.set_timeout(0)
     eventually(lambda: not prolonged.is_running())

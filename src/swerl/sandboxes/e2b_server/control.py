@@ -182,7 +182,8 @@ class Control:
     async def set_timeout(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Set the seconds that a sandbox lives from now on."""
         served = self._served.require(sandbox_id)
-        served.live_for(self._timeout_s(await _body(request), 0))
+        without_field = -1  # is refused; 0 would end the sandbox
+        served.live_for(self._timeout_s(await _body(request), without_field))
         return web.Response(status=204)
 
     async def refresh(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
