@@ -147,6 +147,10 @@ def test_other_files_are_kept() -> None:
     [
         ("docs/link", "../calc.py", True),
         ("link", "calc.py", True),
+        ("docs/link", "/w/calc.py", True),
+        ("link", "/w/../etc/passwd", False),
+        ("link", "/w/.git/config", False),
+        ("link", "/w", False),
         ("link", "/etc/passwd", False),
         ("docs/link", "../../outside", False),
         ("link", "pkg/../../outside", False),

@@ -171,6 +171,7 @@ WAYS = [
     own("test_utils", "test_utils.py"),
     own("now", "v2/__init__.py", "mkdir v2; ln -s v2 now; "),
     f"rm calc.py; mkdir impl; {MODULE}impl/real.py; ln -s impl/real.py calc.py",
+    f"rm calc.py; mkdir impl; {MODULE}impl/real.py; ln -s /repo/impl/real.py calc.py",
     "printf 'def __getattr__(name):\n    import m\n    return getattr(m, name)\n' >calc.py; "
     f"{MODULE}m.py",
     f"{MODULE}m.py; python3 -m zipfile -c more.zip m.py; rm m.py; "

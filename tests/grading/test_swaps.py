@@ -856,3 +856,117 @@ def test_a_generic_detector_is_hardly_better_than_a_coin(detector: Detector) -> 
     advantage = _advantage(detector, 60)
     print(f"{detector.__name__}: {advantage:+.3f}")  # noqa: T201
     assert abs(advantage) < (0.2 if detector is _unlike_number else 0.15)
+
+
+FORMS = {
+    "tests/test_a.py": (
+        "def test_a(self, mock):\n    {}\n",
+        "mock.assert_called_once_with('some text 341')",
+        "mock.assert_has_calls([call(341)])",
+        "self.assertEqual(first=f(1), second=341)",
+        "got, want = f(1), 341; assert got == want",
+        "assert operator.eq(f(1), 341)",
+        "assert_that(f(1), equal_to(341))",
+        "self.assert_money_equal(f(1), 341)",
+    ),
+    "a.test.js": (
+        "it('answers', async () => {{ {} }});\n",
+        "strictEqual(f(1), 341);",
+        "assert.match(f(1), /some text 341/);",
+        "assert.match(f(1), /^341$/);",
+        "assert.sameMembers(f(1), [341]);",
+        "assert.partialDeepStrictEqual(f(1), {a: 341});",
+        "const [got, want] = [f(1), 341]; assert.strictEqual(got, want);",
+        "expect(f(1)).toHaveProperty('a.b', 341);",
+        "await request(app).get('/').expect(341);",
+    ),
+    "a_test.go": (
+        "package a\n\nfunc TestA(t *testing.T) {{\n\t{}\n}}\n",
+        'if got, want := F(1), 341; got != want { t.Errorf("%d", got) }',
+        'if !bytes.Equal(F(1), []byte("some text 341")) { t.Fatal("x") }',
+        "equals(t, 341, F(1))",
+        'assert.Equalf(t, 341, F(1), "x")',
+        "Expect(F(1)).To(Equal(341))",
+    ),
+    "tests/a.rs": (
+        "#[test]\nfn answers() {{ {} }}\n",
+        "assert_eq!(f(1), 341_u64);",
+        "assert_eq!(f(1), P::new(341));",
+        "assert_eq!(f(1), Duration::from_secs(341));",
+        "assert!(matches!(f(1), Some(341)));",
+        "for (x, want) in &[(1, 341)] { assert_eq!(f(*x), *want); }",
+    ),
+    "ATest.java": (
+        "class ATest {{\n    @Test void answers() {{ {} }}\n}}\n",
+        'assertTrue(f(1).equals("some text 341"));',
+        "assertEquals(new P(341), f(1));",
+        "verify(mock).f(341);",
+        'assertThat("message", f(1), is(341));',
+        'mvc.perform(get("/")).andExpect(jsonPath("$.a").value(341));',
+    ),
+    "test/test_a.rb": (
+        "class ATest < Minitest::Test\n  def test_a\n    {}\n  end\nend\n",
+        "assert_operator f(1), :==, 341",
+        "assert_output('some text 341') { f(1) }",
+        "assert_equal P.new(341), f(1)",
+    ),
+    "spec/a_spec.rb": (
+        "describe 'a' do\n  it 'answers' do\n    {}\n  end\nend\n",
+        "expect(f(1)).to be == 341",
+        "expect(f(1)).to all(eq(341))",
+        "expect(f(1)).to eq(341).and be_odd",
+        "expect { f(1) }.to change { x }.by(341)",
+        "expect { f(1) }.to output('some text 341').to_stdout",
+        "f(1).should eq(341)",
+    ),
+    "tests/ATest.php": (
+        "<?php\nclass ATest extends TestCase {{\n    public function testA() {{ {} }}\n}}\n",
+        "[$got, $want] = [f(1), 341]; $this->assertSame($want, $got);",
+        "$this->expectOutputString('some text 341'); f(1);",
+        "$this->assertEquals(new P(341), f(1));",
+        "$this->assertStringMatchesFormat('341', f(1));",
+    ),
+    "tests/a.cpp": (
+        "TEST(A, answers) {{ {} }}\n",
+        "EXPECT_EQ(f(1), -341);",
+        'EXPECT_EQ(f(1), std::string("some text 341"));',
+        "EXPECT_EQ(f(1), std::make_pair(1, 341));",
+        "TEST_ASSERT_EQUAL_UINT8(341, f(1));",
+        "cr_assert_eq(f(1), 341);",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "claim"),
+    [(path, form, claim) for path, (form, *claims) in FORMS.items() for claim in claims],
+)
+def test_a_claim_beside_others_has_a_swap_of_its_own(path: str, form: str, claim: str) -> None:
+    text = form.format(claim).encode()
+    at = text.index(b"341")
+    found = candidates(path, text, random.Random(1))
+    own = [each for each in found if each.start <= at < each.end and each.kind not in WEAK]
+    assert own, found
+    assert all(b"341" not in swapped(text, [each]) for each in own)
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        *(("336_u64", r"\d{3}_u64"), ("5_f64", r"\d_f64"), ("10_usize", r"\d\d_usize")),
+        *(("0b1010", "0b[01]{4}"), ("0xFFu8", "0x[0-9A-F]{2}u8"), ("0o17", "0o[0-7]{2}")),
+        *(("1.5_000", r"\d\.\d_000"), ("-344", r"-\d{3}"), ("1'000", r"\d'\d{3}")),
+    ],
+)
+def test_another_number_is_spelled_as_the_old_one(source: str, form: str) -> None:
+    path, test = "a.rs", "#[test]\nfn answers() {{ assert_eq!(f(1), {}); }}\n"
+    if set(source) & {"-", "'"}:
+        path, test = "a.cpp", "TEST(A, answers) {{ EXPECT_EQ(f(1), {}); }}\n"
+    text = test.format(source).encode()
+    for seed in range(20):
+        found = candidates(path, text, random.Random(seed))
+        values = [swapped(text, [each]).decode() for each in found if each.kind not in WEAK]
+        assert values
+        for value in values:
+            assert value.encode() != text
+            assert re.search(rf"\(1\), {form}\)", value), value

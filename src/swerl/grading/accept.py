@@ -186,6 +186,7 @@ class _Rules:
 
     def __init__(self, task: Task, clean: CleanTree) -> None:
         spec = task.grading
+        self._workdir = f"{task.workdir}/".encode()
         brought = {*spec.test_files, *touched(spec.test_patch)}
         self._hidden = {*brought, *_declared_files(spec)}
         # The known solution may change a protected file, but not a test that grading brings.
@@ -206,7 +207,7 @@ class _Rules:
 
     def refuses(self, path: str, file: TreeFile | None, old: TreeFile | None) -> bool:
         """Return True for a protected file, and for a link that leads out of the repository."""
-        if not is_plain(path) or (file and file.is_link and leads_out(path, file.data)):
+        if not is_plain(path) or (file and file.is_link and self._leads_out(path, file.data)):
             return True
         if path in self._allowed or self._is_further_conftest(path):
             return False
@@ -214,6 +215,10 @@ class _Rules:
         if self._adds_sources(path, file, old):
             return False
         return _steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
+
+    def _leads_out(self, path: str, target: bytes) -> bool:
+        inside = target.removeprefix(self._workdir)
+        return leads_out("" if inside != target else path, inside)
 
     def _adds_sources(self, path: str, file: TreeFile | None, old: TreeFile | None) -> bool:
         """Return True for a build file that starts the tests and only builds more than before."""

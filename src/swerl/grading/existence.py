@@ -13,13 +13,13 @@ import re
 from swerl.grading.syntax import Content, Expectation, number_of
 
 _PART = re.compile(
-    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch|[rR]egex|[rR]aises|[tT]hrow|strstr|StartsWith|EndsWith"
-    rb"|startswith|endswith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)[^\n]*$"
+    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch(?!esFormat)|[rR]egex|[rR]aises|[tT]hrow|strstr"
+    rb"|StartsWith|EndsWith|startswith|endswith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)[^\n]*$"
 )
 """Text before a value that must be a part of a text, or a key."""
 _MEMBER = re.compile(
     rb"(?:assertIn|assert_includes|[cC]ontain(?!sExactly|sOnly)\w*|includes?|any_call"
-    rb"|CalledWith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)\b(?:\)(?!\.)|[^\n)])*$"
+    rb"|has_calls|verify|toHaveClass|hasItems?|hasEntry|CalledWith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)\b(?:\)(?!\.)|[^\n)])*$"
 )
 """Text before a value that must be one of several, and no further call in a chain."""
 _IN = re.compile(rb"(?:,[^\n=]*[\])}]|[\])}]+)?\s+in\b")
@@ -32,6 +32,8 @@ _FOREIGN = (
     *("elk", "fern", "moss", "reef", "heron", "birch", "otter", "tulip", "walnut", "meadow"),
     *("lantern", "thimble", "mulberry", "dandelion", "chandelier", "grasshopper"),
 )
+_WHOLE = re.compile(r"\W*\^.*\$\W*")
+"""A pattern of a whole text."""
 _ALTERNATIVES = re.compile(r"\||\)[?*]")
 _TOLERANCE = re.compile(
     rb"\b(?:(?P<of>delta|abs|atol)|(?P<share>rel|rtol))\s*=\s*(?P<size>\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)"
@@ -52,7 +54,7 @@ def stays(text: bytes, each: Expectation) -> bool:
     if each.content not in (Content.STRING, Content.WORDS):
         return False
     words = re.findall(r"\w+", each.source)
-    if len(words) > 1 and not _ALTERNATIVES.search(each.source):
+    if (len(words) > 1 or _WHOLE.fullmatch(each.source)) and not _ALTERNATIVES.search(each.source):
         return False
     return bool(_PART.search(_before(text, each))) or is_one_of(text, each)
 

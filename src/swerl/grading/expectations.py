@@ -112,16 +112,24 @@ class _Reader:
             return
         name, args = call.name, call.args
         chained = call.is_chained
-        is_bare = name in ("raises", "warns", "eq_", "ok", "throws", "Run") and not call.receiver
-        library = known.GO_LIBRARY if self._file.language == "go" else known.LIBRARY
-        if name in known.SHORT and not (chained or is_bare or library.search(call.receiver)):
+        is_bare = not call.receiver and (
+            name in ("raises", "warns", "eq_", "ok", "throws", "Run") or name in known.EQUAL
+        )
+        language = self._file.language
+        is_of_answer = language in ("js", "ts") and name == "expect" and call.receiver[-1:] == ")"
+        library = known.GO_LIBRARY if language == "go" else known.LIBRARY
+        is_short = name in known.SHORT and not (chained or is_bare or is_of_answer)
+        if is_short and not library.search(call.receiver):
             return
         if chained and name in known.CHAINED:
             self._read_matcher(call)
-        elif chained and name in ("to", "not_to", "to_not", "should", "should_not") and args:
+        elif args and name in (known.TO if chained else ("should", "should_not")):
             self._read_rspec(call)
-        elif name == "assertThat" and len(args) == 2:
+        elif re.match("assert_?[tT]hat$", name) and len(args) in (2, 3):
             self._read_hamcrest(call)
+        elif is_of_answer or name in known.CALLED or call.receiver.startswith("verify("):
+            for arg in [*args, *call.keywords.values()]:
+                self._expect(arg, node)
         else:
             self._read_assertion(call)
 
@@ -135,9 +143,11 @@ class _Reader:
             self._add(Content.OPERATOR, call.name_node, node, opposite=opposite)
         if name in known.TRUTHS and args:
             self._read_condition(args[0], known.TRUTHS[name], node)
-        elif name in known.EQUAL:
-            first = known.EQUAL[name]
-            self._read_equality(args[first:], node)
+        elif name == "assert_operator" and len(args) > 2:
+            if self._file.source(args[1]) == ":==":
+                self._compare(args[0], args[2], node)
+        elif name in known.EQUAL or (known.EQUAL_FORM.match(name) and name not in known.NEAR):
+            self._read_equality(args if len(args) > 1 else [*call.keywords.values()], node)
         elif name in known.NEAR and len(args) >= 2:
             size = self._file.number(args[2]) if len(args) > 2 else 0.0
             if re.search("psilon|CLOSE", name):
@@ -199,7 +209,7 @@ class _Reader:
         if call.name in known.RAISES:
             self._read_raises(call, call.args)
         elif call.name in known.NEAR_MATCHERS and call.args:
-            self._expect(call.args[0], call.node, within=self._allowed(call))
+            self._expect(call.args[0], call.node, within=self._file.allowed(call))
         elif call.name in known.MATCHERS:
             for arg in call.args:
                 self._expect(arg, call.node)
@@ -207,42 +217,44 @@ class _Reader:
             at = call.name_node.start_byte
             self._add_at(Content.OPERATOR, at, at, call.node, opposite="not.")
 
-    def _allowed(self, call: Call) -> float:
-        """Return the tolerance of a matcher such as `closeTo(2.5, 0.1)`."""
-        if call.name == "toBeCloseTo":
-            digits = self._file.number(call.args[1]) if len(call.args) > 1 else 2.0
-            return 0.5 / 10 ** min(digits, 20)
-        inner = self._file.call(call.args[-1]) if call.args[-1].type in known.CALLS else None
-        args = inner.args if inner is not None else call.args[1:]
-        return self._file.number(args[0]) if args else 0.0
-
     def _read_rspec(self, call: Call) -> None:
         """Read `expect(found).to eq(expected)`."""
         opposite = {"to": "not_to", "not_to": "to", "to_not": "to"}.get(call.name, "")
         if opposite:
             self._add(Content.OPERATOR, call.name_node, call.node, opposite=opposite)
-        inner = self._file.call(call.args[0]) if call.args[0].type in known.CALLS else None
-        if call.name != "to":
+        if opposite == "to" or call.name == "should_not":
             return
-        if inner is None:
-            if flip := known.FLIPS.get(self._file.source(call.args[0])):
-                self._add(Content.OPERATOR, call.args[0], call.node, opposite=flip)
-        elif inner.name in known.RAISES:
-            self._read_raises(inner, inner.args)
-        elif inner.name == "of" and (match := known.BE_WITHIN.search(inner.receiver)):
-            self._expect(inner.args[0], call.node, within=float(match[1].replace("_", "")))
-        elif inner.name in known.MATCHERS:
-            for arg in inner.args:
-                self._expect(arg, call.node)
+        if flip := known.FLIPS.get(self._file.source(call.args[0])):
+            self._add(Content.OPERATOR, call.args[0], call.node, opposite=flip)
+        todo = call.args[:1]
+        while todo:
+            node = todo.pop()
+            inner = self._file.call(node) if node.type in known.CALLS else None
+            if inner is None:
+                if node.type == "binary" and self._file.source(node.children[1]) == "==":
+                    self._expect(node.named_children[1], call.node)
+                continue
+            if inner.name == "or":
+                return
+            if inner.name in known.RAISES:
+                self._read_raises(inner, inner.args)
+            elif inner.name == "of" and (match := known.BE_WITHIN.search(inner.receiver)):
+                within = float(match[1].replace("_", ""))
+                self._expect(inner.args[0], call.node, within=within)
+            elif inner.name in known.RSPEC:
+                for arg in inner.args:
+                    self._expect(arg, call.node)
+            todo += inner.args if inner.name in ("all", "and") else []
+            todo += [each for each in [node.child_by_field_name("receiver")] if each]
 
     def _read_hamcrest(self, call: Call) -> None:
         """Read `assertThat(found, is(equalTo(expected)))`."""
-        matcher = call.args[1]
+        matcher = call.args[-1]
         while matcher.type in known.CALLS and (inner := self._file.call(matcher)) is not None:
             if inner.name not in known.MATCHERS or not inner.args:
                 return
             matcher = inner.args[0]
-        if matcher is not call.args[1]:
+        if matcher is not call.args[-1]:
             self._expect(matcher, call.node)
 
     def _read_if(self, node: Node) -> None:
@@ -285,7 +297,7 @@ class _Reader:
                 # Each part of it decides alone only in one of the two cases.
                 if (signs[0] in ("and", "&&")) == wanted:
                     todo.extend(reversed(inside))
-            elif len(inside) == 2 and len(signs) == 1 and _opposite(signs[0]):
+            elif len(inside) == 2 and len(signs) == 1 and known.opposite(signs[0]):
                 self._read_comparison(inside, operators[0], signs[0], wanted, claim)
             elif kind in known.CALLS:
                 self._read_truth(node, wanted, claim)
@@ -295,7 +307,7 @@ class _Reader:
     def _read_negation(self, node: Node, inner: Node, wanted: bool, claim: Node) -> None:
         """Read `not x`; without the `not` it claims the opposite."""
         call = self._file.call(inner) if inner.type in known.CALLS else None
-        names = known.COMPARERS if wanted else known.COMPARERS | known.EQUAL.keys()
+        names = known.COMPARERS if wanted else known.COMPARERS | known.EQUAL
         if call is not None and len(call.args) >= 2 and call.name in names:
             self._compare(call.args[0], call.args[1], claim)
         self._add_at(Content.OPERATOR, node.start_byte, inner.start_byte, claim, opposite="")
@@ -321,7 +333,7 @@ class _Reader:
             self._compare(sides[0], sides[1], claim)
         if sign == "in" and wanted:
             self._expect(sides[0], claim)
-        self._add(Content.OPERATOR, operator, claim, opposite=_opposite(sign))
+        self._add(Content.OPERATOR, operator, claim, opposite=known.opposite(sign))
 
     def _read_truth(self, node: Node, wanted: bool, claim: Node) -> None:
         """Read a call that must be true, such as `x.is_ok()` or `isinstance(x, int)`."""
@@ -339,9 +351,13 @@ class _Reader:
                     self._read_condition(inner, True, claim)
         if (opposite := known.FLIPS.get(call.name)) and call.name.startswith("is_"):
             self._add(Content.OPERATOR, call.name_node, claim, opposite=opposite)
-        elif call.name == "DeepEqual" and wanted and len(call.args) >= 2:
-            self._compare(call.args[0], call.args[1], claim)
-        else:
+            return
+        if known.EQUAL_CALL.match(call.name) and wanted:
+            found = node.child_by_field_name("receiver") or node.child_by_field_name("object")
+            sides = [*call.args, found] if len(call.args) == 1 and found else call.args
+            if len(sides) >= 2:
+                self._compare(sides[0], sides[1], claim)
+        if call.name != "DeepEqual":
             self._insert_not(node, claim)
 
     def _insert_not(self, node: Node, claim: Node) -> None:
@@ -391,6 +407,7 @@ class _Reader:
 
     def _compare(self, one: Node, two: Node, claim: Node, *, within: float | None = None) -> None:
         """Expect the side that is more of a literal; by custom the second one."""
+        one, two = (self._file.plain(side) for side in (one, two))
         scores = [self._file.score(one), self._file.score(two)]
         if max(scores) < 3:
             # A column of a table tells more than a name does.
@@ -480,7 +497,3 @@ class _Reader:
             span=(test.start, test.end),
             claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
         )
-
-
-def _opposite(sign: str) -> str:
-    return known.OPERATORS.get(sign.replace(" ", "_"), "").replace("_", " ")

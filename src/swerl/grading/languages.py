@@ -54,7 +54,7 @@ def _places(text: str) -> dict[str, int]:
 # Node types of all grammars.
 STRINGS = _words(
     "string string_literal raw_string_literal interpreted_string_literal template_string"
-    " encapsed_string"
+    " encapsed_string bare_string"
 )
 TEXT_PIECES = _words(
     "string_content string_fragment raw_string_content interpreted_string_literal_content"
@@ -79,9 +79,9 @@ CONTAINERS = _words(
     " compound_literal_expression array_initializer field_initializer_list struct_expression"
     " parenthesized_expression unary_operator unary_expression unary unary_op_expression"
     " reference_expression binary_operator binary_expression binary concatenated_string"
-    " chained_string argument argument_list arguments expression_list as_expression"
-    " cast_expression type_cast_expression object_creation_expression new_expression"
-    " array_creation_expression pointer_expression parenthesized_statements bare_string"
+    " chained_string string_array type_conversion_expression argument argument_list arguments"
+    " expression_list as_expression cast_expression type_cast_expression object_creation_expression"
+    " new_expression array_creation_expression pointer_expression parenthesized_statements"
 )
 """Nodes that are literals if all their children are."""
 PAIRS = _words(
@@ -167,26 +167,30 @@ ASSIGNMENTS = {
     "init_declarator": ("declarator", "value"),
 }
 """Node type -> fields of the name and of its value."""
+SEVERAL = _words(
+    "expression_list pattern_list tuple_pattern tuple tuple_expression array_pattern array"
+    " list_literal array_creation_expression left_assignment_list right_assignment_list"
+)
+"""Lists of names or values in one assignment."""
 
 # Names of assertions.
-EQUAL = _places("""
-0: assertEqual assertEquals assertListEqual assertTupleEqual assertDictEqual assertSetEqual
-0: assertSequenceEqual assertMultiLineEqual assertCountEqual assertItemsEqual assertQuerysetEqual
-0: assertQuerySetEqual assertHTMLEqual assertXMLEqual assertJSONEqual assertArrayEqual
-0: assertNumpyArrayEqual assert_equal assert_array_equal assert_frame_equal assert_series_equal
-0: assert_index_equal assert_identical assertStrictEqual assertSame assertIs eq_ eq ok_equal
-0: assertEqualsCanonicalizing assertJsonStringEqualsJsonString assertXmlStringEqualsXmlString
-0: assertArrayEquals assertIterableEquals assertLinesMatch assertURLEqual assert_eq
-0: assert_produces assert_same equal strictEqual deepEqual deepStrictEqual eql equals same is
-0: strictSame looseEqual Equal EqualValues Exactly JSONEq YAMLEq ElementsMatch
-0: DeepEqual debug_assert_eq assert_str_eq ASSERT_EQ EXPECT_EQ ASSERT_STREQ EXPECT_STREQ CHECK_EQ
-0: REQUIRE_EQ DCHECK_EQ BOOST_CHECK_EQUAL BOOST_REQUIRE_EQUAL BOOST_TEST_EQ CPPUNIT_ASSERT_EQUAL
-0: TEST_ASSERT_EQUAL TEST_ASSERT_EQUAL_INT TEST_ASSERT_EQUAL_STRING TEST_ASSERT_EQUAL_UINT
-0: TEST_ASSERT_EQUAL_CHAR ck_assert_int_eq ck_assert_str_eq ck_assert_uint_eq assert_int_equal
-0: assert_string_equal ASSERT_STRCASEEQ EXPECT_STRCASEEQ lives_equal cl_assert_equal_i
-0: cl_assert_equal_s QCOMPARE Diff EXPECT_THAT ASSERT_THAT
-""")
-"""Assertions of equality -> index of the first of the two sides."""
+EQUAL = _words(
+    "assert_identical assertSame assertIs eq_ eq assertLinesMatch assert_produces assert_same"
+    " equal strictEqual deepEqual deepStrictEqual eql equals same is strictSame looseEqual Equal"
+    " EqualValues Exactly JSONEq YAMLEq ElementsMatch DeepEqual ASSERT_STREQ EXPECT_STREQ"
+    " ASSERT_STRCASEEQ EXPECT_STRCASEEQ QCOMPARE Diff EXPECT_THAT ASSERT_THAT REQUIRE_THAT"
+    " CHECK_THAT matches assert_matches sameMembers sameDeepMembers sameOrderedMembers deepInclude"
+)
+"""Assertions of equality of the first two arguments."""
+EQUAL_FORM = re.compile(
+    r"(?!(?i:.*(?:not|unequal|almost|approx|near|close|less|greater|refute|wont|or_?equal)))"
+    r"\w*(?:[eE]quals?|EQUALS?|_eq|_EQ)f?(?:$|_|[A-Z0-9])"
+)
+"""Other assertions of equality, of libraries and projects."""
+EQUAL_CALL = re.compile(
+    r"(?:equals(?:IgnoreCase)?|contentEquals|eql\?|eq|Equal|DeepEqual|matches)$"
+)
+"""Functions and methods that are true of equal values."""
 NEAR = _places("""
 0: assertAlmostEqual assertAlmostEquals assert_almost_equal assert_allclose
 0: assert_array_almost_equal assert_approx_equal assertFloatsEqual closeTo approximately
@@ -202,7 +206,11 @@ CONTAINED = _places("""
 1: assertContains assertRegex assertRegexpMatches assert_includes Contains Len
 1: assertRedirects assertTemplateUsed EqualError ErrorContains lengthOf include HasPrefix
 1: assertStringContains contain
-0: assertNumQueries expectExceptionMessage expectExceptionCode expectMessage
+0: assertNumQueries expectExceptionMessage expectExceptionCode expectMessage assert_response
+0: expectOutputString assert_output assertStatus assertJson assertSee expectExceptionMessageMatches
+0: assertMatchesRegularExpression assertRegExp assertStringMatchesFormat expectExceptionObject
+1: match hasAllKeys calledWith calledOnceWith calledWithExactly calledOnceWithExactly callCount
+2: propertyVal
 """)
 """Assertions of which one argument is the expected value -> its index."""
 RAISES = _places("""
@@ -225,16 +233,30 @@ MATCHERS = _words(
     " containsSequence must_equal must_include must_match match start_with end_with have_attributes"
     " match_array contain_exactly be is equalTo containsString toHaveCount toHaveKey calledWith"
     " calledOnceWith calledOnceWithExactly calledWithExactly hasValue containsEntry"
-    " isSameInstanceAs"
+    " isSameInstanceAs toHaveProperty toHaveNthReturnedWith toHaveValue toHaveClass toHaveStyle"
+    " exactly keys value returns hasFieldOrPropertyWithValue isEqualToIgnoringCase withMessage"
+    " hasItem hasItems hasEntry is_equal_to Equal BeEquivalentTo HaveLen ContainElement ConsistOf"
+    " MatchError HaveKeyWithValue MatchJSON equal_to"
 )
 """Methods of an expectation chain whose arguments are expected values."""
+RSPEC = MATCHERS | _words(
+    "by from to with output yield_with_args yield_successive_args exactly have_http_status be_eql"
+    " have_content"
+)
+"""Those and further methods in the argument of RSpec's `to`."""
+TO = ("to", "not_to", "to_not", "To", "Should", "should", "should_not")
+CALLED = _words(
+    "assert_called_with assert_called_once_with assert_any_call assert_has_calls"
+    " assert_awaited_with assert_awaited_once_with"
+)
+"""Assertions of a mock about the arguments of its calls."""
 NEAR_MATCHERS = _words("toBeCloseTo isCloseTo closeTo approximately must_be_close_to")
 """Those that allow a tolerance; the expected value is their first argument."""
 BE_WITHIN = re.compile(r"be_within\((\d[\d_]*(?:\.\d+)?(?:e-?\d+)?)\)$")
 """The tolerance in front of `of`."""
 CHAIN = re.compile(
     r"^\W*(?:(?:chai|self|this|Assertions|Truth|\w*Assert)[.:\->$]*)?"
-    r"(?:await\s+)?(?:expect\w*|assertThat\w*|_|value|that)\s*[({]|\.should\b|\.must\b|\bis_expected\b"
+    r"(?:await\s+)?(?:[eE]xpect\w*|assert_?[tT]hat\w*|_|value|that|Eventually|jsonPath|content|header)\s*[({]|\.should\b|\.must\b|\bis_expected\b"
 )
 """Receivers of expectation chains."""
 NEGATED_CHAIN = re.compile(r"(?:\.|->)(?:not|isNot|never)\b")
@@ -246,7 +268,7 @@ SHORT = _words(
     " isNull isNotNull ok notOk exists notExists isDefined isUndefined raises warns Truef Falsef"
     " rejectedWith toThrow toThrowError raise_error raise_exception isInstanceOf expect"
     " isExactlyInstanceOf isOk isNotOk NotContains Contains NotEqual notEqual notStrictEqual"
-    " notDeepEqual"
+    " notDeepEqual match matches equals"
 )
 """Assertions with names so common that their receiver must be a test library."""
 LIBRARY = re.compile(
@@ -290,7 +312,7 @@ OPERATORS = _pairs("==/!= ===/!== is/is_not in/not_in </>= >/<=")
 _TRUE = _words(
     "assert assertTrue assert_true ok isTrue ASSERT_TRUE EXPECT_TRUE CHECK REQUIRE BOOST_CHECK"
     " BOOST_REQUIRE BOOST_TEST TEST_ASSERT_TRUE TEST_ASSERT ck_assert debug_assert True"
-    " ASSERT assert_ cl_assert g_assert QVERIFY CPPUNIT_ASSERT TEST_CHECK mu_assert"
+    " ASSERT assert_ cl_assert g_assert QVERIFY CPPUNIT_ASSERT TEST_CHECK mu_assert ck_assert_msg"
 )
 _FALSE = _words(
     "assertFalse assert_false refute isFalse ASSERT_FALSE EXPECT_FALSE CHECK_FALSE"
@@ -320,13 +342,15 @@ EXPECTED_FIELD = re.compile(
 """Columns of a table of cases that hold the expected value."""
 MACROS = _words(
     "assert assert_eq assert_ne debug_assert debug_assert_eq assert_relative_eq assert_str_eq"
+    " matches assert_matches prop_assert prop_assert_eq assert_equal json hashmap concat"
     " assert_abs_diff_eq vec"
 )
 """Rust macros whose arguments are parsed."""
 CONSTRUCTOR = re.compile(
     r"(?:^|[.:>])(?:[A-Z]\w*|set|frozenset|dict|list|tuple|bytes|bytearray|str|int|float|array"
     r"|dedent|cleandoc|join|encode|strip|lstrip|to_string|to_owned|into|from|freeze|asList|of"
-    r"|datetime|date|timedelta|time|approx|u|b|vec|byte|to_vec|namedtuple|r_|Symbol|symbols)$"
+    r"|datetime|date|timedelta|time|approx|u|b|vec|byte|to_vec|namedtuple|r_|Symbol|symbols"
+    r"|new|from_\w+|make_\w+|string(?:_view)?|call|json|hashmap|concat)$"
 )
 """Calls that make an expected value out of literals, such as `Decimal("1.5")`."""
 GMOCK = _words(
@@ -401,6 +425,11 @@ EXCEPTION_KINDS = {
     },
 }
 """Language -> exception -> those that are kinds of it. Python's own are looked up."""
+
+
+def opposite(sign: str) -> str:
+    """Return the operator that holds when this one does not, "" if there is none."""
+    return OPERATORS.get(sign.replace(" ", "_"), "").replace("_", " ")
 
 
 def own_exceptions(language: str) -> set[str]:

@@ -141,7 +141,7 @@ class Names:
                 rb"\s*(?:for|def|async|let|const|var|auto|final|int|double|long|char|String|std::string|bool)\b",
                 line,
             )
-            is_column = b":=" in after or re.match(rb"\w+\s*\+?=[^=]", after)
+            is_column = b":=" in after or re.match(rb"[$\w]+(?:, *[$\w]+)*[\])]?\s*\+?=[^=]", after)
             if not (is_set or is_column or re.search(rb"#|//", line)):
                 return False
         return True
@@ -457,16 +457,12 @@ def _bound(node: Node) -> Scope:
 
 
 def _assignments(file: Source, node: Node) -> Iterator[tuple[Node, Node | None]]:
-    """Yield the name and the value of each assignment of one value in a node; None if not given."""
+    """Yield the name and the value, None if not given, of each assignment in a node."""
     for each in file.nodes(node, frozenset(known.ASSIGNMENTS)):
-        pair = (_only(each.child_by_field_name(part)) for part in known.ASSIGNMENTS[each.type])
-        name, value = pair
-        if name is not None:
+        name, value = (each.child_by_field_name(part) for part in known.ASSIGNMENTS[each.type])
+        if name is None:
+            continue
+        if name.type not in known.SEVERAL:
             yield name, value
-
-
-def _only(node: Node | None) -> Node | None:
-    """Return the element of a list of one, as in Go; None for several."""
-    if node is None or node.type != "expression_list":
-        return node
-    return node.named_children[0] if len(node.named_children) == 1 else None
+        elif value is not None and len(name.named_children) == len(value.named_children):
+            yield from zip(name.named_children, value.named_children, strict=True)

@@ -58,7 +58,8 @@ class Replacement:
     """Start of the expectation in another test that gets this one's value, -1 if none."""
 
 
-_NUMBER = re.compile(r"(\d[\d_,']*)(\.\d[\d_]*)?((?:[eE][+-]?\d+)?)([a-zA-Z_]\w*)?")
+_NUMBER = re.compile(r"(\d(?:[\d_,']*\d)?)(\.\d(?:[\d_]*\d)?)?((?:[eE][+-]?\d+)?)([a-zA-Z_]\w*)?")
+_OTHER_BASE = re.compile(r"(0(?:[xX][\da-fA-F_]*|[bBoO][\d_]*))([\da-fA-F])(_?[uUiIlLnz]\w*)?")
 QUOTES = re.compile(
     r"(?P<start>[a-zA-Z@#]*(?:\"{3}|'{3}|[\"'`]))(?P<body>.*)(?P<end>[\"'`]#*)", re.S
 )
@@ -394,10 +395,10 @@ def _form(each: Expectation) -> tuple[str, ...]:
     """Return what two values must share to stand in each other's place."""
     source = each.source
     if each.content is Content.NUMBER:
-        match = _NUMBER.fullmatch(source)
+        match = _NUMBER.fullmatch(source.lstrip("+-"))
         if match is None:
             return (each.content, source)
-        whole = match[1].replace("_", "").replace(",", "")
+        whole = re.sub(r"\D", "", match[1])
         # In a typed language a large number may not fit where a small one stands.
         size = "small" if int(whole) <= 100 else str(len(whole))
         return (each.content, size, str(bool(match[2])), str(bool(match[3])), match[4] or "")
@@ -450,21 +451,19 @@ def _stepped_digits(digits: str, rng: random.Random) -> str:
 
 def _other_number(source: str, rng: random.Random, *, is_far: bool) -> str:
     """Return another number in the same spelling, "" if there is none."""
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+\w*", source):
-        last = source[-1]
-        at = "0123456789abcdef".find(last.lower())
-        new = (
-            "0123456789abcdef"[at + 1 if at in (0, 8) or at % 2 == 0 else at - 1] if at >= 0 else ""
-        )
-        return source[:-1] + (new.upper() if last.isupper() else new) if new else ""
+    if source[:1] in ("+", "-"):
+        new = _other_number(source[1:], rng, is_far=is_far)
+        return new and source[0] + new
+    if re.match("0[xXbBoO]", source):
+        if (found := _OTHER_BASE.fullmatch(source)) is None:
+            return ""
+        new = "0123456789abcdef"[int(found[2], 16) ^ 1]
+        return f"{found[1]}{new.upper() if found[2].isupper() else new}{found[3] or ''}"
     match = _NUMBER.fullmatch(source)
     if match is None or (len(match[1]) > 1 and match[1][0] == "0"):
         return ""
-    whole, fraction, rest = (
-        match[1],
-        match[2] or "",
-        source[match.end(2) if match[2] else match.end(1) :],
-    )
+    whole, fraction = match[1], match[2] or ""
+    rest = source[len(whole) + len(fraction) :]
     if is_far:
         # The first digit that counts: a tenth of the value or more.
         body = whole + fraction
@@ -473,7 +472,7 @@ def _other_number(source: str, rng: random.Random, *, is_far: bool) -> str:
             return f"{whole[:-1]}1{fraction}{rest}"
         return f"{body[:at]}{_other_digit(body[at], rng)}{body[at + 1 :]}{rest}"
     if fraction.strip(".0_"):
-        at = len(fraction.rstrip("0"))
+        at = len(fraction.rstrip("0_"))
         digit = _other_digit(fraction[at - 1], rng)
         return f"{whole}{fraction[: at - 1]}{digit}{fraction[at:]}{rest}"
     if re.search(r"\D", whole):

@@ -193,6 +193,9 @@ class Source:
                     and call.name[:1].isupper()
                     and call.name not in known.GMOCK
                 )
+                if kind == "object_creation_expression":
+                    todo.extend((each, node.start_byte, is_far) for each in node.named_children)
+                    continue
                 if call is None or not is_made:
                     is_open = True
                     continue
@@ -232,6 +235,13 @@ class Source:
             pieces = [node]
         return [(Content.WORDS, piece) for piece in pieces]
 
+    def plain(self, node: Node) -> Node:
+        """Return a name without the sign of a reference, as in `*want`."""
+        inside = node.named_children
+        is_sign = node.type in ("unary_expression", "pointer_expression", "reference_expression")
+        is_name = len(inside) == 1 and inside[0].type in known.IDENTIFIERS
+        return inside[0] if is_sign and is_name else node
+
     def score(self, node: Node) -> int:
         """Return how surely a node is an expected value: 0 if it holds none."""
         if node.type in known.IDENTIFIERS:
@@ -250,6 +260,15 @@ class Source:
             return number_of(self.source(node))
         except ValueError:
             return 0.0
+
+    def allowed(self, call: Call) -> float:
+        """Return the tolerance of a matcher such as `closeTo(2.5, 0.1)`."""
+        if call.name == "toBeCloseTo":
+            digits = self.number(call.args[1]) if len(call.args) > 1 else 2.0
+            return 0.5 / 10 ** min(digits, 20)
+        inner = self.call(call.args[-1]) if call.args[-1].type in known.CALLS else None
+        args = inner.args if inner is not None else call.args[1:]
+        return self.number(args[0]) if args else 0.0
 
     def distance(self, node: Node) -> tuple[Node, Node] | None:
         """Return the two sides of `abs(one - two)`."""
