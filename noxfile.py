@@ -93,11 +93,13 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Each night: 450 faults of a run, Ray, dockerd and a registry; 1,000,000 mutated requests."""
+    """Each night: 550 faults of runs and their services; 1,000,000 mutated requests."""
     for more in (
         ("--faults", "300"),
         ("--kinds", "controller", "--kill", "--faults", "50", "--each", "25"),
         ("--ray", "--faults", "30"),
+        ("--servers", "--faults", "50"),
+        ("--service", "server", "--faults", "50"),
         ("--service", "docker", "--faults", "35"),
         ("--service", "registry", "--faults", "35"),
     ):

@@ -1,9 +1,9 @@
-"""Services that fail, for bench/chaos.py: dockerd, a registry, and a Ray cluster for its own runs.
+"""Services that fail, for bench/chaos.py: dockerd, a registry, a sandbox server, a Ray cluster.
 
-dockerd and the registry fail under known solutions; the image is pulled at its first use. A round
-is `swerl eval` with the known solution of a few Tasks, so every Episode must be solved, or lost as
-`infra` and started again: another verdict is a fault that became a result. The daemons are this
-program's own, on a Unix socket and on loopback.
+The first three fail under known solutions; an image is pulled at its first use. A round is `swerl
+eval` with the known solution of a few Tasks, so every Episode must be solved, or lost as `infra`
+and started again: another verdict is a fault that became a result. The daemons are this program's
+own, on a Unix socket and on loopback.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Protocol
 
 from swerl.cluster.hosts import RAY_SETTINGS, has_started, ray_start
 from swerl.cluster.node import free_port
 from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.sandboxes import e2b
+from swerl.sandboxes.e2b_server.access import new_key
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench._vetting import GOLD
@@ -35,6 +38,7 @@ from tests.services.daemon import Daemon, launch
 
 DOCKERD = ("dockerd killed", "dockerd ended", "dockerd stopped", "containerd killed")
 REGISTRY = ("registry killed", "registry refuses", "registry answers 503", "registry cuts")
+SERVER = ("server killed", "server ended", "server stopped")
 WEATHER = {"registry refuses": "refuse", "registry answers 503": "503", "registry cuts": "cut"}
 RAY_ROLES = {"ray head": "gcs_server", "raylet": "raylet/raylet", "ray worker": "ray::RayHost"}
 """Process of a Ray cluster -> words of its command line."""
@@ -49,6 +53,18 @@ git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commi
 TEST = "python3 -c 'import time, calc; time.sleep(1); assert calc.add(2, 3) == 5'"
 
 
+class Service(Protocol):
+    """A service that fails, and the image of its Tasks."""
+
+    kinds: Sequence[str]
+    image: str
+
+    def settings(self) -> list[str]: ...
+    def fault(self, kind: str, random: Random) -> None: ...
+    def mend(self) -> None: ...
+    def leftovers(self) -> Iterator[str]: ...
+
+
 @dataclass
 class Round:
     """One evaluation, the faults that it suffers, and what must hold after each."""
@@ -58,7 +74,7 @@ class Round:
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, bytes] = field(default_factory=dict)
 
-    def run(self, service: Docker | Pulls, random: Random, most: int) -> None:
+    def run(self, service: Service, random: Random, most: int) -> None:
         """Run the command until every Episode is solved, with up to `most` faults."""
         names = ["--attempts", str(ATTEMPTS), "--runs", str(self.folder / "runs")]
         settings = [word for each in self.settings for word in ("--set", each)]
@@ -115,7 +131,7 @@ class Round:
             if verdict == "solved":
                 self.finished.setdefault(path, data)
 
-    def check_leaks(self, service: Docker | Pulls) -> None:
+    def check_leaks(self, service: Service) -> None:
         until_s = time.monotonic() + 60
         while (left := [*self.leftovers(), *service.leftovers()]) and time.monotonic() < until_s:
             time.sleep(0.2)
@@ -296,6 +312,71 @@ class Proxy:
         self.cut()
 
 
+class Server:
+    """A `swerl sandbox serve` over `local`; its client is the kind `e2b`."""
+
+    kinds = SERVER
+    image = "base"
+
+    def __init__(self, stack: ExitStack, _: image.BaseImage) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-")))
+        (self.folder / "image").mkdir()
+        (self.folder / "key").write_text(new_key())
+        os.environ[e2b.KEY] = (self.folder / "key").read_text()
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.mend()
+        stack.callback(self.end)
+
+    def settings(self) -> list[str]:
+        url = f"http://127.0.0.1:{self.port}"
+        return ["sandbox.type=e2b", f"sandbox.api_url={url}", f"sandbox.sandbox_url={url}"]
+
+    def fault(self, kind: str, random: Random) -> None:
+        assert self.process
+        pause_s = 60 ** random.random()  # mostly seconds, up to a minute
+        if kind == "server stopped":
+            self.process.send_signal(signal.SIGSTOP)
+            time.sleep(pause_s)
+            self.process.send_signal(signal.SIGCONT)
+            return
+        if kind == "server ended":
+            self.end()
+        self.process.kill()
+        self.process.wait()
+        time.sleep(pause_s / 4)
+        self.mend()
+
+    def mend(self) -> None:
+        if self.process and self.process.poll() is None:
+            return
+        command = [sys.executable, "-m", "swerl.cli", "sandbox", "serve"]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--api-key-file", f"{self.folder}/key"]
+        command += ["--template", f"base=dir:{self.folder}/image", "--set", "limits.memory_mib=512"]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        for _ in range(2400):
+            with suppress(OSError):
+                answers("127.0.0.1", self.port)
+                return
+            time.sleep(0.1)
+        require(False, "the server does not start")
+
+    def end(self) -> None:
+        assert self.process
+        self.process.terminate()
+        self.process.wait(60)
+
+    def leftovers(self) -> Iterator[str]:
+        for pid in helpers(self.folder / "image", "swerl-supervisor"):
+            yield f"sandbox of process {pid}"
+
+    def __str__(self) -> str:
+        return "no sandbox left"
+
+
 class RayCluster:
     """A cluster of one node on loopback, which starts again after its head or raylet was killed."""
 
@@ -344,7 +425,11 @@ class RayCluster:
                 os.kill(pid, signal.SIGKILL)
 
 
-SERVICES: dict[str, type[Docker | Pulls]] = {"docker": Docker, "registry": Pulls}
+SERVICES: dict[str, Callable[[ExitStack, image.BaseImage], Service]] = {
+    "docker": Docker,
+    "registry": Pulls,
+    "server": Server,
+}
 
 
 def torment(name: str, faults: int, *, each: int, seed: int) -> Counter[str]:
@@ -370,7 +455,7 @@ def torment(name: str, faults: int, *, each: int, seed: int) -> Counter[str]:
     return total
 
 
-def make(folder: Path, service: Docker | Pulls) -> Round:
+def make(folder: Path, service: Service) -> Round:
     folder.mkdir()
     spec = GradingSpec("command", test_command=TEST)
     tasks = [

@@ -4,13 +4,16 @@
     python bench/chaos.py --seed 3          another order of faults
     python bench/chaos.py --kinds clock     these faults alone
     python bench/chaos.py --ray             ranks and engine on a Ray cluster, which fails too
-    python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry
+    python bench/chaos.py --servers         sandboxes through two servers, which fail too
+    python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry,
+                                            or `swerl sandbox serve` ("server")
     python bench/chaos.py --kinds controller --kill --each 25 --set rollout.prefix.share=0.5
                                             kill -9 of the controller, never a stop
 
 A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
-spawner, supervisors, sandboxes), or squeezes the run's memory, fills its disk, makes its folder
-read-only, moves its clock, drops or delays the packets of its loopback or cuts its connections.
+sandbox servers, spawner, supervisors, sandboxes), or squeezes the memory of the run or of one
+process, fills its disk, makes its folder read-only, moves its clock, drops or delays the packets of
+its loopback or cuts its connections.
 Those but the clock need root: the run then has a memory cgroup, a small tmpfs and a network of its
 own. The order of faults follows from the seed. After a fault that ends the run, the same command
 resumes it.
@@ -52,15 +55,21 @@ ROLES = {
     "sandbox": "sandbox ",
     "guard": "_process_guard.py",
 }
+SERVERS = {"sandbox server": "swerl.sandboxes.e2b_server.process"}
+ALL_ROLES = {**services.RAY_ROLES, **SERVERS, **ROLES}
+PLUG_IN = Path(__file__).with_name("_chaos_servers.py")
 DISK = ("full disk", "read-only folder")
 NETWORK = ("loopback down", "connections cut", "loopback slow")
 SLOW_LOOPBACK = ("tbf", "rate", "2mbit", "burst", "128kb", "latency", "2s")
 """Packets wait up to 2 s for their turn; those behind them are dropped and sent again."""
-MEMORY, CLOCK = "memory", "clock"
+MEMORY, MEMORY_OF_ONE, CLOCK = "memory", "one process's memory", "clock"
+LARGE_ROLES = ("controller", "engine", "rank")
+FREE_MIB = 8
+"""Memory left to what is squeezed."""
 REPLAYED = ("controller", "rank", CLOCK, *DISK)
 """After these alone a run repeats itself. Others may lose a reply or a sandbox, and the next try
 samples with another seed."""
-SLOW = ("sandbox stopped", "supervisor stopped")
+SLOW = ("sandbox stopped", "supervisor stopped", "sandbox server stopped")
 """They may make tests exceed their time."""
 MOVED_CLOCK = """
 import os, time
@@ -99,6 +108,8 @@ class Chaos:
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, str] = field(default_factory=dict)
     """Finished Episodes that count, with the digest of their file."""
+    pid: int = 0
+    """Its latest controller."""
 
     @property
     def root(self) -> Path:
@@ -109,7 +120,8 @@ class Chaos:
         runs = ["--runs", str(self.folder / "runs")]
         keys = [word for key in (f"steps={self.steps}", *self.keys) for word in ("--set", key)]
         command = self.swerl("train", str(RECIPE), *keys, *runs)
-        env = {**os.environ, "SWERL_CACHE": str(self.folder / "cache")}
+        own = {f"SWERL_{name}": str(self.folder / name.lower()) for name in ("CACHE", "STATE")}
+        env = {**os.environ, **own}
         if CLOCK in self.kinds:
             self.jump(0)
             (self.folder / "sitecustomize.py").write_text(MOVED_CLOCK)
@@ -123,6 +135,7 @@ class Chaos:
                     command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     start_new_session=True,
                 )  # fmt: skip
+            self.pid = process.pid
             try:
                 self._torment(process, most)
                 code = process.wait(END_S)
@@ -169,7 +182,7 @@ class Chaos:
                 return
             except subprocess.TimeoutExpired:
                 self.check_finished()
-            if kind not in {**ROLES, **services.RAY_ROLES}:
+            if kind not in ALL_ROLES:
                 with self._fault(kind, choice):
                     time.sleep(0.2 + 5 * how_long)
                 self.faults[kind] += 1
@@ -200,6 +213,11 @@ class Chaos:
         elif kind == MEMORY:
             assert self.group
             with squeezed(self.group):
+                yield
+        elif kind == MEMORY_OF_ONE:
+            assert self.group
+            large = [pid for pid, line in tree(self.pid) if role_of(line) in LARGE_ROLES]
+            with squeezed_alone(self.group, large[int(choice * len(large))] if large else self.pid):
                 yield
         elif kind == NETWORK[2]:
             queue = ["dev", "lo", "root"]
@@ -297,8 +315,7 @@ def differences(one: Chaos, other: Chaos) -> Iterator[str]:
 
 def role_of(line: str) -> str:
     """Return the role of a process by its command line; a guard's ends with its program's."""
-    roles = {**services.RAY_ROLES, **ROLES}
-    found = [role for role, words in roles.items() if words in line]
+    found = [role for role, words in ALL_ROLES.items() if words in line]
     return found[-1] if found else ""
 
 
@@ -356,9 +373,31 @@ def squeezed(group: Path) -> Iterator[None]:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "-1")
     limit, usage, free = group / names[0], group / names[1], names[2]
     with suppress(OSError):  # its memory cannot be reclaimed that far
-        limit.write_text(str(int(usage.read_text()) + (8 << 20)))
+        limit.write_text(str(int(usage.read_text()) + (FREE_MIB << 20)))
     yield
     limit.write_text(free)
+
+
+@contextmanager
+def squeezed_alone(group: Path, pid: int) -> Iterator[None]:
+    """Let one process of a memory cgroup grow no more for as long as the block lasts.
+
+    The memory that it has stays charged to its old cgroup.
+    """
+    own = group.with_name(f"{group.name}-one")
+    own.mkdir()
+    limit = own / "memory.max"
+    limit = limit if limit.exists() else own / "memory.limit_in_bytes"
+    limit.write_text(str(FREE_MIB << 20))
+    try:
+        with suppress(OSError):  # it ended just now
+            (own / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for each in (own / "cgroup.procs").read_text().split():
+            with suppress(OSError):
+                (group / "cgroup.procs").write_text(each)
+        own.rmdir()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -370,6 +409,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
     parser.add_argument("--kill", action="store_true", help="stop no process, kill it")
     parser.add_argument("--ray", action="store_true", help="run on a Ray cluster of its own")
+    parser.add_argument("--servers", action="store_true", help="with two sandbox servers")
     parser.add_argument("--service", choices=services.SERVICES, help="faults of this service alone")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe")
     given = parser.parse_args(arguments)
@@ -437,6 +477,9 @@ def make(
     runs.mkdir(parents=True)
     kinds = [*ROLES, *ROLES, CLOCK, *(services.RAY_ROLES if ray else ())]
     keys = [*given.set]
+    if given.servers:
+        kinds += [*SERVERS, *SERVERS]
+        keys.append(f"sandbox.type={PLUG_IN}")
     if ray:
         keys += ["cluster.launcher=ray", f"cluster.ray_address={ray.address}"]
     if "CHAOS_MOUNTS" in os.environ:
@@ -444,7 +487,7 @@ def make(
         if parent := limits.find().get("memory"):
             group = parent / f"{GROUP}{folder.name}"
             group.mkdir()
-            kinds.append(MEMORY)
+            kinds += [MEMORY, MEMORY_OF_ONE]
         size = ["-o", f"size={RUN_MIB}m"]
         subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
     kinds = [kind for kind in kinds if not given.kinds or kind in given.kinds]

@@ -4,6 +4,9 @@
     python bench/neighbours.py --each --num 32   one misbehaving at a time, of each kind
     python bench/neighbours.py --alone           the controller's CPU for each kind, without others
     python bench/neighbours.py --seconds 20 --turns 5 --cpus 0.1
+    python bench/neighbours.py --connections 100000 --seconds 300
+                                                 one client opens so many, to the main port and to
+                                                 its own, within this time each; no sandbox
 
 Each good neighbour runs a short command in its `local` sandbox and then asks the gateway for
 a reply, again and again. Those that misbehave do so inside of their sandboxes, and reach the
@@ -19,7 +22,10 @@ import dataclasses
 import gzip
 import json
 import os
+import resource
+import socket
 import statistics
+import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -141,6 +147,98 @@ for _ in range(4 if bodies else 1):
 """
 
 
+OPENER = """
+import collections, resource, select, socket, sys, time
+port, most, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held, pending, tried, opened = collections.deque(), {}, 0, 0
+poll, until_s = select.epoll(), time.monotonic() + seconds
+while opened < most and time.monotonic() < until_s:
+    while len(pending) < 256 and opened + len(pending) < most:
+        sock = socket.socket()
+        sock.setblocking(False)
+        tried += 1
+        sock.bind((f"127.0.1.{tried % 200 + 1}", 0))  # one address has ports for 28,000
+        sock.connect_ex(("127.0.0.1", port))
+        pending[sock.fileno()] = sock
+        poll.register(sock, select.EPOLLOUT)
+    for fd, _ in poll.poll(1):
+        poll.unregister(fd)
+        sock = pending.pop(fd)
+        try:
+            sock.send(b"POST /v1/messages HTTP/1.1\\r\\nContent-Length: 999\\r\\nX-Slow: ")
+        except OSError:
+            sock.close()
+            continue
+        opened += 1
+        held.append(sock)
+        if len(held) > min(5000, hard - 600):
+            held.popleft().close()
+print(opened, tried)
+"""
+"""Opens half a request on each connection, holds 5,000 of them, and closes the oldest."""
+
+
+async def open_many(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Let one client open connections while another Session asks by three ways."""
+    engine, found = Engine(), {}
+    async with Gateway(engine=engine, family=engine.family) as gateway:
+        good, bad = (gateway.open(name, sampling=Sampling(9), limits=FREE) for name in "gb")
+        urls = []
+        for session in (good, bad):
+            sock = socket.create_server(("127.0.0.1", 0))
+            urls.append(f"http://127.0.0.1:{sock.getsockname()[1]}")
+            await session.attach(sock)
+        ways = {"own port": (urls[0], False), "main port": (good.url, False)}
+        ways["main port, a connection each"] = good.url, True
+        for title, url in (("quiet", ""), ("main port", gateway.url), ("its own port", urls[1])):
+            opener = None
+            if url:
+                words = [url.rpartition(":")[2], str(given.connections), str(given.seconds)]
+                command = [sys.executable, "-S", "-c", OPENER, *words]
+                pipe = asyncio.subprocess.PIPE
+                opener = await asyncio.create_subprocess_exec(*command, stdout=pipe)
+            over = asyncio.create_task(opener.communicate() if opener else asyncio.sleep(10))
+            began_s, cpu_s = time.monotonic(), time.process_time()
+            asked = [asyncio.create_task(ask_until(over, good, *way)) for way in ways.values()]
+            times = [sorted(await each) for each in asked]
+            seconds, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
+            done = await over
+            figures = {"opened, tried": done[0].decode().split()} if done else {}
+            for name, one in zip(ways, times, strict=True):
+                ms = [round(1000 * one[int(part * (len(one) - 1))], 1) for part in (0.5, 0.99, 1)]
+                figures[f"{name}: requests; median, 99 %, longest ms"] = [len(one), *ms]
+            figures["seconds, CPU seconds"] = [round(seconds, 1), round(cpu_s, 2)]
+            figures["resident, peak MiB"] = memory_mib()
+            found[title] = figures
+            show(title, figures)
+    return found
+
+
+async def ask_until(over: asyncio.Task[Any], one: Any, url: str, alone: bool) -> list[float]:
+    """Ask again and again; return the seconds of each answer."""
+    times, headers = list[float](), {"Authorization": f"Bearer {one.key}"}
+    connector = aiohttp.TCPConnector(force_close=alone)
+    async with aiohttp.ClientSession(headers=headers, connector=connector) as http:
+        while not over.done():
+            body = {"model": "m", "messages": [{"role": "user", "content": f"{len(times)}"}]}
+            began_s = time.monotonic()
+            async with http.post(url + "/v1/messages", json=body) as answer:
+                await answer.read()
+            if answer.status != 200:
+                raise SystemExit(f"a request was lost: {answer.status}")
+            times.append(time.monotonic() - began_s)
+            await asyncio.sleep(0.05)
+    return times
+
+
+def memory_mib() -> list[float]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [round(pages * resource.getpagesize() / 2**20, 1), round(peak, 1)]
+
+
 async def misbehave(kind: str, one: Neighbour, until_s: float) -> None:
     """Do harm inside of a sandbox until then."""
     script = SCRIPTS.get(kind, "")
@@ -251,10 +349,11 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="one kind at a time")
     parser.add_argument("--alone", action="store_true", help="one kind, and no good neighbours")
     parser.add_argument("--kinds", nargs="*", choices=BAD, help="these alone")
+    parser.add_argument("--connections", type=int, help="of one client, and nothing else")
     parser.add_argument("--cpus", type=float, default=1.0, help="CPUs of each sandbox")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    found = asyncio.run(measure(given))
+    found = asyncio.run(open_many(given) if given.connections else measure(given))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
 

@@ -30,12 +30,24 @@ def test_a_run_under_random_faults_loses_nothing_and_leaves_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize("service", ["docker", "registry"])
+def test_a_run_whose_sandbox_servers_fail_loses_nothing_and_leaves_nothing() -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    sizes = ["--faults", "3", "--each", "3", "--steps", "1", "--seed", "1"]
+    chaos("--servers", *sizes, "--kinds", "sandbox server", "guard", "spawner", "supervisor")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("service", ["docker", "registry", "server"])
 def test_a_service_that_fails_becomes_no_result(
     service: str, request: pytest.FixtureRequest
 ) -> None:
     # Skip where it cannot run.
-    request.getfixturevalue("dockerd" if service == "docker" else service)
+    if service == "server":
+        pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    else:
+        request.getfixturevalue("dockerd" if service == "docker" else service)
     if not shutil.which("skopeo"):
         pytest.skip("skopeo is not installed")
     chaos("--service", service, "--faults", "3", "--each", "3", "--seed", "1")
