@@ -77,6 +77,8 @@ class ChatRequest:
     model: str = ""
     late_tools: tuple[Tool, ...] = ()
     """Tools that arrived after the first message; a message describes them at that point."""
+    is_large: bool = field(default=False, compare=False)
+    """True if its body is so large that work on it would block an event loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from aiohttp import web
 from swerl.core.chat import ChatRequest, Json, Message, Role
 from swerl.core.contracts import Dialect
 from swerl.core.errors import GatewayError, Refusal
-from swerl.gateway.limits import LONG_BYTES, MOST_VALUES
+from swerl.gateway.limits import LONG_BYTES, LONG_MESSAGES, LONG_VALUES, MOST_VALUES
 
 BODY_S = 120.0
 """Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
@@ -35,6 +35,8 @@ _CONTAINERS = frozenset({dict, list})
 _SIGNS = (b",", b"[", b"{")
 """One of them comes with each JSON value, except for an object's and a list's first."""
 _MOST_SIGNS = 8 * MOST_VALUES
+_LONG_SIGNS = 5 * LONG_VALUES
+"""Signs from which a body is read in a thread; code has one in thirty bytes."""
 _LISTS = ("messages", "input")
 """Names of the field with the conversation's items."""
 _RESULTS = ("_output", "_response")
@@ -69,6 +71,14 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytearray:
     return body
 
 
+def may_be_large(body: bytearray) -> bool:
+    """Return True if reading a body could block the event loop: by its bytes or its values.
+
+    Calls may have their arguments as text, whose values count, too.
+    """
+    return len(body) > LONG_BYTES or sum(map(body.count, _SIGNS)) > _LONG_SIGNS
+
+
 def read_plain(body: bytearray) -> dict[str, Json] | None:
     """Return the JSON object in a body; None if only `read_object` can read or refuse it."""
     try:
@@ -81,7 +91,7 @@ def read_plain(body: bytearray) -> dict[str, Json] | None:
 def read_object(body: bytearray, encoding: str, max_bytes: int) -> dict[str, Json]:
     """Return the JSON object in a body with this `Content-Encoding`.
 
-    Raises GatewayError if it is too large, no JSON, or no object.
+    Raises GatewayError if it is too large, has too many values, is no JSON, or no object.
     """
     plain = _decompressed(body, encoding, max_bytes)
     # Texts have such signs too, so only a multiple of the bound is certainly too much: 30 MiB of
@@ -94,6 +104,8 @@ def read_object(body: bytearray, encoding: str, max_bytes: int) -> dict[str, Jso
         raise GatewayError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise GatewayError(f"the request body must be a JSON object, not {type(value).__name__}")
+    if count_values(value, most=MOST_VALUES) > MOST_VALUES:
+        raise too_large(f"more than {MOST_VALUES} JSON values")
     return value
 
 
@@ -160,15 +172,15 @@ def _unzstd(body: bytearray, most: int) -> bytes:
     return plain
 
 
-def count_values(body: Mapping[str, Json]) -> int:
-    """Count the JSON values in a body. Raises GatewayError above MOST_VALUES."""
+def count_values(body: Mapping[str, Json], *, most: int) -> int:
+    """Count the JSON values in a body; counting ends above `most`."""
     num, unread = 0, list[Any]([body])
     while unread:
         part = unread.pop()
         held = part.values() if isinstance(part, dict) else part
         num += len(held)
-        if num > MOST_VALUES:
-            raise too_large(f"more than {MOST_VALUES} JSON values")
+        if num > most:
+            break
         unread += [value for value in held if type(value) in _CONTAINERS]
     return num
 
@@ -238,7 +250,10 @@ class Replays:
         """Parse the items after a head; an empty one is that of any body."""
         items: Any = body[head.key]
         place = _last_reply(items)
-        if place is None or head.num_values + count_values(body) > MOST_VALUES:
+        num = count_values(body, most=LONG_VALUES)
+        if place is None or num > LONG_VALUES or num_items(body) > LONG_MESSAGES:
+            return None
+        if head.num_values + num > MOST_VALUES:
             return None
         marked = [self._mark, *items[:place], self._mark, *items[place:]]
         try:
@@ -258,7 +273,7 @@ class Replays:
             head,
             leading=leading,
             messages=head.messages + new,
-            num_values=head.num_values + count_values({"": items[:place]}),
+            num_values=head.num_values + count_values({"": items[:place]}, most=LONG_VALUES),
         )
         if _is_answered(new) and (end := _start_of(items[place:], body, grown, raw)):
             others = [each for each in self._heads if each is not head]

@@ -133,7 +133,7 @@ class Conversation:
         """
         self._check_open()
         match = await self._match(request)
-        self._tools = self._tools or tools_digest(request.tools)
+        self._tools = self._tools or tools_digest(match.root)
         answer = self._duplicates.find(_key(match, request, requester), requester)
         answer = answer or await self._begin(match, request, requester)
         answer.hold()
@@ -192,7 +192,7 @@ class Conversation:
         return prompt
 
     async def _match(self, request: ChatRequest) -> Match:
-        if is_long(request.messages, has_text=False):
+        if request.is_large:
             return await self._in_thread.run(self._session, partial(self._history.match, request))
         return self._history.match(request)
 
@@ -201,8 +201,8 @@ class Conversation:
     ) -> T:
         """Call `work` on a request; in a thread if it is long, to keep the event loop free."""
         whole = match.parent is None or self._prompter.rereads
-        messages = request.messages if whole else match.new
-        if is_long(messages):
+        messages, tools = (request.messages, request.tools) if whole else (match.new, ())
+        if is_long(messages, tools):
             return await self._in_thread.run(self._session, partial(work, request, match))
         return work(request, match)
 

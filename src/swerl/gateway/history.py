@@ -24,7 +24,7 @@ import orjson
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Recorded, RoutedExperts, Turn, WeightChange
-from swerl.gateway.limits import LONG_BYTES
+from swerl.gateway.limits import LONG_BYTES, num_chars
 
 Key: TypeAlias = Hashable
 
@@ -284,12 +284,11 @@ class MessageTree:
     def _keep(self, began: _Walked, walked: _Walked) -> None:
         """Keep a walk in place of the one that it continues, unless its messages are large."""
         new = walked.messages[len(began.messages) :]
-        num_chars = began.num_chars + sum(len(each.text) + len(each.thinking) for each in new)
-        num_chars += sum(len(str(call.arguments)) for each in new for call in each.tool_calls)
-        if walked.walk.here and walked.messages and num_chars <= LONG_BYTES:
+        size = began.num_chars + num_chars(new, most=LONG_BYTES)
+        if walked.walk.here and walked.messages and size <= LONG_BYTES:
             gone = (began.messages, walked.messages)
             others = [each for each in self._walked if each.messages not in gone]
-            self._walked = [replace(walked, num_chars=num_chars), *others][:_MOST_WALKS]
+            self._walked = [replace(walked, num_chars=size), *others][:_MOST_WALKS]
 
     def _end(self, root: Key, place: _Point | None, keys: Sequence[Key]) -> _Point:
         """Return the place after these steps; make it if it is new."""
@@ -438,9 +437,9 @@ def _tools_key(tools: Sequence[Tool]) -> Key:
     return _short(_written(named))
 
 
-def tools_digest(tools: Sequence[Tool]) -> str:
-    """Return a short name of the offered tools, the same in every process."""
-    return hashlib.sha256(repr(_tools_key(tools)).encode()).hexdigest()[:12]
+def tools_digest(root: Key) -> str:
+    """Return a short name of the offered tools of a Match, the same in every process."""
+    return hashlib.sha256(repr(root).encode()).hexdigest()[:12]
 
 
 def _call_key(call: ToolCall) -> Key:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from swerl.core.chat import Message
+from swerl.core.chat import Message, Tool
 from swerl.core.errors import GatewayError, Refusal
 
 MOST_MESSAGES = 10_000
@@ -25,12 +25,14 @@ MOST_TOOLS = 1_000
 """Tools of one request; OpenAI's API accepts 128."""
 MOST_VALUES = 100_000
 """JSON values of one request, under 10 MiB in memory. A prompt has fewer values than tokens."""
-LONG_MESSAGES = 1_000
+LONG_MESSAGES = 300
 """Messages from which work on a request leaves the event loop; fewer take under 20 ms."""
 LONG_VALUES = 10_000
 """JSON values from which it does so too: they may be the blocks of one message."""
 LONG_CHARS = 20_000
 """Characters of new messages from which their prompt is made in a thread."""
+_SIGNS_OF_VALUE = 6
+"""Characters of a JSON value besides its text: quotes, a separator, white space, brackets."""
 LONG_BYTES = 2**20
 """Bytes of a body from which it does so too."""
 _MOST_THREADS = 2
@@ -233,14 +235,31 @@ class GatewayAdmission:
         return GatewayError(message, refusal=Refusal.OVERLOADED)
 
 
-def is_long(messages: Sequence[Message], *, has_text: bool = True) -> bool:
-    """Return True if work on these messages would block the event loop.
+def is_long(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    """Return True if making a prompt of these would block the event loop."""
+    return len(messages) > LONG_MESSAGES or num_chars(messages, tools, most=LONG_CHARS) > LONG_CHARS
 
-    `has_text`: their texts are worked on, and not only looked up.
-    """
-    if len(messages) > LONG_MESSAGES:
-        return True
-    return has_text and sum(len(message.text) for message in messages) > LONG_CHARS
+
+def num_chars(messages: Sequence[Message], tools: Sequence[Tool] = (), *, most: int) -> int:
+    """Count the characters of messages and tools with their JSON; counting ends above `most`."""
+    num, unread = 0, list[Any]()
+    for message in messages:
+        num += len(message.text) + len(message.thinking)
+        unread += [call.arguments for call in message.tool_calls]
+    for tool in tools:
+        num += len(tool.description)
+        unread.append(tool.parameters)
+    while unread and num <= most:
+        part = unread.pop()
+        if isinstance(part, str):
+            num += len(part)
+        elif isinstance(part, Mapping):
+            num += _SIGNS_OF_VALUE * len(part) + sum(map(len, part))
+            unread += part.values()
+        elif isinstance(part, list):
+            num += _SIGNS_OF_VALUE * len(part)
+            unread += part
+    return num
 
 
 class FairTurns:

@@ -12,7 +12,7 @@ import ctypes
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ from swerl.core.contracts import Dialect, WireReply
 from swerl.core.errors import GatewayError, Refusal, SwerlError
 from swerl.gateway.bodies import (
     count_values,
+    may_be_large,
     num_items,
     read_body,
     read_object,
@@ -164,25 +165,27 @@ class Router:
         admission, replays = self._admission, session.replays
         # From here to the first wait the loop serves no other request.
         await admission.in_loop.wait_in_loop(session.id)
-        is_long = bool(encoding) or len(packed) > LONG_BYTES
-        request = None if is_long else replays.read(dialect, packed)
-        if request is None:
-            body = None if is_long else read_plain(packed)
+        is_large = bool(encoding) or may_be_large(packed)
+        unpack = partial(read_object, packed, encoding, most)
+        request = None if is_large else replays.read(dialect, packed)
+        if not is_large and request is None:
+            body = read_plain(packed)
             if body is None:  # the repair or the refusal of a body takes more than one pass over it
-                unpack = partial(read_object, packed, encoding, most)
                 body = await admission.in_thread.run(session.id, unpack)
-            parse = partial(dialect.parse, body)
-            if count_values(body) > LONG_VALUES or num_items(body) > LONG_MESSAGES:
-                request = await admission.in_thread.run(session.id, parse)
-            else:
-                request = (None if is_long else replays.keep(dialect, body, packed)) or parse()
+            num_values = count_values(body, most=LONG_VALUES)
+            is_large = num_values > LONG_VALUES or num_items(body) > LONG_MESSAGES
+            if not is_large:
+                request = replays.keep(dialect, body, packed) or dialect.parse(body)
+        if request is None:
+            request = await admission.in_thread.run(session.id, lambda: dialect.parse(unpack()))
         for name, num, bound in (
             ("messages", len(request.messages), MOST_MESSAGES),
             ("tools", len(request.tools) + len(request.late_tools), MOST_TOOLS),
         ):
             if num > bound:
                 raise too_large(f"{num} {name} > {bound} maximum")
-        return request
+        # A head that is known is not parsed, but its messages are looked up.
+        return replace(request, is_large=is_large or len(request.messages) > LONG_MESSAGES)
 
     def _give_back_soon(self) -> None:
         """Return freed memory to the system, once for all large bodies of the next seconds."""

@@ -38,6 +38,8 @@ _SCHEMA: Mapping[str, Json] = {
     "properties": {_TEXT: {"type": "string"}},
     "required": [_TEXT],
 }
+_MOST_SIGNS = 1_000_000
+"""One of three signs comes with each JSON value, except for an object's and a list's first."""
 _NO_RETRY = {"x-should-retry": "false"}
 """Header that the vendors' own clients read before they retry."""
 _RETRY_SOON = {"retry-after": "1"}
@@ -139,9 +141,14 @@ def _refuse_open(calls: Mapping[str, None]) -> None:
 
 
 def call_arguments(written: str) -> dict[str, Json]:
-    """Read a call's arguments; OpenAI accepts any text, so text that is no object is kept whole."""
+    """Read a call's arguments; OpenAI accepts any text, so text that is no object is kept whole.
+
+    So is one of a million values or more: each takes up to 60 bytes, and the bound of a request's
+    values does not count those in texts.
+    """
+    is_bounded = len(written) < _MOST_SIGNS or sum(map(written.count, ",[{")) < _MOST_SIGNS
     try:
-        value = orjson.loads(written or "{}")
+        value = orjson.loads(written or "{}") if is_bounded else None
     except orjson.JSONDecodeError:
         value = None
     return value if isinstance(value, dict) else {"arguments": written}
