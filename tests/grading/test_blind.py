@@ -132,6 +132,21 @@ def test_each_run_swaps_another_claim_of_a_test_while_there_is_one() -> None:
         assert len(starts) == 5
 
 
+def test_two_values_change_places_only_if_a_claim_has_no_other_swap() -> None:
+    """Code that forges one of the two does not show: the other claim fails."""
+    claims = [swap("a", start=at) for at in (0, 10, 20)]
+    both = replace(claims[0], end=21)
+    for swaps, is_used in (([both, *claims], False), ([both, *claims[1:]], True)):
+        drawn = [blind.draw(swaps, 3, random.Random(seed)) for seed in range(20)]
+        assert any(both in chosen for runs in drawn for chosen in runs) is is_used
+    text = b"def test_a():\n" + b"".join(b"    assert f(%d) == %d\n" % (n, n * 7) for n in range(5))
+    spec = replace(SPEC, fail_to_pass=("t.py::test_a",), pass_to_pass=())
+    runs = blind.trials({"t.py": text}, {}, spec, at_once=blind.MAX_TESTS)
+    spans = [text[run[0].swap.start : run[0].swap.end] for run in runs if run[0].swap.is_secret]
+    assert any(b"assert" in span for span in spans)
+    assert all(b"assert" not in span for span in spans[:5])
+
+
 @pytest.mark.parametrize(("num_claims", "num_runs"), [(1, 3), (2, 4), (3, 5), (4, 6), (9, 6)])
 def test_further_claims_of_a_test_bring_further_runs(num_claims: int, num_runs: int) -> None:
     swaps = [swap("a", start=9 * at) for at in range(num_claims)]

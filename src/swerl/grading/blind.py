@@ -83,11 +83,19 @@ def _chance(unit: Sequence[_Claim]) -> float:
 
 
 def _claims(unit: Iterable[Swap]) -> list[_Claim]:
-    """Return the swaps of a test by the first value that each changes: the test fails there."""
+    """Return the swaps of a test by the first value that each changes: the test fails there.
+
+    Code that forges only this value notices a swap that changes another one, too.
+    """
     claims: dict[tuple[str, int], _Claim] = defaultdict(list)
     for swap in unit:
         claims[swap.place].append(swap)
-    return list(claims.values())
+    return [[s for s in own if not _covers(s, claims)] or own for own in claims.values()]
+
+
+def _covers(swap: Swap, places: Iterable[tuple[str, int]]) -> bool:
+    """Return True if a swap changes the value at another of these places, too."""
+    return any(path == swap.path and swap.start < at < swap.end for path, at in places)
 
 
 def _next(claims: Sequence[_Claim], left: list[Swap], rng: random.Random) -> Swap:
@@ -280,7 +288,9 @@ def trials(
             units[path, each.test].append(Trial(swap, each))
     chosen = [_with_weak_negations(unit) for unit in _of_declared(units, spec)]
     for unit in chosen:
-        unit.sort(key=lambda trial: not trial.swap.is_secret)
+        places = {trial.swap.place for trial in unit}
+        order = {id(each): (not each.swap.is_secret, _covers(each.swap, places)) for each in unit}
+        unit.sort(key=lambda trial: order[id(trial)])
     chosen.sort(key=lambda unit: not unit[0].swap.is_secret)
     runs: list[list[Trial]] = []
     for turn in range(max(map(len, chosen), default=0)):
