@@ -970,3 +970,15 @@ def test_another_number_is_spelled_as_the_old_one(source: str, form: str) -> Non
         for value in values:
             assert value.encode() != text
             assert re.search(rf"\(1\), {form}\)", value), value
+
+
+def test_a_negative_number_in_c_stays_negative() -> None:
+    text = b"TEST(A, answers) { EXPECT_EQ(f(1), -9); EXPECT_EQ(f(2), 5); EXPECT_EQ(f(3), 7); }\n"
+    for seed in range(20):
+        for each in candidates("a.cpp", text, random.Random(seed)):
+            if each.kind not in WEAK:
+                assert re.findall(r"(-?)\d\)", swapped(text, [each]).decode())[1::2] == [
+                    "-",
+                    "",
+                    "",
+                ]

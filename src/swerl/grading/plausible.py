@@ -400,7 +400,7 @@ def _form(each: Expectation) -> tuple[str, ...]:
             return (each.content, source)
         whole = re.sub(r"\D", "", match[1])
         # In a typed language a large number may not fit where a small one stands.
-        size = "small" if int(whole) <= 100 else str(len(whole))
+        size = source[: source[0] in "+-"] + ("small" if int(whole) <= 100 else str(len(whole)))
         return (each.content, size, str(bool(match[2])), str(bool(match[3])), match[4] or "")
     if each.content is Content.STRING:
         match = QUOTES.fullmatch(source)
