@@ -69,7 +69,7 @@ FREE_MIB = 8
 REPLAYED = ("controller", "rank", CLOCK, *DISK)
 """After these alone a run repeats itself. Others may lose a reply or a sandbox, and the next try
 samples with another seed."""
-SLOW = ("sandbox stopped", "supervisor stopped", "sandbox server stopped")
+SLOW = ("sandbox stopped", "supervisor stopped")
 """They may make tests exceed their time."""
 MOVED_CLOCK = """
 import os, time

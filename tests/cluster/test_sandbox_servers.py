@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from swerl.checks import preflight
+from swerl.cluster import sandbox_servers
 from swerl.cluster.checks import FindingState
 from swerl.cluster.node import LocalNode
 from swerl.cluster.open import Nodes
@@ -117,6 +118,25 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
             assert [site.num_open for site in both.sites] == [1, 0]
     assert not _servers(tmp_path)
     assert not await _open_rows("ordered")
+
+
+async def test_a_server_that_is_stopped_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_servers, "ASK_S", 0.1)
+    monkeypatch.setattr(sandbox_servers, "SILENT_S", 5.0)
+    recipe = _recipe("stopped")
+    async with serve_sandboxes([LocalNode(name="n1")], recipe, logs=tmp_path, emit=ignore) as one:
+        async with one.open("host", LIMITS, workdir="/w") as sandbox:
+            server = _servers(tmp_path)["sandboxes-n1"]
+            os.kill(server, signal.SIGSTOP)
+            async with asyncio.timeout(240):
+                with pytest.raises(SandboxLostError, match="the sandbox server on n1 ended"):
+                    await sandbox.run(["sleep", "600"])
+        await _until(lambda: one.sites[0].backend)
+        async with one.open("host", LIMITS, workdir="/w") as sandbox:
+            assert (await sandbox.run(["echo", "alive"])).text == "alive\n"
+    assert not _servers(tmp_path)
 
 
 async def test_a_lost_machine_is_reported_and_not_waited_for(tmp_path: Path) -> None:

@@ -2,22 +2,38 @@
 
 Each server is `sandboxes/e2b_server/process.py` over the recipe's own backend, with a key of its
 own; the E2B client calls it. It ends with its link when the controller is gone. A server that dies
-fails its open sandboxes at once and is restarted; new sandboxes go to the emptiest machine.
+fails its open sandboxes at once and is restarted, as is one that does not answer; new sandboxes go
+to the emptiest machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swerl.cluster.node import PYTHON, Node, ProcessSpec, RunningProcess, end_server, last_lines
+from swerl.cluster.node import (
+    PYTHON,
+    Node,
+    ProcessEnd,
+    ProcessSpec,
+    RunningProcess,
+    end_server,
+    last_lines,
+)
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import ClusterError, SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import (
+    ClusterError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+    SwerlError,
+)
 from swerl.core.events import Emit, Notice
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
 from swerl.recipe.schema import Recipe
@@ -31,6 +47,9 @@ RESTARTS = 3
 """Restarts of a machine's server; afterwards the run continues without it."""
 START_S = 120.0
 """Seconds for a server to listen: it first removes the sandboxes of a killed start."""
+ASK_S, SILENT_S = 5.0, 30.0
+"""A server is asked for its sandboxes every 5 s, and must answer within 30 s: while it is silent
+the time of its Episodes passes."""
 CREATES_PER_S = 1000.0
 REQUEST_S = 300.0
 """Time limit of one request: a machine may have to pull the sandbox's image first."""
@@ -102,8 +121,7 @@ class _Server:
     async def supervise(self) -> None:
         """Restart the server when it ends, up to RESTARTS times."""
         for left in reversed(range(RESTARTS)):
-            assert self._process is not None
-            how = await asyncio.shield(self._process.ended)
+            how = await self._ended()
             self._site.lose(str(how))
             self._emit(
                 Notice(
@@ -116,8 +134,22 @@ class _Server:
             except (ClusterError, SandboxError) as error:
                 self._lost(str(error))
                 return
-        assert self._process is not None
-        self._lost(str(await asyncio.shield(self._process.ended)))
+        self._lost(str(await self._ended()))
+
+    async def _ended(self) -> ProcessEnd:
+        """Wait for the server's end; kill it if it is silent, such as one that is stopped."""
+        process, backend = self._process, self._site.backend
+        assert process is not None and backend is not None
+        ended = process.ended
+        while not (await asyncio.wait([ended], timeout=ASK_S))[0]:
+            try:
+                async with asyncio.timeout(SILENT_S):
+                    await backend.live()
+            except TimeoutError:
+                await process.signal(signal.SIGKILL)
+            except SwerlError:
+                pass  # it has just ended, or refuses: it answers
+        return ended.result()
 
     async def end(self) -> None:
         """Ask the server to remove its sandboxes and end; kill it if it does not."""

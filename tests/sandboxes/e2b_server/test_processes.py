@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from swerl.core.sandbox import Chunk
+import pytest
+
+from swerl.core.sandbox import FROM_INSIDE, Chunk
+from swerl.sandboxes.e2b_server.failure import WireError
 from swerl.sandboxes.e2b_server.processes import (
     BACKLOG_BYTES,
     CommandEnd,
     CommandSpec,
+    Processes,
     RunningCommand,
 )
 
@@ -87,3 +92,41 @@ async def test_what_a_command_printed_is_not_kept_once_nobody_can_ask_for_it() -
     command.finish(CommandEnd(0))
     with command.listen() as late:
         assert await late.next() == CommandEnd(0)
+
+
+class Ending:
+    """A sandbox, and a command in it that ends before it has printed its pid."""
+
+    def __init__(self) -> None:
+        self.began, self.over = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def start(self, *_: object, **__: object) -> AsyncIterator[Ending]:
+        yield self
+
+    async def end_input(self) -> None: ...
+
+    async def output(self) -> AsyncIterator[Chunk]:
+        self.began.set()
+        await self.over.wait()
+        return
+        yield
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+async def test_a_command_that_starts_as_its_sandbox_is_removed_is_not_broken_from_inside(
+    is_removed: bool,
+) -> None:
+    sandbox = Ending()
+    processes = Processes(sandbox, "/", {}, lambda _: None)  # type: ignore[arg-type]
+    processes._can_run = True  # an earlier command ran
+    starting = asyncio.create_task(processes.start(CommandSpec(["true"], "/")))
+    await sandbox.began.wait()
+    if is_removed:
+        processes.stop(from_inside=False)
+    sandbox.over.set()
+    with pytest.raises(WireError) as error:
+        await starting
+    await processes.close()
+
+    assert (FROM_INSIDE in str(error.value)) is not is_removed

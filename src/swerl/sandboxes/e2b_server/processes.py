@@ -107,6 +107,8 @@ class Processes:
         self._running: dict[int, RunningCommand] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
+        self._gone: WireError | None = None
+        """Set when the sandbox ends."""
 
     def all(self) -> list[RunningCommand]:
         return [running for running in self._running.values() if not running.is_dead]
@@ -125,7 +127,11 @@ class Processes:
         task = asyncio.create_task(self._live(spec, started))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return await wait_ready(task, started)
+        try:
+            return await wait_ready(task, started)
+        except WireError as error:
+            # Its sandbox was removed meanwhile, which nothing inside brought about.
+            raise self._gone or error from None
 
     async def resize(self, running: RunningCommand, size: TerminalSize) -> None:
         if not running.terminal:
@@ -138,8 +144,9 @@ class Processes:
     def stop(self, *, from_inside: bool) -> None:
         """Report to all readers that the sandbox ends, and whether a program inside is the
         cause."""
+        self._gone = gone("", from_inside=from_inside)
         for running in self._running.values():
-            running.finish(gone("", from_inside=from_inside))
+            running.finish(self._gone)
 
     async def close(self) -> None:
         """Cancel the tasks of the commands, after their sandbox is gone."""
