@@ -982,3 +982,11 @@ def test_a_negative_number_in_c_stays_negative() -> None:
                     "",
                     "",
                 ]
+
+
+def test_what_code_under_test_makes_of_an_input_is_no_expected_value() -> None:
+    text = (
+        b"def test_a():\n    expected = 341\n    assert Till.from_text('some text') == expected\n"
+    )
+    found = [each for each in candidates("t.py", text, random.Random(1)) if each.kind not in WEAK]
+    assert {text[each.start : each.end] for each in found} == {b"341"}

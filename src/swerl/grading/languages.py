@@ -350,7 +350,8 @@ CONSTRUCTOR = re.compile(
     r"(?:^|[.:>])(?:[A-Z]\w*|set|frozenset|dict|list|tuple|bytes|bytearray|str|int|float|array"
     r"|dedent|cleandoc|join|encode|strip|lstrip|to_string|to_owned|into|from|freeze|asList|of"
     r"|datetime|date|timedelta|time|approx|u|b|vec|byte|to_vec|namedtuple|r_|Symbol|symbols"
-    r"|new|from_\w+|make_\w+|string(?:_view)?|call|json|hashmap|concat)$"
+    r"|new|from_(?:secs|millis|micros|nanos)|make_(?:pair|tuple)|string(?:_view)?|call|json|hashmap"
+    r"|concat)$"
 )
 """Calls that make an expected value out of literals, such as `Decimal("1.5")`."""
 GMOCK = _words(
