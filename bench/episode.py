@@ -2,6 +2,7 @@
 
     python bench/episode.py --tasks 4 --attempts 8        attempts at several tasks, one by one
     python bench/episode.py --commits 12000               a task whose image hides 12,000 commits
+    python bench/episode.py --servers 2                   on the sandbox servers of a cluster run
     python bench/episode.py --snapshots                   snapshots of 0 to 100 MiB, and forks
 
 Prints the wall time of an Episode and of its phases (medians), and CPU seconds and page faults for
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import subprocess
 import tempfile
 import time
@@ -25,6 +27,8 @@ from typing import Any
 
 from swerl.cli._options import SETTINGS
 from swerl.cli.rollout import replies
+from swerl.cluster.node import LocalNode
+from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.core.contracts import EngineSetup
 from swerl.core.events import ignore
 from swerl.core.sandbox import Limits
@@ -72,7 +76,7 @@ def usage() -> tuple[float, int]:
     return seconds, faults
 
 
-async def measure(tasks: list[Task], attempts: int) -> None:
+async def measure(tasks: list[Task], attempts: int, num_servers: int) -> None:
     recipe = load([], [*SETTINGS, "name=bench", "engine.type=scripted"])
     harness = wiring.harness_of(recipe)
     said = {task.id: replies("gold", harness, task) for task in tasks}
@@ -82,8 +86,14 @@ async def measure(tasks: list[Task], attempts: int) -> None:
         async with (
             wiring.engine_of(recipe, setup) as engine,
             wiring.gateway_of(recipe, engine, setup) as gateway,
+            AsyncExitStack() as servers,
         ):
-            parts: Any = wiring.parts_of(recipe, gateway, ignore)
+            backend = None
+            if num_servers:
+                nodes = [LocalNode(name=f"n{number}") for number in range(num_servers)]
+                serving = serve_sandboxes(nodes, recipe, logs=Path(logs), emit=ignore)
+                backend = await servers.enter_async_context(serving)
+            parts: Any = wiring.parts_of(recipe, gateway, ignore, backend)
             for task in tasks[:1]:  # imports and the spawner
                 await episode.run(task, f"{task.id}/warm", replace(parts, seed=1))
             walls, boots = [], []
@@ -102,6 +112,10 @@ async def measure(tasks: list[Task], attempts: int) -> None:
         shown = f"median {median(values) * 1e3:.0f} ms, fastest {min(values) * 1e3:.0f} ms"
         print(f"{name:24}{shown}")
     print(f"{'CPU of the controller':24}{own / num * 1e3:.0f} ms an Episode of {num}")
+    if num_servers:
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, cpu_after = 0, spent.ru_utime + spent.ru_stime  # with the start and the warm Episode
+        faults, faults_after = 0, spent.ru_minflt + spent.ru_majflt
     print(f"{'CPU of the sandboxes':24}{(cpu_after - cpu) / num * 1e3:.0f} ms an Episode")
     print(f"{'faults of the sandboxes':24}{(faults_after - faults) / num:,.0f} an Episode")
 
@@ -145,6 +159,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--attempts", type=int, default=8)
     parser.add_argument("--commits", type=int, default=0)
+    parser.add_argument("--servers", type=int, default=0)
     parser.add_argument("--snapshots", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +170,7 @@ def main() -> None:
         tasks = twin.make_tasks(Path(folder, "tasks"), split="train", count=chosen.tasks, seed=0)
         if chosen.commits:
             tasks = [with_future(task, chosen.commits) for task in tasks]
-        asyncio.run(measure(tasks, chosen.attempts))
+        asyncio.run(measure(tasks, chosen.attempts, chosen.servers))
 
 
 if __name__ == "__main__":

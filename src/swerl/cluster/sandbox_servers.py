@@ -202,6 +202,8 @@ def _client(up: _Up, recipe: Recipe) -> e2b.E2BBackend:
 
 
 class SandboxSite:
+    """The backend of one machine; its snapshots outlive its server."""
+
     def __init__(self, name: str, changed: asyncio.Event) -> None:
         """`changed` is set when a server is up here, or none ever will be."""
         self.name = name
@@ -234,34 +236,59 @@ class SandboxSite:
             sandbox.lose(error)
 
     @asynccontextmanager
-    async def opened(
-        self, image: str, limits: Limits, *, workdir: str, mounts: Sequence[Mount], name: str
+    async def open(
+        self,
+        image: str,
+        limits: Limits,
+        *,
+        workdir: str,
+        mounts: Sequence[Mount] = (),
+        name: str = "",
     ) -> AsyncIterator[Sandbox]:
-        """Open a sandbox here. Raises SandboxLostError if the server ends meanwhile."""
-        assert self.backend is not None
+        """Open a sandbox here. Raises SandboxLostError if the server ends, or ended just now."""
         # A restart replaces the future, but this sandbox belongs to the present server.
         lost = self._lost
+        if self.backend is None:
+            raise lost.result()
         context = self.backend.open(image, limits, workdir=workdir, mounts=mounts, name=name)
-        self.num_open += 1
+        sandbox = await _entered(context, lost)
+        self._open.add(sandbox)
+        # The server may have ended before the sandbox was in the set.
+        if lost.done():
+            sandbox.lose(lost.result())
         try:
-            sandbox = await _entered(context, lost)
-            self._open.add(sandbox)
-            # The server may have ended before the sandbox was in the set.
-            if lost.done():
-                sandbox.lose(lost.result())
-            try:
-                yield sandbox
-            finally:
-                try:
-                    await context.__aexit__(None, None, None)
-                except SandboxError:
-                    # A server that is gone has no sandbox left to close.
-                    if not lost.done():
-                        raise
-                finally:
-                    self._open.discard(sandbox)
+            yield sandbox
         finally:
-            self.num_open -= 1
+            try:
+                await context.__aexit__(None, None, None)
+            except SandboxError:
+                # A server that is gone has no sandbox left to close.
+                if not lost.done():
+                    raise
+            finally:
+                self._open.discard(sandbox)
+
+    async def live(self) -> Sequence[LiveSandbox]:
+        return await self.backend.live() if self.backend else ()
+
+    async def remove(self, name: str) -> None:
+        if self.backend:
+            await self.backend.remove(name)
+
+    def price(self, limits: Limits) -> float:
+        """Return 0: the machine is already paid for."""
+        return 0.0
+
+    async def identify(self, image: str) -> str:
+        return await self.backend.identify(image) if self.backend else ""
+
+    async def find_snapshot(self, name: str) -> str:
+        """Return the reference of a snapshot on this machine; a restarted server finds it, too."""
+        return await self.backend.find_snapshot(name) if self.backend else ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        if self.backend:
+            await self.backend.drop_snapshot(name)
 
 
 class SpreadBackend:
@@ -281,22 +308,32 @@ class SpreadBackend:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AsyncIterator[Sandbox]:
-        """Create a sandbox of `image` on the machine with the fewest.
+        """Create a sandbox of `image` on the machine with the fewest."""
+        async with (
+            self.place() as site,
+            site.open(image, limits, workdir=workdir, mounts=mounts, name=name) as sandbox,
+        ):
+            yield sandbox
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[SandboxSite]:
+        """Choose the machine with the fewest sandboxes; one more counts there until the end.
 
         Waits while no server is up. Raises SandboxUnavailableError if none will be again.
         """
         site = await self._emptiest()
-        async with site.opened(image, limits, workdir=workdir, mounts=mounts, name=name) as sandbox:
-            yield sandbox
+        site.num_open += 1
+        try:
+            yield site
+        finally:
+            site.num_open -= 1
 
     async def live(self) -> Sequence[LiveSandbox]:
-        backends = [site.backend for site in self.sites if site.backend]
-        found = await asyncio.gather(*(backend.live() for backend in backends))
+        found = await asyncio.gather(*(site.live() for site in self.sites))
         return [each for some in found for each in some]
 
     async def remove(self, name: str) -> None:
-        backends = [site.backend for site in self.sites if site.backend]
-        await asyncio.gather(*(backend.remove(name) for backend in backends))
+        await asyncio.gather(*(site.remove(name) for site in self.sites))
 
     def price(self, limits: Limits) -> float:
         """Return 0: the machines are already paid for."""

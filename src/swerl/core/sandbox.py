@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -66,6 +67,23 @@ class Mount:
 
     source: Path
     target: str
+
+    def fingerprint(self) -> str:
+        """Return a key that changes with any file of the folder. Raises SandboxError."""
+        source = self.source.resolve()
+        if not source.is_dir():
+            raise SandboxError(
+                f"there is no folder {source} to mount",
+                hint="`swerl agents fetch` downloads an agent's files",
+            )
+        digest = hashlib.sha256(str(source).encode())
+        for folder, folders, names in os.walk(source):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)  # noqa: PTH118  thousands of files
+                stat = os.lstat(path)
+                digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeAlias
 
 from swerl.core.changes import Changes, FileMap
 from swerl.core.contracts import (
@@ -20,10 +21,11 @@ from swerl.core.contracts import (
     Reward,
     Sandbox,
     SandboxBackend,
+    SandboxPool,
     SnapshotBackend,
     SnapshotSandbox,
 )
-from swerl.core.errors import SandboxError, SandboxFileError, SandboxLostError
+from swerl.core.errors import ImageError, SandboxError, SandboxFileError, SandboxLostError
 from swerl.core.events import Emit, PhaseEnded, PhaseStarted
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits, Mount
@@ -37,6 +39,8 @@ from swerl.tasks.set_up import set_up
 from swerl.tasks.worktree import TreeListing, is_older, list_start, read_clean
 
 _GIT_S = 60.0
+_Kept: TypeAlias = tuple[SandboxBackend, str] | None
+"""A snapshot: the backend that has it, one for each machine of a pool, and its name."""
 _NUM_KEPT, _KEPT_BYTES = 1000, 64 * 2**10
 """Sets of clean files that are kept in memory, and the most bytes of one."""
 _UNKEPT = r"""
@@ -99,20 +103,22 @@ class Provisioner:
 
     The preparation of a sandbox depends on the image and the Task alone. So the first sandbox of a
     Task is kept as a snapshot after it, and later ones open the snapshot, if the backend can take
-    snapshots and this one holds all that the preparation did.
+    snapshots and this one holds all that the preparation did. Each machine of a pool has its own.
     """
 
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
         self._backend = backend
         self._limits = limits
         self._facts: dict[str, Facts] = {}
-        self._builds: dict[str, asyncio.Future[bool]] = {}
-        """Name of a snapshot -> whether it was kept, once the build has ended."""
-        self._opened: dict[str, tuple[str, float]] = {}
+        self._builds: dict[_Kept, asyncio.Future[bool]] = {}
+        """Snapshot -> whether it was kept, once the build has ended."""
+        self._opened: dict[str, tuple[_Kept, float]] = {}
         """Id of an open sandbox -> its snapshot, and the Unix time before it was opened."""
-        self._starts: dict[tuple[str, frozenset[str]], TreeListing] = {}
-        self._clean: dict[tuple[str, ...], FileMap] = {}
-        """(snapshot, paths) -> those files in it, if they are small."""
+        self._starts: dict[tuple[_Kept, frozenset[str]], TreeListing] = {}
+        self._clean: dict[tuple[_Kept | str, ...], FileMap] = {}
+        """(snapshot, *paths) -> those files in it, if they are small."""
+        self._mounted: dict[Mount, str] = {}
+        """Mount -> its fingerprint: a remote sandbox has a copy, which its snapshot holds, too."""
         self.slot = asyncio.Semaphore(concurrency)
         """An Episode holds a slot from start to end; waiting for it counts against no budget."""
 
@@ -143,7 +149,7 @@ class Provisioner:
 
         If the harness has written into the work tree, each sandbox has its own.
         """
-        snapshot, since_s = self._opened.get(sandbox.id, ("", 0.0))
+        snapshot, since_s = self._opened.get(sandbox.id, (None, 0.0))
         key = snapshot, frozenset(kept)
         if known := self._starts.get(key):
             return replace(known, since_s=int(time.time()))
@@ -157,7 +163,7 @@ class Provisioner:
 
         Returns None if its files are too large to read.
         """
-        snapshot, _ = self._opened.get(sandbox.id, ("", 0.0))
+        snapshot, _ = self._opened.get(sandbox.id, (None, 0.0))
         key = snapshot, *changes.files
         if snapshot and key in self._clean:
             return changes.against(self._clean[key])
@@ -175,7 +181,7 @@ class Provisioner:
         found = []
         for stage, mounts in ((Stage.AGENT, harness.mounts()), (Stage.GRADING, ())):
             async with self._open(task, stage, mounts):
-                name = await self._name(task, stage, mounts)
+                name = await self._name(self._backend, task, stage, mounts)
             if name and isinstance(self._backend, SnapshotBackend):
                 found.append(await self._backend.find_snapshot(name))
         return sum(map(bool, found))
@@ -184,30 +190,43 @@ class Provisioner:
     async def _open(
         self, task: Task, stage: Stage, mounts: Sequence[Mount] = (), clock: Clock | None = None
     ) -> AsyncIterator[Sandbox]:
-        name = await self._name(task, stage, mounts)
-        snapshot, building = await self._await_build(name)
-        kept, since_s, opened_id = False, time.time(), ""
-        try:
-            async with self._backend.open(
-                snapshot or task.image, self._limits, workdir=task.workdir, mounts=mounts
-            ) as sandbox:
+        async with AsyncExitStack() as stack:
+            backend = self._backend
+            if isinstance(backend, SandboxPool):
+                backend = await stack.enter_async_context(backend.place())
+            name = await self._name(backend, task, stage, mounts)
+            key = (backend, name) if name else None
+            snapshot, building = await self._await_build(key)
+            if building:
+                stack.callback(self._end_build, key, building)
+            since_s = time.time()
+            open_image = functools.partial(
+                backend.open, limits=self._limits, workdir=task.workdir, mounts=mounts
+            )
+            try:
+                sandbox = await stack.enter_async_context(open_image(snapshot or task.image))
+            except ImageError:
+                if not snapshot:
+                    raise
+                snapshot = ""  # it was collected just now
+                sandbox = await stack.enter_async_context(open_image(task.image))
+            if snapshot:
+                self._opened[sandbox.id] = key, since_s
+                stack.callback(self._opened.pop, sandbox.id, None)
+            with _before_the_agent(), clock.phase("hide_future") if clock else nullcontext():
                 if snapshot:
-                    opened_id = sandbox.id
-                    self._opened[opened_id] = name, since_s
-                with _before_the_agent(), clock.phase("hide_future") if clock else nullcontext():
-                    if snapshot:
-                        await _refresh_index(sandbox, task)
-                    else:
-                        kept = await self._prepare(sandbox, task, stage, name if building else "")
-                if building:
-                    building.set_result(kept)
-                yield sandbox
-        finally:
-            self._opened.pop(opened_id, None)
-            # A build that was cancelled, or whose sandbox failed, is tried again.
-            if building and not building.done():
-                del self._builds[name]
-                building.set_result(False)
+                    await _refresh_index(sandbox, task)
+                else:
+                    kept = await self._prepare(sandbox, task, stage, name if building else "")
+                    if building:
+                        building.set_result(kept)
+            yield sandbox
+
+    def _end_build(self, key: _Kept, building: asyncio.Future[bool]) -> None:
+        """Make others try again if a build was cancelled, or its sandbox failed."""
+        if not building.done():
+            del self._builds[key]
+            building.set_result(False)
 
     async def _prepare(self, sandbox: Sandbox, task: Task, stage: Stage, name: str) -> bool:
         """Prepare a sandbox and keep it as snapshot `name`; return True if that holds all."""
@@ -233,38 +252,43 @@ class Provisioner:
             return False  # each sandbox is then prepared by itself
         return True
 
-    async def _name(self, task: Task, stage: Stage, mounts: Sequence[Mount]) -> str:
+    async def _name(
+        self, backend: SandboxBackend, task: Task, stage: Stage, mounts: Sequence[Mount]
+    ) -> str:
         """Return a digest of all that decides about a snapshot; empty if part is unknown."""
-        if not isinstance(self._backend, SnapshotBackend):
+        if not isinstance(backend, SnapshotBackend):
             return ""
-        if not (identity := await self._backend.identify(task.image)):
+        if not (identity := await backend.identify(task.image)):
             return ""
+        for mount in mounts:
+            if mount not in self._mounted:
+                self._mounted[mount] = await asyncio.to_thread(mount.fingerprint)
         spec = task.grading
         parts = [
-            *(_code_version(), identity, stage, [mount.target for mount in mounts]),
+            *(_code_version(), identity, stage),
+            [(mount.target, self._mounted[mount]) for mount in mounts],
             *(task.workdir, task.base_commit, task.setup, dict(task.files), task.gold_patch),
             *(dict(spec.test_files), dict(spec.files), spec.test_patch, to_remove(task)),
             *(spec.test_setup, spec.test_command, spec.report_command, spec.report_path),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
-    async def _await_build(self, name: str) -> tuple[str, asyncio.Future[bool] | None]:
+    async def _await_build(self, key: _Kept) -> tuple[str, asyncio.Future[bool] | None]:
         """Return the snapshot's reference if there is one, else the future of a build to make.
 
         Neither: there is none and there will be none. Callers during a build wait for its end.
         """
-        backend = self._backend
-        if not name or not isinstance(backend, SnapshotBackend):
+        if not key or not isinstance(key[0], SnapshotBackend):
             return "", None
-        build = self._builds.get(name)
+        build = self._builds.get(key)
         if build and not await asyncio.shield(build):
             return "", None
-        if found := await backend.find_snapshot(name):
+        if found := await key[0].find_snapshot(key[1]):
             return found, None
-        if self._builds.get(name) is not build:
+        if self._builds.get(key) is not build:
             return "", None  # another caller has begun to build it again
-        self._builds[name] = asyncio.get_running_loop().create_future()
-        return "", self._builds[name]
+        self._builds[key] = asyncio.get_running_loop().create_future()
+        return "", self._builds[key]
 
 
 async def _unkept(sandbox: Sandbox) -> bytes:

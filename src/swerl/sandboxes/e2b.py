@@ -25,7 +25,7 @@ from swerl.core import secrets
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes._e2b import sdk
-from swerl.sandboxes._e2b.direct import Tunnel
+from swerl.sandboxes._e2b.direct import Tunnel, ask
 from swerl.sandboxes._e2b.sandbox import E2BSandbox, SandboxSettings
 from swerl.sandboxes._e2b.sdk import CutError, RemoteSandbox
 
@@ -197,6 +197,19 @@ class E2BBackend:
         if self._options.price_per_hour is not None:
             return self._options.price_per_hour
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
+
+    async def identify(self, image: str) -> str:
+        """Return a text that changes with the image's content; empty but for a run's own server."""
+        return await self._ask("GET", "/swerl/identity", image=image)
+
+    async def find_snapshot(self, name: str) -> str:
+        return await self._ask("GET", "/swerl/snapshots", name=name)
+
+    async def drop_snapshot(self, name: str) -> None:
+        await self._ask("DELETE", "/swerl/snapshots", name=name)
+
+    async def _ask(self, method: str, path: str, **query: str) -> str:
+        return await ask(self._access, method, path, **query) if self._own else ""
 
     def _request(self, image: str, limits: Limits, name: str) -> _RemotePlan:
         options = self._options

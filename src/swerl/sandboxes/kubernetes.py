@@ -179,7 +179,7 @@ class PodSandbox(MachineSandbox):
             await self._copy(mount)
 
     async def _copy(self, mount: Mount) -> None:
-        packed = await asyncio.to_thread(packed_folder, mount.source.resolve())
+        packed = await asyncio.to_thread(packed_folder, mount)
         process = await self._commands.launch(
             ["/bin/sh", "-c", _UNPACK, "sh", mount.target], cwd="/", as_root=True, with_input=True
         )

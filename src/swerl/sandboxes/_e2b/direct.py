@@ -88,6 +88,15 @@ class Direct:
     async def write(self, path: str, data: bytes) -> None:
         await self._request("PUT", "/swerl/file", _FILE_S, params={"path": path}, data=data)
 
+    async def snapshot_root(self) -> str:
+        """Return the folder whose files a snapshot keeps; empty if none can be taken."""
+        return (await self._request("GET", "/swerl/snapshot")).decode()
+
+    async def snapshot(self, name: str) -> str:
+        """Keep the sandbox's files at its server and return the image's reference there."""
+        params = {"name": name}
+        return (await self._request("POST", "/swerl/snapshot", _FILE_S, params=params)).decode()
+
     async def _request(
         self, method: str, path: str, within_s: float | None = None, **more: Any
     ) -> bytes:
@@ -123,6 +132,24 @@ class Direct:
             return bad(failure["message"], reason=failure["reason"], hint=failure["hint"])
         kind = SandboxLostError if failure["lost"] else SandboxError
         return kind(failure["message"], hint=failure["hint"], from_inside=failure["from_inside"])
+
+
+async def ask(access: E2BAccess, method: str, path: str, **query: str) -> str:
+    """Return a server's answer about images; empty if it has none or does not answer."""
+    import aiohttp
+
+    headers, timeout = (
+        {"X-API-Key": access.api_key},
+        aiohttp.ClientTimeout(access.request_timeout_s),
+    )
+    with suppress(aiohttp.ClientError, OSError):
+        async with (
+            access.opened(),
+            aiohttp.ClientSession(access.url, headers=headers, timeout=timeout) as session,
+            session.request(method, path, params=query) as reply,
+        ):
+            return await reply.text() if reply.status == _OK else ""
+    return ""
 
 
 class Tunnel:

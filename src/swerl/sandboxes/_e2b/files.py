@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import hashlib
-import os
 import tarfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -116,7 +114,7 @@ def _absolute(path: str) -> str:
 
 async def upload_folder(runner: Runner, remote: RemoteSandbox, mount: Mount) -> str:
     """Upload a folder as an archive, and return the archive's path in the sandbox."""
-    packed = await asyncio.to_thread(packed_folder, mount.source.resolve())
+    packed = await asyncio.to_thread(packed_folder, mount)
     path = f"{new_folder()}.tgz"
 
     async def attempt() -> bool:
@@ -128,9 +126,10 @@ async def upload_folder(runner: Runner, remote: RemoteSandbox, mount: Mount) -> 
     return path
 
 
-def packed_folder(source: Path) -> Path:
+def packed_folder(mount: Mount) -> Path:
     """Return the archive of a folder from the cache; one process creates it if it is missing."""
-    packed = secrets.cache_dir() / "e2b" / f"{_fingerprint(source)}.tar.gz"
+    source = mount.source.resolve()
+    packed = secrets.cache_dir() / "e2b" / f"{mount.fingerprint()}.tar.gz"
     try:
         packed.parent.mkdir(parents=True, exist_ok=True)
         with packed.with_suffix(".lock").open("w") as lock:
@@ -142,23 +141,6 @@ def packed_folder(source: Path) -> Path:
         hint = "free space there, or set SWERL_CACHE to another folder"
         raise SandboxError(message, hint=hint) from error
     return packed
-
-
-def _fingerprint(source: Path) -> str:
-    """Return a key that changes with any file of the folder."""
-    if not source.is_dir():
-        raise SandboxError(
-            f"there is no folder {source} to mount",
-            hint="`swerl agents fetch` downloads an agent's files",
-        )
-    digest = hashlib.sha256(str(source).encode())
-    for folder, folders, names in os.walk(source):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(folder, name)  # noqa: PTH118  thousands of files
-            stat = os.lstat(path)
-            digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return digest.hexdigest()[:32]
 
 
 def _pack(source: Path, packed: Path) -> None:

@@ -76,10 +76,13 @@ class E2BSandbox:
         self._open = AsyncExitStack()
         self._is_gone = False
         self._direct: Direct | None = None
+        self.snapshot_root = ""
+        """The folder whose files a snapshot keeps; empty: the server takes none."""
 
     async def go_direct(self, access: E2BAccess) -> None:
         opened = open_direct(access, self.id, self._remote.token)
         self._direct = await self._open.enter_async_context(opened)
+        self.snapshot_root = await self._unless_cut(self._direct.snapshot_root())
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
         """Give the workdir to the ordinary user, and upload the mounts that the image lacks."""
@@ -191,6 +194,16 @@ class E2BSandbox:
             return self._settings.public_url
         relay = open_relay(self, listener, on_lost=self._runner.lose)
         return await self._open.enter_async_context(relay)
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its files at its server; return the image's reference there.
+
+        Raises SandboxError if the server takes no snapshots.
+        """
+        if not (self._direct and self.snapshot_root):
+            message = f"the server of sandbox {self.id} takes no snapshots by name"
+            raise SandboxError(message, hint="a run's own servers do, for images and folders")
+        return await self._unless_cut(self._direct.snapshot(name))
 
     def lose(self, error: SandboxLostError) -> None:
         """Make all its requests fail with this error, because its provider is gone."""

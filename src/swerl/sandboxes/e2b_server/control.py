@@ -13,6 +13,7 @@ import orjson
 from aiohttp import web
 
 from swerl.core.chat import Json
+from swerl.core.contracts import SnapshotBackend
 from swerl.core.errors import SandboxUnavailableError, SwerlError
 from swerl.core.sandbox import SandboxOrder
 from swerl.sandboxes.e2b_server import views
@@ -169,6 +170,25 @@ class Control:
             return web.Response(status=204)
         raise WireError(Code.NOT_FOUND, f"snapshot {name[:100]!r} was not found")
 
+    async def identify(self, request: web.BaseRequest) -> web.Response:
+        """Return a text that changes with an image's content, to a run's own client."""
+        return web.Response(text=await self._kept().identify(request.query.get("image", "")))
+
+    async def find_snapshot(self, request: web.BaseRequest) -> web.Response:
+        """Return the reference of a named snapshot, to a run's own client; empty: none."""
+        return web.Response(text=await self._kept().find_snapshot(request.query.get("name", "")))
+
+    async def drop_snapshot(self, request: web.BaseRequest) -> web.Response:
+        """Remove a named snapshot of a run's own client."""
+        await self._kept().drop_snapshot(request.query.get("name", ""))
+        return web.Response(status=204)
+
+    def _kept(self) -> SnapshotBackend:
+        backend = self._served.backend
+        if self._options.takes_orders and isinstance(backend, SnapshotBackend):
+            return backend
+        raise WireError(Code.NOT_FOUND, "this server keeps no snapshots by name")
+
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         served = self._served.find_paused(sandbox_id) or self._served.require(sandbox_id)
         return _json(views.detail(served, self.domain))
@@ -282,6 +302,9 @@ _TABLE: tuple[tuple[str, str, _Handler], ...] = (
     ("POST", rf"{_ID}/fork", Control.fork),
     ("GET", r"/snapshots", Control.snapshots),
     ("DELETE", r"/templates/([^/]+)", Control.delete_template),
+    ("GET", r"/swerl/identity", Control.identify),
+    ("GET", r"/swerl/snapshots", Control.find_snapshot),
+    ("DELETE", r"/swerl/snapshots", Control.drop_snapshot),
     ("PUT", rf"{_ID}/network", Control.not_served),
     ("GET", r"(?:/v2)?/templates", Control.templates),
     ("GET", r"/templates/aliases/([^/]+)", Control.alias),

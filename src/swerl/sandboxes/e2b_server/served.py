@@ -81,7 +81,7 @@ class ServedSandboxes:
     """All sandboxes of a server."""
 
     def __init__(self, backend: SandboxBackend, options: ServerOptions) -> None:
-        self._backend = backend
+        self.backend = backend
         self._options = options
         self._holders: dict[str, _Holder] = {}
         self._ended_inside: set[str] = set()
@@ -238,7 +238,7 @@ class ServedSandboxes:
             return created
 
     async def _drop(self) -> None:
-        backend = self._backend
+        backend = self.backend
         if isinstance(backend, SnapshotBackend):
             for key in [*self._dropped]:
                 await backend.drop_snapshot(key)
@@ -288,7 +288,7 @@ class ServedSandboxes:
     async def _hold(self, served: ServedSandbox, ready: asyncio.Future[None]) -> None:
         """Hold a sandbox open until its time is over."""
         mounts = _existing(served.created.order.mounts) if served.created.order else ()
-        opened = self._backend.open(
+        opened = self.backend.open(
             served.created.image, served.limits, workdir=served.workdir, mounts=mounts
         )
         try:
