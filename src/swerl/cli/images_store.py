@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +40,8 @@ from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store
 from swerl.images.verify import CheckedPart, StorePart
 from swerl.images.verify import verify as verify_images
+from swerl.sandboxes.ledger.reap import collect_snapshots
+from swerl.sandboxes.ledger.store import default_ledger
 
 
 def pull(
@@ -253,6 +255,8 @@ def gc(
         if not is_file(argument):
             _names([argument])  # a mistyped file name must not remove everything
     done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    outside = run(collect_snapshots(default_ledger(), dry_run=dry_run), after="the rest is done")
+    done = replace(done, num_outside=outside)
     if as_json:
         print_json(done)
     for named in done.removed:
@@ -265,6 +269,8 @@ def gc(
         f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
         f"{shown_bytes(done.kept_bytes)} kept"
     )
+    if outside:
+        console().print(f"{counted(outside, 'old snapshot')} of Docker daemons {verb}")
     if limit is not None and done.kept_bytes > limit:
         console().print("the rest is in use by open sandboxes; run it again later")
         raise typer.Exit(1)

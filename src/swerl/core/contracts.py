@@ -185,6 +185,14 @@ class SnapshotBackend(Protocol):
 
 
 @runtime_checkable
+class SnapshotCollector(Protocol):
+    """A SandboxBackend whose snapshots are outside of the image store."""
+
+    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
+        """Remove the unused snapshots taken before this Unix time; return their number."""
+
+
+@runtime_checkable
 class SandboxPool(Protocol):
     """A SandboxBackend over several machines. A machine opens only its own snapshots."""
 

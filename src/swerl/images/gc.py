@@ -33,6 +33,8 @@ class GcResult:
     kept_bytes: int
     num_parts: int
     """Removed blobs, layers and partial downloads."""
+    num_outside: int = 0
+    """Removed snapshots of Docker daemons, which are not in the store."""
 
 
 def collect(

@@ -18,7 +18,7 @@ from swerl.images.mirror import rewritten
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.images.store import Named, Store, differences
 
-_UNUSED_S = 30 * 86_400.0
+UNUSED_S = 30 * 86_400.0
 """Age at which an unused snapshot is no part of its image any more."""
 _MAX_NAMED = 3
 """Most changed files named in a message."""
@@ -103,7 +103,7 @@ def parts_of(store: Store, names: Sequence[Named], *, everything: bool = False) 
     """Return the parts of images, each once; an image with a damaged manifest has no others."""
     images: defaultdict[tuple[PartKind, str], list[str]] = defaultdict(list)
     sizes: dict[str, int] = {}
-    snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
+    snapshots = store.snapshots(since_s=time.time() - UNUSED_S)
     for named in names:
         found = [*_parts(store, named)]
         # A snapshot needs its image, and goes with it, or when it has been unused for long.

@@ -147,6 +147,14 @@ class DockerBackend:
         await self._api.connect()
         await create.remove_image(self._api, create.snapshot_image(name))
 
+    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
+        """Remove the snapshots taken before a Unix time that no container uses.
+
+        Returns their number; with `dry_run`, of all old ones.
+        """
+        await self._api.connect()
+        return await create.remove_snapshots(self._api, before_s=before_s, dry_run=dry_run)
+
     async def _list(self, label: str) -> list[dict[str, Any]]:
         await self._api.connect()
         return await self._api.call(

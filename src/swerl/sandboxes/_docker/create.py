@@ -153,10 +153,21 @@ async def commit(api: Api, container: str, image: str, name: str) -> None:
     await api.call(request)
 
 
-async def remove_image(api: Api, name: str) -> None:
-    """Remove an image unless a container uses it."""
+async def remove_image(api: Api, name: str) -> bool:
+    """Remove an image unless a container uses it; return whether it was removed."""
     with suppress(ImageError, ContainerGoneError, NameTakenError):
         await api.call(lambda client: client.remove_image(name))
+        return True
+    return False
+
+
+async def remove_snapshots(api: Api, *, before_s: float, dry_run: bool) -> int:
+    """Remove the snapshots taken before a Unix time that no container uses; return their number."""
+    found = await api.call(lambda client: client.images())
+    tags = [tag for each in found if each["Created"] < before_s for tag in each["RepoTags"] or ()]
+    # Podman puts `localhost/` before the name.
+    old = [tag for tag in tags if tag.rpartition("/")[2].startswith(f"{_SNAPSHOTS}:")]
+    return sum([dry_run or await remove_image(api, tag) for tag in old])
 
 
 async def remove(api: Api, container: str) -> None:

@@ -17,12 +17,13 @@ from enum import StrEnum
 from functools import cache
 
 from swerl.core import plugins
-from swerl.core.contracts import SandboxBackend
+from swerl.core.contracts import SandboxBackend, SnapshotCollector
 from swerl.core.errors import SwerlError
 from swerl.core.jobs import run_jobs
 from swerl.core.liveness import Life, ProcessIdentity, life
 from swerl.core.sandbox import LiveSandbox, owner_life, owner_pid
 from swerl.images.store import default_store
+from swerl.images.verify import UNUSED_S
 from swerl.recipe.check import plugin_options
 from swerl.recipe.sections import PluginSection
 from swerl.sandboxes.ledger.store import FAILURES, Entry, Ledger, Use
@@ -184,7 +185,29 @@ async def reap(
         await asyncio.to_thread(ledger.tidy)  # it may wait for other processes
         with suppress(OSError):  # nobody left a part of a snapshot in a store without access
             await asyncio.to_thread(default_store().remove_leftovers)
+        if run is None and only is None:
+            await collect_snapshots(ledger)
     return ReapReport(reaped, listing.unreachable)
+
+
+async def collect_snapshots(ledger: Ledger, *, dry_run: bool = False) -> int:
+    """Remove the old snapshots that backends of this machine keep; return their number.
+
+    A backend that cannot be reached is passed over.
+    """
+    entries = (await asyncio.to_thread(ledger.read)).entries
+    used = {Provider(entry.use.backend, entry.use.settings) for entry in entries}
+    num_removed, before_s = 0, time.time() - UNUSED_S
+    for provider in used | {Provider(name) for name in plugins.names("sandboxes")}:
+        try:
+            async with asyncio.timeout(_REMOVE_TIMEOUT_S):
+                backend = provider.build()
+                if isinstance(backend, SnapshotCollector):
+                    num = await backend.collect_snapshots(before_s=before_s, dry_run=dry_run)
+                    num_removed += num
+        except Exception:  # noqa: BLE001  a third party's plug-in may raise anything
+            continue
+    return num_removed
 
 
 async def reap_leftovers(ledger: Ledger, run: str) -> list[Reaped]:
