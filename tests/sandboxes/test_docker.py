@@ -257,21 +257,25 @@ async def test_old_snapshots_are_collected_and_new_ones_and_used_ones_stay(
     url = request.getfixturevalue(daemon)
     image = request.getfixturevalue(f"{daemon.removesuffix('d')}_image")
     backend, old, new = docker.build(docker.Options(base_url=url)), new_name(), new_name()
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
+    dead = new_name().replace(f"-{os.getpid()}-", f"-{ended.pid}-")
     # The test image is some years old.
     repository, _, tag = create.snapshot_image(old).partition(":")
     await backend.identify(image)
     await backend._api.call(lambda client: client.tag(image, repository, tag))
     async with backend.open(image, LIMITS, workdir=WORKDIR) as sandbox:
         taken = await sandbox.snapshot(new)
+        await sandbox.snapshot(dead)
     month_ago_s = time.time() - 30 * 86_400
     try:
         async with backend.open(taken, LIMITS, workdir=WORKDIR):
             await backend.drop_snapshot(new)
             assert await backend.find_snapshot(new)
-        assert await backend.collect_snapshots(before_s=month_ago_s, dry_run=True) == 1
-        assert await backend.find_snapshot(old)
-        assert await backend.collect_snapshots(before_s=month_ago_s) == 1
-        assert await backend.find_snapshot(old) == ""
+        assert await backend.collect_snapshots(before_s=month_ago_s, dry_run=True) == 2
+        assert await backend.find_snapshot(old) and await backend.find_snapshot(dead)
+        assert await backend.collect_snapshots(before_s=month_ago_s) == 2
+        assert await backend.find_snapshot(old) == await backend.find_snapshot(dead) == ""
         assert await backend.find_snapshot(new) and await backend.identify(image)
         assert await backend.collect_snapshots(before_s=month_ago_s) == 0
     finally:

@@ -184,25 +184,6 @@ class SnapshotBackend(Protocol):
         """Remove the snapshot of this name, if it exists and no open sandbox uses it."""
 
 
-@runtime_checkable
-class SnapshotCollector(Protocol):
-    """A SandboxBackend whose snapshots are outside of the image store."""
-
-    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
-        """Remove the unused snapshots taken before this Unix time; return their number."""
-
-
-@runtime_checkable
-class SandboxPool(Protocol):
-    """A SandboxBackend over several machines. A machine opens only its own snapshots."""
-
-    def place(self) -> AbstractAsyncContextManager[SandboxBackend]:
-        """Choose the machine of one sandbox and return its backend, to be held while it is open.
-
-        Raises SandboxUnavailableError if no machine serves sandboxes.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The address of a harness's model."""

@@ -166,7 +166,7 @@ class RolloutSection(Section):
     refills: int = Field(2, ge=0)
     """Retries of an Episode that was lost to an infrastructure failure."""
     resume_turns: bool = True
-    """After a crash, continue an interrupted Episode from its last Turn: a new sandbox, the
+    """After a crash or a lost sandbox, continue an Episode from its last Turn: a new sandbox, the
     recorded replies, then the engine. No sampled token is lost. False starts it again."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""

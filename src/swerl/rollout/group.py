@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swerl.core.episode import Episode, Group
+from swerl.core.errors import SandboxLostError
 from swerl.core.events import Notice
 from swerl.core.grade import Verdict
 from swerl.core.task import Task
@@ -122,34 +123,37 @@ async def run_with_refills(
 ) -> Episode:
     """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
 
-    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts. The
-    first attempt begins with the Turns that a crash left in `log`. All begin with `prefix`, until
-    one sends other requests.
+    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts. An
+    attempt begins with the Turns that a crash or a lost sandbox left in `log`. Others begin with
+    `prefix`, until one sends other requests.
     """
-    first, *refills = _attempt_names(name, parts)
-    if log:
-        parts = replace(parts, on_turn=log)
-    own = _own_replay(log, prefix) if log else None
-    if own and log:
-        parts.emit(Notice(f"episode {name} goes on after turn {len(log.recorded)}"))
-        # An attempt that has left the prefix does not come back to it.
-        prefix = prefix if log.recorded[0].turn.replayed else None
-    replay = own or (prefix.replay() if prefix else None)
-    result = await episode.run(task, first, parts, replay=replay)
-    for again in refills:
+    for attempt in _attempt_names(name, parts):
+        own = _own_replay(log, prefix) if log else None
+        if own and log:
+            parts.emit(Notice(f"episode {name} goes on after turn {len(log.recorded)}"))
+            # An attempt that has left the prefix does not come back to it.
+            prefix = prefix if log.recorded[0].turn.replayed else None
+        replay = own or (prefix.replay() if prefix else None)
+        logged = replace(parts, on_turn=log) if log else parts
+        result = await episode.run(task, attempt, logged, replay=replay)
         # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID:
             break
-        why = replay.problem if prefix and replay and replay is not own else ""
-        # A lost sandbox is no fault of the prefix.
-        if why and why in result.error:
+        # A lost sandbox is no fault of the record.
+        why = replay.problem if replay and replay.problem in result.error else ""
+        if prefix and replay is not own and why:
             parts.emit(Notice(f"episode {name} starts again without its prefix: {why}"))
             prefix = None
-        lost_tokens += _sampled_tokens(result)
-        if log:
-            log.clear()
-        replay = prefix.replay() if prefix else None
-        result = await episode.run(task, again, parts, replay=replay)
+        if attempt == _attempt_names(name, parts)[-1]:
+            break
+        # The Turns of a lost sandbox are repeated. An attempt without a Turn has changed nothing.
+        is_lost = result.error.startswith(SandboxLostError.__name__)
+        if log and not why and (is_lost or not result.trajectory.turns):
+            log = log.reopened()
+        else:
+            lost_tokens += _sampled_tokens(result)
+            if log:
+                log.clear()
     differences = dict(replay.differences) if replay else {}
     fork = replace(prefix.fork, differences=differences) if prefix else None
     return replace(result, lost_tokens=lost_tokens, fork=fork)

@@ -9,11 +9,17 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from swerl.core.changes import Changes, FileMap
 from swerl.core.contracts import (
@@ -21,7 +27,6 @@ from swerl.core.contracts import (
     Reward,
     Sandbox,
     SandboxBackend,
-    SandboxPool,
     SnapshotBackend,
     SnapshotSandbox,
 )
@@ -96,6 +101,14 @@ class MixedAgent:
     harness: Harness
     share: float
     """Its share of the training Groups; 0 if it is held out."""
+
+
+@runtime_checkable
+class SandboxPool(Protocol):
+    """A SandboxBackend over several machines. A machine opens only its own snapshots."""
+
+    def place(self) -> AbstractAsyncContextManager[SandboxBackend]:
+        """Choose the machine of one sandbox and return its backend, held while that is open."""
 
 
 class Provisioner:
@@ -199,17 +212,19 @@ class Provisioner:
             snapshot, building = await self._await_build(key)
             if building:
                 stack.callback(self._end_build, key, building)
+
+            async def opened(image: str) -> Sandbox:
+                inside = backend.open(image, self._limits, workdir=task.workdir, mounts=mounts)
+                return await stack.enter_async_context(inside)
+
             since_s = time.time()
-            open_image = functools.partial(
-                backend.open, limits=self._limits, workdir=task.workdir, mounts=mounts
-            )
             try:
-                sandbox = await stack.enter_async_context(open_image(snapshot or task.image))
+                sandbox = await opened(snapshot or task.image)
             except ImageError:
                 if not snapshot:
                     raise
                 snapshot = ""  # it was collected just now
-                sandbox = await stack.enter_async_context(open_image(task.image))
+                sandbox = await opened(task.image)
             if snapshot:
                 self._opened[sandbox.id] = key, since_s
                 stack.callback(self._opened.pop, sandbox.id, None)

@@ -127,6 +127,10 @@ class TurnLog:
             (self._folder / _NEXT_TURNS).replace(self._folder / TURNS)
             self.recorded = ()
 
+    def reopened(self) -> TurnLog:
+        """Return a log that continues after the Turns written so far. Raises RunError."""
+        return TurnLog(self._folder)
+
     def clear(self) -> None:
         """Remove the files: the Episode is written, or another attempt begins."""
         self.recorded = ()

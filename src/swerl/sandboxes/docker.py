@@ -148,9 +148,10 @@ class DockerBackend:
         await create.remove_image(self._api, create.snapshot_image(name))
 
     async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
-        """Remove the snapshots taken before a Unix time that no container uses.
+        """Remove the snapshots taken before a Unix time, and those of dead owners.
 
-        Returns their number; with `dry_run`, of all old ones.
+        Those that a container uses stay. A prepared snapshot has no owner. Returns their number;
+        with `dry_run`, with the used ones.
         """
         await self._api.connect()
         return await create.remove_snapshots(self._api, before_s=before_s, dry_run=dry_run)

@@ -23,13 +23,15 @@ from typing import Any
 
 from swerl.core.chat import Json
 from swerl.core.errors import ImageError, SandboxError
-from swerl.core.sandbox import Limits, Mount
+from swerl.core.liveness import Life
+from swerl.core.sandbox import Limits, Mount, owner_life
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
 
 NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
 _HOSTNAME = "sandbox"
 _SNAPSHOTS = "swerl-snapshot"
+_SNAPSHOT_NAME = "swerl.snapshot"
 _OVERHEAD_PROCESSES = 8
 """Init process, signaller, timer and the shells around commands: they count as processes too."""
 _CLOCK_SLACK_S = 5
@@ -143,12 +145,13 @@ async def image_id(api: Api, image: str) -> str:
 
 
 async def commit(api: Api, container: str, image: str, name: str) -> None:
-    """Keep a container's files as the image `name`, with the settings of its own image."""
-    repository, _, tag = name.rpartition(":")
+    """Keep a container's files as the snapshot `name`, with the settings of its own image."""
+    repository, _, tag = snapshot_image(name).rpartition(":")
 
     def request(client: Any) -> None:
         settings = client.inspect_image(image)["Config"]
-        client.commit(container, repository=repository, tag=tag, conf=settings)
+        label = f"LABEL {_SNAPSHOT_NAME}={json.dumps(name)}"  # Podman ignores those of `conf`
+        client.commit(container, repository=repository, tag=tag, changes=label, conf=settings)
 
     await api.call(request)
 
@@ -162,9 +165,17 @@ async def remove_image(api: Api, name: str) -> bool:
 
 
 async def remove_snapshots(api: Api, *, before_s: float, dry_run: bool) -> int:
-    """Remove the snapshots taken before a Unix time that no container uses; return their number."""
+    """Remove the snapshots that are older than a Unix time, or whose name is that of a dead owner.
+
+    Those that a container uses stay. Returns their number.
+    """
+
+    def is_due(image: Mapping[str, Any]) -> bool:
+        name, taken_s = (image.get("Labels") or {}).get(_SNAPSHOT_NAME, ""), image["Created"]
+        return taken_s < before_s or owner_life(name, taken_s) is Life.DEAD
+
     found = await api.call(lambda client: client.images())
-    tags = [tag for each in found if each["Created"] < before_s for tag in each["RepoTags"] or ()]
+    tags = [tag for each in found if is_due(each) for tag in each["RepoTags"] or ()]
     # Podman puts `localhost/` before the name.
     old = [tag for tag in tags if tag.rpartition("/")[2].startswith(f"{_SNAPSHOTS}:")]
     return sum([dry_run or await remove_image(api, tag) for tag in old])

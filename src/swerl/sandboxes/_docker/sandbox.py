@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -16,7 +15,15 @@ from pathlib import Path, PurePosixPath
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import TIMED_OUT, CappedOutput, Exec, Usage, file_error, require_path
+from swerl.core.sandbox import (
+    TIMED_OUT,
+    CappedOutput,
+    Exec,
+    Usage,
+    file_error,
+    new_name,
+    require_path,
+)
 from swerl.sandboxes._docker import create, scripts
 from swerl.sandboxes._docker.commands import ContainerCommands
 from swerl.sandboxes._docker.container import Container, Machine
@@ -200,10 +207,11 @@ class DockerSandbox(MachineSandbox):
 
         The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
         """
-        image = create.snapshot_image(name or secrets.token_hex(16))
+        name = name or new_name()
+        image = create.snapshot_image(name)
         api, plan = self._container.api, self._container.plan
         if not await create.image_id(api, image):
-            await create.commit(api, self._container.id, plan.image, image)
+            await create.commit(api, self._container.id, plan.image, name)
         return image
 
     async def expose(self, listener: Listener) -> str:

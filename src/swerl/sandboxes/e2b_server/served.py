@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend, SnapshotSandbox
 from swerl.core.errors import SwerlError
-from swerl.core.sandbox import Limits, Mount, SandboxOrder
+from swerl.core.sandbox import Limits, Mount, SandboxOrder, new_name
 from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.failure import Code, WireError, gone, why
 from swerl.sandboxes.e2b_server.folders import Folders
@@ -185,7 +185,7 @@ class ServedSandboxes:
         if len(self.snapshots) >= self._options.max_sandboxes:
             message = f"the limit of {len(self.snapshots)} snapshots is reached: delete some"
             raise WireError(Code.RESOURCE_EXHAUSTED, message)
-        key = access.new_token()
+        key = new_name()  # with it `reap` finds what a killed server left
         made = ServedSnapshot(name or access.new_sandbox_id(), key, served)
         # Listed before it exists, so that the end of the server removes it in any case.
         self.snapshots[made.id] = made
@@ -332,7 +332,7 @@ class ServedSnapshot:
 
     id: str
     key: str
-    """Its secret name at the backend."""
+    """Its name at the backend; clients do not learn it."""
     served: ServedSandbox
     """The sandbox of which it was taken."""
     image: str = ""

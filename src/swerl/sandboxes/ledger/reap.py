@@ -15,9 +15,10 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from typing import Protocol, runtime_checkable
 
 from swerl.core import plugins
-from swerl.core.contracts import SandboxBackend, SnapshotCollector
+from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SwerlError
 from swerl.core.jobs import run_jobs
 from swerl.core.liveness import Life, ProcessIdentity, life
@@ -80,6 +81,14 @@ class Provider:
         module = plugins.load("sandboxes", self.backend)
         built: SandboxBackend = module.build(*([] if options is None else [options]))
         return built
+
+
+@runtime_checkable
+class SnapshotCollector(Protocol):
+    """A SandboxBackend whose snapshots are outside of the image store."""
+
+    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
+        """Remove the unused snapshots taken before this Unix time; return their number."""
 
 
 @dataclass(frozen=True, slots=True)
