@@ -139,6 +139,26 @@ async def test_a_server_that_is_stopped_is_replaced(
     assert not _servers(tmp_path)
 
 
+async def test_the_time_of_a_command_stands_still_while_its_server_is_stopped(
+    tmp_path: Path,
+) -> None:
+    node, recipe = LocalNode(name="n1"), _recipe("still")
+    async with (
+        serve_sandboxes([node], recipe, logs=tmp_path, emit=ignore) as one,
+        one.open("host", LIMITS, workdir="/w") as sandbox,
+    ):
+        begin = ["sh", "-c", "touch begun; sleep 1; echo done"]
+        running = asyncio.create_task(sandbox.run(begin, timeout_s=8))
+        while (await sandbox.run(["test", "-e", "begun"])).exit_code:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server = _servers(tmp_path)["sandboxes-n1"]
+        os.kill(server, signal.SIGSTOP)
+        await asyncio.sleep(10)
+        os.kill(server, signal.SIGCONT)
+        done = await running
+    assert (done.text, done.timed_out) == ("done\n", False)
+
+
 async def test_a_lost_machine_is_reported_and_not_waited_for(tmp_path: Path) -> None:
     told: list[Event] = []
     recipe = _recipe("gone")

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from swerl.cli._output import stderr
+from swerl.core.jobs import PatientLoop
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,35 +24,6 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 TERMINATED = 143
 """Exit code after SIGTERM: 128 + SIGTERM."""
-
-
-_TICK_S, _STALL_S = 0.5, 2.0
-
-
-class PatientLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock excludes the time during which this process stood still.
-
-    A stopped or starved controller answers nobody. Without this, every budget and timeout that runs
-    out meanwhile would end its Episode, and infrastructure would become a reward of 0.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen_s = time.monotonic()
-        self._lost_s = 0.0
-        self._tick()
-
-    def time(self) -> float:
-        """Return seconds of CLOCK_MONOTONIC, less those lost so far."""
-        now_s = time.monotonic()
-        passed_s, self._seen_s = now_s - self._seen_s, now_s
-        if passed_s > _STALL_S:
-            self._lost_s += passed_s - _TICK_S
-        return now_s - self._lost_s
-
-    def _tick(self) -> None:
-        """Read the clock regularly, so that a long gap between two readings is a stall."""
-        self.call_later(_TICK_S, self._tick)
 
 
 class _ToldToEndError(Exception):

@@ -5,7 +5,8 @@
 
 `check` is a coroutine function of one item; it catches the errors that are results of that item
 alone. Any other error, or a cancellation such as Ctrl-C, cancels the jobs that still run and leaves
-the file as it is: the same call continues from it.
+the file as it is: the same call continues from it. `PatientLoop` is the event loop of processes
+whose deadlines decide results.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,3 +96,33 @@ def append_result(path: Path, row: Mapping[str, Any]) -> None:
                 out.seek(-1, os.SEEK_END)
                 is_cut = out.read(1) != b"\n"
             os.write(out.fileno(), ("\n" * is_cut + json.dumps(row) + "\n").encode())
+
+
+_TICK_S, _STALL_S = 0.5, 2.0
+
+
+class PatientLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock excludes the time during which this process stood still.
+
+    A stopped or starved controller or sandbox server answers nobody. Without this, every budget and
+    timeout that runs out meanwhile would end its Episode, and infrastructure would become a reward
+    of 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen_s = time.monotonic()
+        self._lost_s = 0.0
+        self._tick()
+
+    def time(self) -> float:
+        """Return seconds of CLOCK_MONOTONIC, less those lost so far."""
+        now_s = time.monotonic()
+        passed_s, self._seen_s = now_s - self._seen_s, now_s
+        if passed_s > _STALL_S:
+            self._lost_s += passed_s - _TICK_S
+        return now_s - self._lost_s
+
+    def _tick(self) -> None:
+        """Read the clock regularly, so that a long gap between two readings is a stall."""
+        self.call_later(_TICK_S, self._tick)

@@ -24,6 +24,7 @@ from pathlib import Path
 from swerl.core.chat import Json
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SwerlError
+from swerl.core.jobs import PatientLoop
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import plugin_options
 from swerl.recipe.sections import PluginSection
@@ -110,7 +111,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("swerl.audit").setLevel(logging.INFO)
     raise_file_limit()
-    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+    with asyncio.Runner(loop_factory=PatientLoop) as runner:
+        runner.run(serve(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":
