@@ -72,9 +72,9 @@ class GradingSpec:
     """Replaceable expectations of the hidden tests; None if vetting has not measured them. Then
     each grading of a solved patch measures them first."""
     blind_runs: int = 3
-    """Runs with swapped expectations after a solved one; up to twice as many if a test makes
-    several claims, two more for a single claim. Three leave a guess one chance in 30 if a single
-    test has a swap, one in 343 with three tests."""
+    """Runs with swapped expectations after a solved one; two more if fewer than six tests have
+    swaps, up to twice as many if a test makes several claims. Three leave a guess one chance in 30
+    with a single claim, one in 16,000 with three tests."""
     not_run: tuple[str, ...] | None = None
     """Tests that the known solution skips or fails as expected; no other test may be skipped. None
     if vetting has not measured it."""

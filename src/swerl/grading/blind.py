@@ -29,8 +29,8 @@ from swerl.grading.swaps import Candidate, belongs, candidates, supports
 
 _FEW_TESTS = 3
 """With fewer swappable tests, a run without swaps is added to the blind ones."""
-_MORE_ALONE = 2
-"""Further runs for a single claim: whether it has a swap is the only secret of a run."""
+_FURTHER, _ENOUGH_TESTS = 2, 6
+"""Further runs with fewer swappable tests: there is little to guess in each run."""
 MAX_TESTS = 40
 """Tests with a swap in one run of the known solution."""
 _MAX_FILES = 40
@@ -47,13 +47,13 @@ def draw(swaps: Sequence[Swap], num_runs: int, rng: random.Random) -> list[tuple
 
     A test has a swap in half of the parts, one with several claims in two of three, and in another
     claim each time while there is one. Each further claim brings one more run, up to twice as many.
-    With one or two tests, most parts hold them all, so a run without swaps is added. A single claim
-    has two runs more and a swap in any of them, but not in all.
+    Fewer than six tests bring two more at least. With one or two, most parts hold them all, so a
+    run without swaps is added. A single claim has a swap in any of its runs, but not in all.
     """
     # A swap that shows is used only in a test that has no other.
     units = [_claims([each for each in unit if each.is_secret] or unit) for unit in _units(swaps)]
     if _is_single(units):
-        num_in_all = num_runs + _MORE_ALONE
+        num_in_all = _num_parts(units, num_runs)
         chosen_runs = rng.randrange(1, 2**num_in_all - 1)
         [claim] = units[0]
         return [(rng.choice(claim),) if chosen_runs >> at & 1 else () for at in range(num_in_all)]
@@ -71,10 +71,15 @@ def _is_single(units: Sequence[Sequence[_Claim]]) -> bool:
     return len(units) == 1 and len(units[0]) == 1
 
 
-def _num_parts(units: Iterable[Sequence[_Claim]], num_runs: int) -> int:
-    """Return the number of runs with swaps; only claims with a secret one bring more."""
+def _num_parts(units: Sequence[Sequence[_Claim]], num_runs: int) -> int:
+    """Return the number of runs with swaps, or of all for a single claim.
+
+    Only claims with a secret swap bring more.
+    """
     num_claims = (sum(claim[0].is_secret for claim in unit) for unit in units)
-    return num_runs + min(num_runs, max(0, max(num_claims, default=0) - 1))
+    least = min(_FURTHER, num_runs - 1) if len(units) < _ENOUGH_TESTS else 0
+    found = num_runs + min(num_runs, max(least, max(num_claims, default=0) - 1))
+    return max(2, found) if _is_single(units) else found
 
 
 def _chance(unit: Sequence[_Claim]) -> float:
@@ -111,13 +116,13 @@ def bits(swaps: Sequence[Swap], num_runs: int) -> float:
     A guesser answers each of the k parts with the likeliest: with n tests of one claim, one of
     2**n - 1 equal ones. If a run without swaps is among them, a run is that one with probability
     1 / (k + 1), and the best guesser answers by these probabilities. For a single claim the
-    2**(k + 2) - 2 patterns of its runs are equally likely.
+    2**k - 2 patterns of its runs are equally likely.
     """
     units = [_claims(unit) for unit in _units([swap for swap in swaps if swap.is_secret])]
     if not units or not num_runs:
         return 0.0
     if _is_single(units):
-        return round(math.log2(2 ** (num_runs + _MORE_ALONE) - 2), 2)
+        return round(math.log2(2 ** _num_parts(units, num_runs) - 2), 2)
     chances = [_chance(unit) for unit in units]
     num_parts = _num_parts(units, num_runs)
     is_empty = math.prod(1 - chance for chance in chances)

@@ -43,7 +43,8 @@ def _longest_s(task: Task) -> float:
     test_s = measured.get("test_s") if isinstance(measured, dict) else None
     spec = task.grading
     num_claims = Counter(test for swap in spec.swaps or () for test in swap.fails)
-    further = max(1, min(spec.blind_runs, max(num_claims.values(), default=1) - 1))
+    least = min(2, spec.blind_runs - 1)
+    further = min(spec.blind_runs, max(least, max(num_claims.values(), default=1) - 1))
     num_blind = spec.blind_runs + further + 1 if spec.swaps else 0
     return spec.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
 
