@@ -31,6 +31,8 @@ LONG_VALUES = 10_000
 """JSON values from which it does so too: they may be the blocks of one message."""
 LONG_CHARS = 20_000
 """Characters of new messages from which their prompt is made in a thread."""
+LONG_REPLY = 8192
+"""Tokens of a reply above which it is read in a thread; fewer take under 10 ms."""
 _SIGNS_OF_VALUE = 6
 """Characters of a JSON value besides its text: quotes, a separator, white space, brackets."""
 LONG_BYTES = 2**20

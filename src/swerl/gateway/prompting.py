@@ -17,7 +17,7 @@ from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Completion, Recorded, Sampling
 from swerl.gateway.history import Match, ReplyNode
-from swerl.gateway.limits import SessionLimits
+from swerl.gateway.limits import LONG_REPLY, SessionLimits
 
 MALFORMED_CALL = "malformed_tool_call"
 """Name of the stand-in for a tool call that cannot be parsed. No client offers such a tool, and
@@ -154,7 +154,10 @@ class _TokenPrompter:
         if self._spool and completion.routed:
             kept = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
             completion = replace(completion, routed=kept)
-        parsed = self._family.parse(completion.ids)
+        if len(completion.ids) > LONG_REPLY:
+            parsed = await asyncio.to_thread(self._family.parse, completion.ids)
+        else:
+            parsed = self._family.parse(completion.ids)
         usage = Usage(
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(completion.ids),
