@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -70,6 +69,8 @@ class Mount:
 
     def fingerprint(self) -> str:
         """Return a key that changes with any file of the folder. Raises SandboxError."""
+        import hashlib  # the local backend's spawner does without it
+
         source = self.source.resolve()
         if not source.is_dir():
             raise SandboxError(
