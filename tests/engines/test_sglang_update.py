@@ -339,7 +339,8 @@ async def test_a_server_that_died_beside_a_working_trainer_waits_for_its_sleep(
         await asyncio.sleep(0.3)
         assert hosts[0].starts == 0
         hosts[0].trainer_holds_memory = False  # `sync` puts the trainer to sleep first
-        await engine.receive(Source("7"))
+        # No server could have started before, so nothing waits for one until it may.
+        await asyncio.wait_for(engine.receive(Source("7")), 30)
         await until(lambda: servers[0].version == "7")
         assert await versions(engine) == {"7"} and hosts[0].starts == 1
 

@@ -21,7 +21,7 @@ wait
 """Stands for a piece that hangs, with a child, after its first figure."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_piece_runs_in_small(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, "bench/gpu.py", "--small", f"--json={out}"]

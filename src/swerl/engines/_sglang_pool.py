@@ -260,9 +260,9 @@ class ServerPool:
             return False
 
     async def await_one(self) -> None:
-        """If no server is in use, wait until one answers: it may be starting."""
+        """If no server is in use, wait until one answers, unless none may start."""
         for _ in range(math.ceil(self.settings.wait_s / POLL_S)):
-            if self.ended or await self.any_answers():
+            if self.ended or not self.may_start.is_set() or await self.any_answers():
                 return
             await asyncio.sleep(POLL_S)
 

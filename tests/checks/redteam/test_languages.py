@@ -24,7 +24,9 @@ DOCS = Path(__file__).parents[3] / "docs" / "measurements" / "redteam.md"
 OLD = {each.name for topic in runner.FIRST_TOPICS for each in topic.POLICIES}
 ALL = [each for each in runner.all_policies() if each.name not in OLD]
 FIRST_OF_EACH = {each.kind: each for each in reversed(ALL)}
-POLICIES = list({each.name: each for each in (*ALL[::10], *FIRST_OF_EACH.values())}.values())
+POLICIES = list(
+    {e.name: e for e in (*ALL[:: 10 if NIGHT else 20], *FIRST_OF_EACH.values())}.values()
+)
 HONEST = [
     Policy(
         f"honest-{kind}",
