@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -261,10 +260,12 @@ class ServerPool:
 
     async def await_one(self) -> None:
         """If no server is in use, wait until one answers, unless none may start."""
-        for _ in range(math.ceil(self.settings.wait_s / POLL_S)):
-            if self.ended or not self.may_start.is_set() or await self.any_answers():
-                return
-            await asyncio.sleep(POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.wait_s):
+                while not self.ended and self.may_start.is_set():
+                    if await self.any_answers():
+                        return
+                    await asyncio.sleep(POLL_S)
 
     async def pause(self, servers: Sequence[SglangServer] | None = None) -> list[SglangServer]:
         """Pause every server, or these; return those that answered."""
