@@ -167,7 +167,7 @@ class Router:
         await admission.in_loop.wait_in_loop(session.id)
         is_large = bool(encoding) or may_be_large(packed)
         unpack = partial(read_object, packed, encoding, most)
-        request = None if is_large else replays.read(dialect, packed)
+        request, body = None if is_large else replays.read(dialect, packed), None
         if not is_large and request is None:
             body = read_plain(packed)
             if body is None:  # the repair or the refusal of a body takes more than one pass over it
@@ -177,7 +177,9 @@ class Router:
             if not is_large:
                 request = replays.keep(dialect, body, packed) or dialect.parse(body)
         if request is None:
-            request = await admission.in_thread.run(session.id, lambda: dialect.parse(unpack()))
+            request = await admission.in_thread.run(
+                session.id, lambda: dialect.parse(body or unpack())
+            )
         for name, num, bound in (
             ("messages", len(request.messages), MOST_MESSAGES),
             ("tools", len(request.tools) + len(request.late_tools), MOST_TOOLS),

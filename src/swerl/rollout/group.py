@@ -127,7 +127,7 @@ async def run_with_refills(
     attempt begins with the Turns that a crash or a lost sandbox left in `log`. Others begin with
     `prefix`, until one sends other requests.
     """
-    for attempt in _attempt_names(name, parts):
+    for attempt in (attempts := _attempt_names(name, parts)):
         own = _own_replay(log, prefix) if log else None
         if own and log:
             parts.emit(Notice(f"episode {name} goes on after turn {len(log.recorded)}"))
@@ -144,7 +144,7 @@ async def run_with_refills(
         if prefix and replay is not own and why:
             parts.emit(Notice(f"episode {name} starts again without its prefix: {why}"))
             prefix = None
-        if attempt == _attempt_names(name, parts)[-1]:
+        if attempt == attempts[-1]:
             break
         # The Turns of a lost sandbox are repeated. An attempt without a Turn has changed nothing.
         is_lost = result.error.startswith(SandboxLostError.__name__)

@@ -138,10 +138,8 @@ async def ask(access: E2BAccess, method: str, path: str, **query: str) -> str:
     """Return a server's answer about images; empty if it has none or does not answer."""
     import aiohttp
 
-    headers, timeout = (
-        {"X-API-Key": access.api_key},
-        aiohttp.ClientTimeout(access.request_timeout_s),
-    )
+    headers = {"X-API-Key": access.api_key}
+    timeout = aiohttp.ClientTimeout(access.request_timeout_s)
     with suppress(aiohttp.ClientError, OSError):
         async with (
             access.opened(),
