@@ -159,4 +159,4 @@ def test_the_tests_of_the_vetting_page_are_judged_as_it_states(
     assert not found["weak"]["findings"] and not found["strong"]["findings"]
     assert [found[name]["swapped_share"] for name in ("weak", "strong")] == [0, 1]
     assert found["weak"]["bits"] == 0
-    assert round(found["strong"]["bits"]) == 8
+    assert round(found["strong"]["bits"]) == 14
