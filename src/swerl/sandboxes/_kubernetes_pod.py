@@ -7,8 +7,9 @@ import hashlib
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -35,8 +36,7 @@ _STATUS_S = 0.3
 """Time after the end of a command's output in which the kubelet may report its exit code. It does
 not before every process that the command left has closed its output."""
 _FILE_BLOCK = 512
-_REACHED = 7
-_NOT_FOUND, _CONFLICT, _FORBIDDEN = 404, 409, 403
+_NOT_FOUND, _CONFLICT = 404, 409
 _RUN_S = 30.0
 _KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
          "karpenter.sh/do-not-disrupt": "true"}  # fmt: skip
@@ -69,25 +69,6 @@ done
 """
 """Runs the script in its standard input up to the line that is its argument."""
 _MAKE_WORKDIR = 'mkdir -p -- "$1" && { [ "$(id -u)" = "${2%:*}" ] || chown -- "$2" "$1"; }'
-_PYTHON_PROBE = f"""
-import os, socket
-at = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
-try: socket.create_connection(at, 2)
-except OSError: raise SystemExit(0)
-raise SystemExit({_REACHED})
-"""
-_PERL_PROBE = (
-    "use IO::Socket::INET; my @at = (PeerAddr => $ENV{KUBERNETES_SERVICE_HOST}, PeerPort => "
-    f"$ENV{{KUBERNETES_SERVICE_PORT}}); exit(IO::Socket::INET->new(@at, Timeout => 2) ? {_REACHED}"
-    " : 0)"
-)
-_PROBE = """
-[ -n "$KUBERNETES_SERVICE_HOST" ] || exit 0
-command -v python3 >/dev/null 2>&1 && exec python3 -I -S -c "$1"
-command -v perl >/dev/null 2>&1 && exec perl -e "$2"
-"""
-
-
 _OWN_KEYS = {"containers", "restartPolicy", "automountServiceAccountToken", "hostNetwork",
              "hostPID", "hostIPC", "shareProcessNamespace", "activeDeadlineSeconds"}  # fmt: skip
 
@@ -107,6 +88,9 @@ class Options(BaseModel):
     user: str = ""
     """Ordinary user of the sandboxes, by name or number, for images that have one. Empty: the
     image's own user, who must then be root. A user needs `setpriv` in the image."""
+    resource: Literal["pod", "sandbox"] = "pod"
+    """Object that swerl creates: a pod, or a `Sandbox` of kubernetes-sigs/agent-sandbox, whose
+    controller makes the pod and deletes both after their lifetime, even if swerl is gone."""
     network: Literal["none", "unchecked"] = "none"
     """`none`: a NetworkPolicy denies all traffic, and the first pod tests it. `unchecked`: swerl
     sets and tests nothing, and the cluster's owner is responsible."""
@@ -142,15 +126,28 @@ def pod_name(name: str) -> str:
     return f"swerl-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
-async def delete_pod(cluster: Cluster, pod: str) -> None:
-    """Delete a pod and wait until it is gone; forget one whose node does not confirm its end."""
+async def delete_pod(cluster: Cluster, objects: str, pod: str) -> None:
+    """Delete a pod and wait until it is gone; forget one whose node does not confirm its end.
+
+    A `Sandbox` is deleted first: otherwise its controller makes the pod again.
+    """
     path = f"{pods_path(cluster)}/{pod}"
-    try:
+    if not path.startswith(objects):
+        with _if_there():
+            await cluster.call("DELETE", f"{objects}/{pod}", body={})
+    with _if_there():
         await cluster.call("DELETE", path, body={"gracePeriodSeconds": 1})
         with suppress(TimeoutError):
             async with asyncio.timeout(_REMOVAL_S):
                 await _next_state(cluster, pod, lambda _: False)
         await cluster.call("DELETE", path, body={"gracePeriodSeconds": 0})
+
+
+@contextmanager
+def _if_there() -> Iterator[None]:
+    """Do what the block does with an object, if it exists."""
+    try:
+        yield
     except KubernetesError as error:
         if error.status != _NOT_FOUND:
             raise
@@ -175,6 +172,7 @@ class Pod(Machine):
         cluster: Cluster,
         options: Options,
         *,
+        objects: str,
         name: str,
         image: str,
         limits: Limits,
@@ -183,6 +181,8 @@ class Pod(Machine):
         super().__init__(name, limits, workdir)
         self._cluster = cluster
         self._options = options
+        self._objects = objects
+        """Path of the objects that make pods, or of the pods themselves."""
         self._image = image
         self._pod = pod_name(name)
         self._user = "" if options.user in ("root", "0") else options.user
@@ -197,6 +197,8 @@ class Pod(Machine):
         await self._create()
         try:
             async with asyncio.timeout(self._options.boot_timeout_s):
+                if self._options.resource == "sandbox":
+                    await self._until_made()
                 await _next_state(self._cluster, self._pod, self._is_running)
         except TimeoutError as error:
             raise self._trouble or SandboxError(
@@ -241,20 +243,9 @@ class Pod(Machine):
             stream.end_input()
         return stream, partial(self._wait_for_exit, stream)
 
-    async def require_closed(self) -> None:
-        """Raise SandboxError if it reaches the API server: then no policy is enforced."""
-        command = ["/bin/sh", "-c", _PROBE, "swerl", _PYTHON_PROBE, _PERL_PROBE]
-        if await self._run(command) == _REACHED:
-            raise SandboxError(
-                "the cluster's network plug-in enforces no NetworkPolicy: a sandbox reached the "
-                "API server",
-                hint="install one that does, such as Calico or Cilium, or set sandbox.network = "
-                '"unchecked"',
-            )
-
     async def _create(self) -> None:
         made = asyncio.ensure_future(
-            self._cluster.call("POST", pods_path(self._cluster), body=self._manifest())
+            self._cluster.call("POST", self._objects, body=self._manifest())
         )
         self._is_made = True
         try:
@@ -266,9 +257,27 @@ class Pod(Machine):
         except KubernetesError as error:
             self._is_made = error.status >= 500
             if error.status == _CONFLICT:
-                hint = f"use another name, or `kubectl delete pod {self._pod}`"
-                raise SandboxError(f"there is a pod {self._pod} already", hint=hint) from error
+                kind = self._options.resource
+                hint = f"use another name, or `kubectl delete {kind} {self._pod}`"
+                raise SandboxError(f"there is a {kind} {self._pod} already", hint=hint) from error
             raise
+
+    async def _until_made(self) -> None:
+        """Wait until the controller has made the pod of the `Sandbox`."""
+        hint = f"`kubectl describe sandbox {self._pod}` and the log of agent-sandbox's controller"
+        states = self._cluster.follow(self._objects, self._pod)
+        async with aclosing(states):
+            async for state in states:
+                with _if_there():
+                    await self._cluster.call("GET", f"{pods_path(self._cluster)}/{self._pod}")
+                    return
+                conditions = (state.get("status") or {}).get("conditions") or ()
+                reason = "; ".join(each["message"] for each in conditions if each.get("message"))
+                self._trouble = SandboxError(
+                    f"no pod of sandbox {self._pod}: {reason or 'its controller reports nothing'}",
+                    hint=hint,
+                    retryable=True,
+                )
 
     def _manifest(self) -> dict[str, Any]:
         options, limits = self._options, self.limits
@@ -309,7 +318,20 @@ class Pod(Machine):
         }
         marks = create.labels(self.name, limits.lifetime_s + options.boot_timeout_s)
         metadata = {"name": self._pod, "labels": LABELS, "annotations": {**marks, **_KEEP}}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        if options.resource == "pod":
+            return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        ends = datetime.now(UTC) + timedelta(seconds=spec["activeDeadlineSeconds"])
+        marked = {key: metadata[key] for key in ("labels", "annotations")}
+        return {
+            "apiVersion": "/".join(self._objects.split("/")[2:4]),
+            "kind": "Sandbox",
+            "metadata": metadata,
+            "spec": {
+                "podTemplate": {"metadata": marked, "spec": spec},
+                "shutdownTime": f"{ends:%Y-%m-%dT%H:%M:%SZ}",
+                "shutdownPolicy": "Delete",
+            },
+        }
 
     def _is_running(self, pod: Mapping[str, Any]) -> bool:
         """Return whether it runs. Raises ImageError or SandboxError if it never will."""
@@ -366,7 +388,7 @@ class Pod(Machine):
         query += [(channel, "true") for channel in channels]
         return await self._cluster.stream(f"{pods_path(self._cluster)}/{self._pod}/{kind}", query)
 
-    async def _run(self, command: Sequence[str]) -> int:
+    async def run(self, command: Sequence[str]) -> int:
         """Run a command as the container's own user, without input and output."""
         stream = await self._open("exec", command, "stdout")
         try:
@@ -383,7 +405,7 @@ class Pod(Machine):
     async def _make_workdir(self, ready: SignallerReady) -> None:
         owner = f"{ready.user_id}:{ready.group_id}"
         command = ["/bin/sh", "-c", _MAKE_WORKDIR, "swerl", self.workdir, owner]
-        if await self._run(command):
+        if await self.run(command):
             raise SandboxError(
                 f"cannot make the folder {self.workdir} in {self.name}",
                 hint=f"the image {self._image} must permit it, or have the folder",
@@ -434,7 +456,7 @@ class Pod(Machine):
         if self.signaller:
             await self.signaller.close()
         if self._is_made:
-            await delete_pod(self._cluster, self._pod)
+            await delete_pod(self._cluster, self._objects, self._pod)
 
 
 def _cause(pod: Mapping[str, Any]) -> tuple[str, bool]:
