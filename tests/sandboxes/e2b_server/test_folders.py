@@ -22,7 +22,7 @@ def test_a_link_shows_what_it_leads_to() -> None:
     marker = new_marker()
     output = (
         f"{marker.entry.split()[0]} a1ff 4 {TIME} root 0 root 0 5 /d/l\n"
-        f"{marker.link} 41ed /d/l\n{marker.word}\n/etc\n"
+        f"{marker.env['MARK_LINK']} 41ed /d/l\n{marker.word}\n/etc\n"
     )
     [entry] = marker.read(output)
     told = entry.message()

@@ -34,7 +34,7 @@ from swerl.core.errors import (
     SwerlError,
 )
 from swerl.sandboxes.e2b_server import access, envd, ports
-from swerl.sandboxes.e2b_server.connect import read_body
+from swerl.sandboxes.e2b_server.connect import off_loop, read_body
 from swerl.sandboxes.e2b_server.control import Control
 from swerl.sandboxes.e2b_server.envd import PORT, Transfers
 from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure
@@ -223,7 +223,8 @@ async def _answer_direct(
     try:
         match request.method, request.path:
             case "POST", "/swerl/run":
-                return await _run(served, orjson.loads(await read_body(request, _MAX_RUN_BYTES)))
+                asked = await read_body(request, _MAX_RUN_BYTES)
+                return await _run(served, await off_loop(len(asked), _arguments, asked))
             case "GET", "/swerl/file":
                 return web.Response(body=await served.sandbox.read(request.query["path"]))
             case "PUT", "/swerl/file":
@@ -249,20 +250,28 @@ async def _answer_direct(
     raise WireError(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
 
 
+def _arguments(body: bytes) -> dict[str, Any]:
+    given: dict[str, Any] = orjson.loads(body)
+    stdin = given.get("stdin")
+    return {**given, "stdin": None if stdin is None else base64.b64decode(stdin)}
+
+
 async def _run(served: ServedSandbox, arguments: dict[str, Any]) -> web.Response:
-    stdin = arguments.pop("stdin")
-    done = await served.sandbox.run(
-        arguments.pop("argv"), stdin=None if stdin is None else base64.b64decode(stdin), **arguments
-    )
-    body = {
-        "exit_code": done.exit_code,
-        "stdout": base64.b64encode(done.stdout).decode(),
-        "stderr": base64.b64encode(done.stderr).decode(),
-        "timed_out": done.timed_out,
-        "truncated": done.truncated,
-        "duration_s": done.duration_s,
-    }
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
+    done = await served.sandbox.run(arguments.pop("argv"), **arguments)
+
+    def packed() -> bytes:
+        body = {
+            "exit_code": done.exit_code,
+            "stdout": base64.b64encode(done.stdout).decode(),
+            "stderr": base64.b64encode(done.stderr).decode(),
+            "timed_out": done.timed_out,
+            "truncated": done.truncated,
+            "duration_s": done.duration_s,
+        }
+        return orjson.dumps(body)
+
+    body = await off_loop(len(done.stdout) + len(done.stderr), packed)
+    return web.Response(body=body, content_type="application/json")
 
 
 def _failed(body: dict[str, Any]) -> web.Response:

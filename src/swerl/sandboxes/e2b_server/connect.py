@@ -11,7 +11,9 @@ import asyncio
 import base64
 import binascii
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from itertools import islice
+from typing import TypeVar
 
 import orjson
 from aiohttp import web
@@ -24,9 +26,16 @@ STREAM_TYPE = "application/connect+json"
 MAX_MESSAGE_BYTES = 16 << 20
 IDLE_S = 60.0
 """Longest wait for a client to send or to accept the next bytes."""
+_LONG = 1 << 16
+"""Bytes or characters from which work on an input is done in a thread."""
+_MOST_SIGNS, _SIGNS = 1 << 18, (b",", b"[", b"{")
+"""Bound of signs that come with JSON values: 16 MiB of empty lists would take 1.7 s to parse."""
+_MOST_TEXTS, _MOST_BYTES = 10_000, 1 << 22
+"""Bounds of a list or table of texts. Linux starts no command with 2 MiB of them."""
 _HEADER = struct.Struct(">BI")
 _COMPRESSED, _END = 1, 2
 Message = Mapping[str, Json]
+Made = TypeVar("Made")
 
 
 def timeout_s(headers: Mapping[str, str]) -> float | None:
@@ -45,6 +54,11 @@ def keepalive_s(headers: Mapping[str, str]) -> float:
     return max(1.0, float(given)) if given.isdecimal() and len(given) < 6 else 90.0
 
 
+async def off_loop(size: int, work: Callable[..., Made], *args: object) -> Made:
+    """Return `work(*args)`, done in a thread if the size of its input would hold the loop up."""
+    return work(*args) if size < _LONG else await asyncio.to_thread(work, *args)
+
+
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """Return a request's body, uncompressed. Raises WireError if it is too large or too slow."""
     body = bytearray()
@@ -57,13 +71,14 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
                 raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
     except TimeoutError as error:
         raise WireError(Code.CANCELED, "the body did not arrive", status=408) from error
-    return bytes(body)
+    return await off_loop(len(body), bytes, body)
 
 
 async def read_message(request: web.BaseRequest) -> dict[str, Json]:
     """Return the message of a unary call."""
     _require_type(request, UNARY_TYPE)
-    return _object(await read_body(request, MAX_MESSAGE_BYTES))
+    body = await read_body(request, MAX_MESSAGE_BYTES)
+    return await off_loop(len(body), _object, body)
 
 
 async def read_one(request: web.BaseRequest) -> dict[str, Json]:
@@ -93,7 +108,7 @@ async def read_stream(request: web.BaseRequest) -> AsyncIterator[dict[str, Json]
             return
         if flags & _COMPRESSED:
             raise WireError(Code.UNIMPLEMENTED, "compressed messages are not supported")
-        yield _object(data)
+        yield await off_loop(length, _object, data)
 
 
 class RpcStream:
@@ -137,6 +152,8 @@ def _require_type(request: web.BaseRequest, wanted: str) -> None:
 
 
 def _object(data: bytes) -> dict[str, Json]:
+    if len(data) > _MOST_SIGNS and sum(map(data.count, _SIGNS)) > _MOST_SIGNS:
+        raise _too_large("a message")
     try:
         value: Json = orjson.loads(data) if data else {}
     except orjson.JSONDecodeError as error:
@@ -182,12 +199,14 @@ def get_texts(message: Message, name: str) -> list[str]:
         return []
     if not isinstance(value, list):
         raise _wrong(name, "a list of texts")
-    return [get_text({name: item}, name) for item in value]
+    return _bounded([get_text({name: item}, name) for item in value[: _MOST_TEXTS + 1]], name)
 
 
 def get_table(message: Message, name: str) -> dict[str, str]:
     """Return an object of strings."""
-    return {key: get_text(get_object(message, name), key) for key in get_object(message, name)}
+    table = get_object(message, name)
+    values = [get_text(table, key) for key in islice(table, _MOST_TEXTS + 1)]
+    return dict(zip(table, _bounded(values, name), strict=True))
 
 
 def get_object(message: Message, name: str) -> Message:
@@ -200,13 +219,28 @@ def get_object(message: Message, name: str) -> Message:
     return value
 
 
-def get_bytes(message: Message, name: str) -> bytes:
+async def get_bytes(message: Message, name: str) -> bytes:
     """Return bytes, which JSON carries in base64, in either alphabet."""
+
     given = get_text(message, name)
-    try:
+
+    def decoded() -> bytes:
         return base64.b64decode(given.replace("-", "+").replace("_", "/") + "==")
+
+    try:
+        return await off_loop(len(given), decoded)
     except binascii.Error as error:
         raise _wrong(name, "base64") from error
+
+
+def _bounded(texts: list[str], name: str) -> list[str]:
+    if len(texts) > _MOST_TEXTS or sum(map(len, texts)) > _MOST_BYTES:
+        raise _too_large(f"field {name!r}")
+    return texts
+
+
+def _too_large(what: str) -> WireError:
+    return WireError(Code.RESOURCE_EXHAUSTED, f"{what} is too large", status=413)
 
 
 def _wrong(name: str, wanted: str) -> WireError:

@@ -15,18 +15,18 @@ from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError, SwerlError
 from swerl.sandboxes.e2b_server import access, connect, services
 from swerl.sandboxes.e2b_server.access import named_user
-from swerl.sandboxes.e2b_server.connect import IDLE_S, Message, read_body
+from swerl.sandboxes.e2b_server.connect import IDLE_S, Made, Message, off_loop, read_body
 from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure
 from swerl.sandboxes.e2b_server.folders import resolve
 from swerl.sandboxes.e2b_server.served import ServedSandbox
-from swerl.sandboxes.e2b_server.services import RpcCall
+from swerl.sandboxes.e2b_server.services import Reply, RpcCall
 
 VERSION = "0.5.7"
 """The version of envd that the SDK sees: this one uploads plain bytes, without file metadata."""
 PORT = 49983
 _HEALTH_TIMEOUT_S = 4.0
 """Less than the 5 s that the SDK waits."""
-_UNARY: Mapping[str, Callable[[RpcCall], Awaitable[Message]]] = {
+_UNARY: Mapping[str, Callable[[RpcCall], Awaitable[Reply]]] = {
     "/process.Process/List": services.list_all,
     "/process.Process/SendInput": services.send_input,
     "/process.Process/SendSignal": services.send_signal,
@@ -132,7 +132,7 @@ async def _answer_input(served: ServedSandbox, request: web.BaseRequest) -> web.
     return await reply.end()
 
 
-async def _in_time(call: RpcCall, work: Awaitable[Message]) -> Message:
+async def _in_time(call: RpcCall, work: Awaitable[Made]) -> Made:
     """Return the result of the work within the client's time limit."""
     try:
         async with asyncio.timeout(call.timeout_s):
@@ -157,7 +157,7 @@ def _call(served: ServedSandbox, request: web.BaseRequest, message: Message) -> 
     )
 
 
-def _json(body: Json | Message) -> web.Response:
+def _json(body: Json | Reply) -> web.Response:
     return web.Response(body=orjson.dumps(body), content_type="application/json")
 
 
@@ -214,6 +214,7 @@ class Transfers:
                     raise WireError(Code.INVALID_ARGUMENT, message)
                 await _write(served, request, path, await self._read_part(part))
                 paths.append(path)
+                await asyncio.sleep(0)  # a small file is written at once, and there may be many
         except (ValueError, AssertionError) as error:
             raise WireError(Code.INVALID_ARGUMENT, f"cannot read the form: {error}") from error
         return [_written(path) for path in paths]
@@ -227,8 +228,9 @@ class Transfers:
             except TimeoutError as error:
                 raise WireError(Code.CANCELED, "the file did not arrive", status=408) from error
             if not chunk:
-                return bytes(body)
+                return await off_loop(len(body), bytes, body)
             body += chunk
+            await asyncio.sleep(0)  # others come between buffered pieces
             if len(body) > self._max_bytes:
                 message = f"the file is larger than {self._max_bytes} bytes"
                 raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)

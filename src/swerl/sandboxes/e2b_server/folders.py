@@ -13,8 +13,11 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import orjson
+
 from swerl.core.chat import Json
 from swerl.core.contracts import Sandbox
+from swerl.sandboxes.e2b_server.connect import off_loop
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 
 _TIMEOUT_S = 60.0
@@ -82,14 +85,25 @@ class Folders:
 
     async def stat(self, path: str, user: str | None) -> FileEntry:
         """Return the entry at a path. Raises WireError, not found."""
-        found = await self._ask(_STAT, [path], user)
+        marker = new_marker()
+        found = marker.read(await self._run(_STAT, [path], user, marker.env))
         if not found:
             raise WireError(Code.NOT_FOUND, f"path not found: {path}")
         return found[0]
 
-    async def entries(self, path: str, depth: int, user: str | None) -> list[FileEntry]:
-        """Return the entries in a folder, `depth` levels deep; links are not followed."""
-        return await self._ask(_LIST, [path, str(depth)], user)
+    async def listing(self, path: str, depth: int, user: str | None) -> orjson.Fragment:
+        """Return the messages of a folder's entries as JSON, `depth` levels deep.
+
+        Links are not followed. A list of 60,000 entries would hold the event loop for 0.4 s.
+        """
+        marker = new_marker()
+
+        output = await self._run(_LIST, [path, str(depth)], user, marker.env)
+
+        def read() -> orjson.Fragment:
+            return orjson.Fragment(orjson.dumps([each.message() for each in marker.read(output)]))
+
+        return await off_loop(len(output), read)
 
     async def make(self, path: str, user: str | None) -> None:
         """Make a folder and its parents. Raises WireError, already exists."""
@@ -109,11 +123,6 @@ class Folders:
     async def give(self, path: str) -> None:
         """Make a file writable for the ordinary user."""
         await self._run(_GIVE, [path], None, {"OWNER": await self._ordinary_owner()})
-
-    async def _ask(self, script: str, args: Sequence[str], user: str | None) -> list[FileEntry]:
-        marker = new_marker()
-        env = {"MARK": marker.word, "MARK_ENTRY": marker.entry, "MARK_LINK": marker.link}
-        return marker.read(await self._run(script, args, user, env))
 
     async def _run(
         self, script: str, args: Sequence[str], user: str | None, env: dict[str, str] | None = None
@@ -230,9 +239,10 @@ class Marker:
         return f"{self.word} {_FIELDS}"
 
     @property
-    def link(self) -> str:
-        """First words of a record about a link: the target's mode and the link's path follow."""
-        return f"{self.word} {_LINK}"
+    def env(self) -> dict[str, str]:
+        """Variables of the scripts. MARK_LINK begins a record about a link: the target's mode and
+        the link's path follow."""
+        return {"MARK": self.word, "MARK_ENTRY": self.entry, "MARK_LINK": f"{self.word} {_LINK}"}
 
     def read(self, output: str) -> list[FileEntry]:
         """Return the entries in a script's output, a folder before its contents."""

@@ -7,6 +7,9 @@ import base64
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import orjson
 
 from swerl.core.chat import Json
 from swerl.core.sandbox import Chunk
@@ -33,6 +36,7 @@ from swerl.sandboxes.e2b_server.processes import (
 from swerl.sandboxes.e2b_server.served import ServedSandbox
 from swerl.sandboxes.e2b_server.watchers import changes_in
 
+Reply: TypeAlias = "Mapping[str, Json | orjson.Fragment]"
 _SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}
 _MAX_DEPTH = 1000
 
@@ -183,9 +187,9 @@ def _event(event: Chunk | CommandEnd, running: RunningCommand) -> Json:
 
 async def _send(running: RunningCommand, given: Message) -> None:
     if "pty" in given:
-        await running.send(get_bytes(given, "pty"), to_terminal=True)
+        await running.send(await get_bytes(given, "pty"), to_terminal=True)
     elif "stdin" in given:
-        await running.send(get_bytes(given, "stdin"), to_terminal=False)
+        await running.send(await get_bytes(given, "stdin"), to_terminal=False)
     else:
         raise WireError(Code.UNIMPLEMENTED, "input must be `stdin` or `pty`")
 
@@ -211,11 +215,10 @@ async def move(call: RpcCall) -> Message:
     return {"entry": (await call.served.folders.stat(target, call.user)).message()}
 
 
-async def list_dir(call: RpcCall) -> Message:
+async def list_dir(call: RpcCall) -> Reply:
     """List a folder to the requested depth."""
     depth = min(get_integer(call.message, "depth") or 1, _MAX_DEPTH)
-    entries = await call.served.folders.entries(_path(call), depth, call.user)
-    return {"entries": [entry.message() for entry in entries]}
+    return {"entries": await call.served.folders.listing(_path(call), depth, call.user)}
 
 
 async def remove(call: RpcCall) -> Message:

@@ -15,6 +15,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Chunk
+from swerl.sandboxes.e2b_server.connect import off_loop
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 from swerl.sandboxes.e2b_server.folders import FileEntry, Marker, new_marker
 from swerl.sandboxes.e2b_server.processes import wait_ready
@@ -114,24 +115,27 @@ async def changes_in(
         "DEPTH": "" if recursive else "-maxdepth 1", "LC_ALL": "C", "TZ": "UTC",
     }  # fmt: skip
     seen: Mapping[str, FileEntry] | None = None
+
+    def read(listing: str) -> tuple[Mapping[str, FileEntry], list[FileChange]]:
+        entries = {entry.path: entry for entry in marker.read(listing)}
+        return entries, [] if seen is None else _compare(seen, entries, path)
+
     async with sandbox.start(["sh", "-c", _LOOP, "sh", path], cwd="/", env=env, user="root") as it:
         async for listing in _listings(it.output(), marker):
-            yield [] if seen is None else _compare(seen, listing, path)
-            seen = listing
+            seen, changes = await off_loop(len(listing), read, listing)
+            yield changes
     if seen is None:
         raise WireError(Code.INTERNAL, f"cannot watch {path}")
 
 
-async def _listings(
-    chunks: AsyncIterator[Chunk], marker: Marker
-) -> AsyncIterator[Mapping[str, FileEntry]]:
-    """Yield the entries of each listing: path -> entry."""
+async def _listings(chunks: AsyncIterator[Chunk], marker: Marker) -> AsyncIterator[str]:
+    """Yield the text of each listing."""
     end, data = f"{marker.word} end\n".encode(), b""
     async for chunk in chunks:
         data += b"" if chunk.is_stderr else chunk.data
         while end in data:
             listing, _, data = data.partition(end)
-            yield {entry.path: entry for entry in marker.read(listing.decode(errors="replace"))}
+            yield listing.decode(errors="replace")
 
 
 def _compare(
