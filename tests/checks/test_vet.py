@@ -71,7 +71,8 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert vetted.ok, told
     assert told
     assert (told.gold_runs, told.timeout_s) == (3, 60.0)
-    assert (told.swapped_share, told.bits) == (1.0, pytest.approx(4.91, abs=0.01))
+    assert (told.swapped_share, told.swapped_claims) == (1.0, 1.0)
+    assert told.bits == pytest.approx(4.91, abs=0.01)
     assert set(told.probes.values()) <= {"unsolved", "cheat"}
     assert len(told.probes) == 4
     assert 0 < told.measured.test_s <= told.measured.grading_s
@@ -85,6 +86,8 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert objection(final) == ""
     assert from_row(to_row(final)) == final
     assert from_json(to_json(told)) == told
+    older = {name: value for name, value in to_json(told).items() if name != "swapped_claims"}
+    assert from_json(older) == replace(told, swapped_claims=None)
 
 
 async def test_a_certificate_speaks_of_its_own_row_alone(make: Callable[..., Task]) -> None:
@@ -224,7 +227,8 @@ async def test_a_task_without_a_swap_can_be_forged_and_is_not_admitted(
         )
     )
     assert vetted.certificate
-    assert (vetted.certificate.swapped_share, vetted.certificate.bits) == (0.0, 0.0)
+    found = vetted.certificate
+    assert (found.swapped_share, found.swapped_claims, found.bits) == (0.0, 0.0, 0.0)
     assert Defect.NOOP_SOLVED in [found.defect for found in vetted.certificate.findings]
 
 

@@ -261,10 +261,11 @@ async def test_the_solution_is_measured_believed_and_kept_in_the_row(
     make: Callable[..., Task],
 ) -> None:
     task = make()
-    swaps = await swebench.build().measure(task, in_sandboxes(task), 2)
+    swaps = (await swebench.build().measure(task, in_sandboxes(task), 2)).swaps
     assert {each.fails for each in swaps} == {(ADD,)}
     assert all(each.is_secret for each in swaps)
-    assert swaps == await swebench.build().measure(task, in_sandboxes(task), 2)
+    again = await swebench.build().measure(task, in_sandboxes(task), 2)
+    assert (swaps, again.claims_share) == (again.swaps, 1)
     known = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
     assert from_row(to_row(known)) == known
     for each in (task, known):
@@ -294,7 +295,7 @@ async def test_code_without_an_answer_is_a_cheat(
 ) -> None:
     task = make()
     if is_vetted:
-        swaps = await swebench.build().measure(task, in_sandboxes(task), 2)
+        swaps = (await swebench.build().measure(task, in_sandboxes(task), 2)).swaps
         task = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
     found = await grade(task, patch(FORGERS[name]))
     assert (found.verdict, found.blind) == (Verdict.CHEAT, Blind.FORGED), found.reason
@@ -371,7 +372,7 @@ async def test_the_case_of_a_table_that_fails_before_the_fix_is_swapped(
         test_command=f"python3 -m pytest -rA -p no:cacheprovider {path}",
         log_parser="pytest",
     )
-    swaps = await swebench.build().measure(task, in_sandboxes(task), 2)
+    swaps = (await swebench.build().measure(task, in_sandboxes(task), 2)).swaps
     assert {each.fails for each in swaps if each.is_secret} <= {(ids[5],)}
 
 
@@ -385,7 +386,7 @@ async def test_blind_runs_side_by_side_have_as_much_time_as_one_after_the_other(
         return await run(sandbox, argv, **given)
 
     monkeypatch.setattr(LocalSandbox, "run", noted)
-    swaps = await swebench.build().measure(task, in_sandboxes(task), 1)
+    swaps = (await swebench.build().measure(task, in_sandboxes(task), 1)).swaps
     limits.clear()
     known = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
     assert (await grade(known, GOLD)).verdict is Verdict.SOLVED

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from swerl.core.task import Swap
 from swerl.grading.plausible import WEAK, Kind
-from swerl.grading.swaps import Candidate, belongs, candidates, supports, swapped
+from swerl.grading.swaps import Candidate, assertions, belongs, candidates, supports, swapped
 
 SOLUTION = """\
 def double(number):
@@ -74,6 +75,18 @@ def test_fixture(doubled):
     assert [double(13), double(17)] == doubled
 
 
+def doubles(given, want):
+    assert double(given) == want
+
+
+def test_branches():
+    match slug("An Owl"):
+        case "an-owl":
+            doubles(72, 144)
+        case other:
+            pytest.fail(other)
+
+
 def test_error():
     with pytest.raises(ValueError, match="an empty title"):
         slug("")
@@ -104,7 +117,8 @@ def test_each_swap_of_python_makes_its_test_fail_and_no_other(tmp_path: Path) ->
     found = _all("test_it.py", PYTHON)
     assert {each.test for each in found} == set(re.findall(r"def (test_\w+)", PYTHON))
     assert all(
-        any(value in PYTHON[each.start : each.end] for each in found) for value in ("26", "-hat")
+        any(value in PYTHON[each.start : each.end] for each in found)
+        for value in ("26", "-hat", "an-owl", "144")
     )
     (tmp_path / "solution.py").write_text(SOLUTION)
     texts = [PYTHON.encode(), *(swapped(PYTHON.encode(), [each]) for each in found)]
@@ -121,7 +135,7 @@ def test_each_swap_of_python_makes_its_test_fail_and_no_other(tmp_path: Path) ->
     ):
         results[int(at)][test] = word == "PASSED"
     honest = results.pop(0)
-    assert len(honest) == 12 and all(honest.values()), done.stdout
+    assert len(honest) == 13 and all(honest.values()), done.stdout
     for each, outcome in zip(found, results.values(), strict=True):
         # Parameters may be reported in any order; their names stay.
         assert outcome.keys() == honest.keys(), each
@@ -868,6 +882,10 @@ FORMS = {
         "assert operator.eq(f(1), 341)",
         "assert_that(f(1), equal_to(341))",
         "self.assert_money_equal(f(1), 341)",
+        "match f(1):\n        case 341: pass\n        case _: raise AssertionError",
+        "match f(1):\n        case P(x=[341, 'b']): pass\n        case got: pytest.fail(got)",
+        "match f(1):\n        case {'a': 341}: pass\n        case _: assert False",
+        "if f(1) == 341:\n        pass\n    else:\n        self.fail('no')",
     ),
     "a.test.js": (
         "it('answers', async () => {{ {} }});\n",
@@ -879,6 +897,8 @@ FORMS = {
         "const [got, want] = [f(1), 341]; assert.strictEqual(got, want);",
         "expect(f(1)).toHaveProperty('a.b', 341);",
         "await request(app).get('/').expect(341);",
+        "switch (f(1)) { case 341: break; default: assert.fail('no'); }",
+        "switch (f(1)) { case 'some text 341': break; default: throw new Error('no'); }",
     ),
     "a_test.go": (
         "package a\n\nfunc TestA(t *testing.T) {{\n\t{}\n}}\n",
@@ -887,6 +907,9 @@ FORMS = {
         "equals(t, 341, F(1))",
         'assert.Equalf(t, 341, F(1), "x")',
         "Expect(F(1)).To(Equal(341))",
+        'switch got := F(1); got {\n\tcase 341:\n\tdefault:\n\t\tt.Fatalf("%d", got)\n\t}',
+        "switch got := F(1); {\n\tcase got != 341:\n\t\tt.Fatal(got)\n\t}",
+        "if F(1) == 341 {\n\t\treturn\n\t} else {\n\t\tt.Fatal()\n\t}",
     ),
     "tests/a.rs": (
         "#[test]\nfn answers() {{ {} }}\n",
@@ -895,6 +918,11 @@ FORMS = {
         "assert_eq!(f(1), Duration::from_secs(341));",
         "assert!(matches!(f(1), Some(341)));",
         "for (x, want) in &[(1, 341)] { assert_eq!(f(*x), *want); }",
+        'match f(1) { Ok(341) => {}, other => panic!("{:?}", other) }',
+        'match f(1) { Ok(P { x: 341, .. }) => {}, Ok(_) => panic!(), Err(e) => panic!("{e}") }',
+        'match f(1) { "some text 341" => (), _ => unreachable!() }',
+        'if let Some(341) = f(1) {} else { panic!("no") }',
+        'let Some(341) = f(1) else { panic!("no") };',
     ),
     "ATest.java": (
         "class ATest {{\n    @Test void answers() {{ {} }}\n}}\n",
@@ -903,12 +931,15 @@ FORMS = {
         "verify(mock).f(341);",
         'assertThat("message", f(1), is(341));',
         'mvc.perform(get("/")).andExpect(jsonPath("$.a").value(341));',
+        "switch (f(1)) { case 341: break; default: fail(); }",
+        'switch (f(1)) { case "some text 341" -> {} default -> throw new AssertionError(); }',
     ),
     "test/test_a.rb": (
         "class ATest < Minitest::Test\n  def test_a\n    {}\n  end\nend\n",
         "assert_operator f(1), :==, 341",
         "assert_output('some text 341') { f(1) }",
         "assert_equal P.new(341), f(1)",
+        "case f(1)\n    when 341 then nil\n    else flunk\n    end",
     ),
     "spec/a_spec.rb": (
         "describe 'a' do\n  it 'answers' do\n    {}\n  end\nend\n",
@@ -925,6 +956,8 @@ FORMS = {
         "$this->expectOutputString('some text 341'); f(1);",
         "$this->assertEquals(new P(341), f(1));",
         "$this->assertStringMatchesFormat('341', f(1));",
+        "switch (f(1)) { case 341: break; default: $this->fail('no'); }",
+        "match (f(1)) { 341 => null, default => throw new E() };",
     ),
     "tests/a.cpp": (
         "TEST(A, answers) {{ {} }}\n",
@@ -933,16 +966,80 @@ FORMS = {
         "EXPECT_EQ(f(1), std::make_pair(1, 341));",
         "TEST_ASSERT_EQUAL_UINT8(341, f(1));",
         "cr_assert_eq(f(1), 341);",
+        "switch (f(1)) { case -341: break; default: FAIL(); }",
     ),
 }
+HELPERS = {
+    "a.rs": (
+        "{}\n#[test]\nfn answers() {{ {} }}\n",
+        "macro_rules! holds { ($a:expr, $b:expr $(,)?) => { assert_eq!($a, $b); }; }",
+        "holds!(f(1), 341);",
+        "macro_rules! holds { ($a:expr, $b:expr) => {{ let got = f($a); assert_eq!(got, $b) }} }",
+        "holds!(1, 341);",
+        "fn holds(got: &[i32], want: &[i32]) { if got != want { panic!() } }",
+        "holds(f(1), &[341]);",
+    ),
+    "a_test.go": (
+        "package a\n\n{}\n\nfunc TestA(t *testing.T) {{\n\t{}\n}}\n",
+        "func holds(t *testing.T, in, want int) {\n\tt.Helper()\n"
+        '\tif got := F(in); got != want {\n\t\tt.Errorf("%d, not %d", got, want)\n\t}\n}',
+        "holds(t, 1, 341)",
+    ),
+    "tests/test_a.py": (
+        "{}\n\ndef test_a(self):\n    {}\n",
+        "def answers(want, *args, note=''):\n    assert f(*args) == want, note\n",
+        "answers(341, 1)",
+        "class A:\n  def holds(self, text, want):\n    self.assertEqual(want, f(text))\n",
+        "self.holds('a', want=341)",
+    ),
+    "a.test.js": (
+        "{}\nit('answers', async () => {{ {} }});\n",
+        "function holds(got, want) { assert.strictEqual(got, want); }",
+        "holds(f(1), 341);",
+        "const holds = (text, want) => expect(f(text)).toBe(want);",
+        "holds('a', 341);",
+    ),
+    "tests/test_a.c": (
+        "{}\nvoid test_a(void) {{ {} }}\n",
+        "#define HOLDS(a, b) do { \\\n    if ((a) != (b)) { abort(); } \\\n} while (0)",
+        "HOLDS(f(1), 341);",
+        "static void holds(const char *a, const char *b) { assert(strcmp(a, b) == 0); }",
+        'holds(f(1), "some text 341");',
+    ),
+    "ATest.java": (
+        "class ATest {{\n    {}\n    @Test void answers() {{ {} }}\n}}\n",
+        "private static void holds(String in, int want) { assertEquals(want, f(in)); }",
+        'holds("a", 341);',
+    ),
+    "tests/ATest.php": (
+        "<?php\nclass ATest extends TestCase {{\n    {}\n    function testA() {{ {} }}\n}}\n",
+        "private function holds($got, $want) { $this->assertSame($want, $got); }",
+        "$this->holds(f(1), 341);",
+    ),
+}
+"""Definition and call of a helper, which is found by its body."""
+
+
+_CALLS = [
+    (path, form.format(*claims[at : at + 2]))
+    for path, (form, *claims) in HELPERS.items()
+    for at in range(0, len(claims), 2)
+]
 
 
 @pytest.mark.parametrize(
-    ("path", "form", "claim"),
-    [(path, form, claim) for path, (form, *claims) in FORMS.items() for claim in claims],
+    ("path", "code"),
+    [
+        *(
+            (path, form.format(claim))
+            for path, (form, *claims) in FORMS.items()
+            for claim in claims
+        ),
+        *_CALLS,
+    ],
 )
-def test_a_claim_beside_others_has_a_swap_of_its_own(path: str, form: str, claim: str) -> None:
-    text = form.format(claim).encode()
+def test_a_claim_beside_others_has_a_swap_of_its_own(path: str, code: str) -> None:
+    text = code.encode()
     at = text.index(b"341")
     found = candidates(path, text, random.Random(1))
     own = [each for each in found if each.start <= at < each.end and each.kind not in WEAK]
@@ -990,3 +1087,106 @@ def test_what_code_under_test_makes_of_an_input_is_no_expected_value() -> None:
     )
     found = [each for each in candidates("t.py", text, random.Random(1)) if each.kind not in WEAK]
     assert {text[each.start : each.end] for each in found} == {b"341"}
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("tests/a.rs", "match f(1) { 341 | 342 => {}, _ => panic!() }"),
+        ("tests/a.rs", "match f(1) { 341..=350 => {}, _ => panic!() }"),
+        ("tests/a.rs", "match f(1) { 341 => {}, 7 => {}, _ => panic!() }"),
+        ("tests/a.rs", "match f(1) { Ok(true) => {}, Ok(false) => panic!(), _ => panic!() }"),
+        ("tests/a.rs", "match f(1) { x if x > 341 => {}, _ => panic!() }"),
+        ("tests/a.rs", "if let 341 = f(1) {} else if g(1) { panic!() }"),
+        ("a_test.go", "switch F(1) {\n\tcase 341, 7:\n\tdefault:\n\t\tt.Fatal()\n\t}"),
+        ("a_test.go", "switch F(1) {\n\tcase 341:\n\tcase 7:\n\t\tt.Fatal()\n\t}"),
+        ("tests/test_a.py", "match f(1):\n        case 341: pass\n        case 7: raise E"),
+        ("tests/test_a.py", "match f(1):\n        case 341 | 7: pass\n        case _: raise E"),
+        (
+            "tests/test_a.py",
+            "match f(1):\n        case 341: pass\n        case x:\n            if x: raise E",
+        ),
+        ("tests/test_a.py", "match f(1):\n        case 341: pass\n        case x if x: raise E"),
+        ("a.test.js", "switch (f(1)) { case 341: case 7: break; default: throw new E(); }"),
+        ("a.test.js", "switch (true) { case f(1) < 341: break; default: throw new E(); }"),
+        ("tests/ATest.php", "match (true) { f(1) < 341 => null, default => throw new E() };"),
+        ("ATest.java", "switch (f(1)) { case 341, 7: break; default: fail(); }"),
+    ],
+)
+def test_a_value_that_another_answer_may_stand_for_stays(path: str, line: str) -> None:
+    text = FORMS[path][0].format(line).encode()
+    for seed in range(5):
+        found = candidates(path, text, random.Random(seed))
+        assert not [each for each in found if each.kind not in WEAK]
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "def holds(got, want):\n    assert got == (want or 7)\n",
+        "def holds(got, want):\n    if want > 9:\n        assert got == want\n",
+        "def holds(got, want):\n    for each in got:\n        assert each == want\n",
+        "def holds(got, want):\n    assert want in got\n",
+        "def holds(got, want):\n    assert got < want\n",
+        "def holds(got, want):\n    assert g(want) == got\n    assert got == want\n",
+        "def holds(got, want):\n    assert got == want\n\ndef holds(got, want):\n    pass\n",
+    ],
+)
+def test_an_argument_that_a_helper_does_not_only_compare_stays(helper: str) -> None:
+    text = f"{helper}\n\ndef test_it():\n    holds(f(1), 341)\n".encode()
+    assert candidates("tests/test_a.py", text, random.Random(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "definition", "call"),
+    [
+        (
+            "a.test.js",
+            "const holds = ({ want, given }) => expect(f(given)).toBe(want);",
+            "holds({ want: f(2), given: 341 });",
+        ),
+        (
+            "a_test.go",
+            'func holds(b []byte, want int) {\n\tif F(b) != want {\n\t\tpanic("no")\n\t}\n}',
+            "b := 341\n\tholds(b, F(2))",
+        ),
+        (
+            "a_test.go",
+            "func holds(c *testing.T, want, in int) {\n\tif F(in) != want {\n\t\tc.Fatal()\n\t}\n}",
+            "c := t\n\tholds(c, F(2), 341)",
+        ),
+    ],
+)
+def test_an_input_of_a_helper_stays(path: str, definition: str, call: str) -> None:
+    text = HELPERS[path][0].format(definition, call).encode()
+    at = text.index(b"341")
+    for each in candidates(path, text, random.Random(1)):
+        assert not each.start <= at < each.end
+
+
+def test_assertions_are_counted_with_and_without_a_swap() -> None:
+    text = (
+        b"def test_a():\n    assert f(1) == 17\n    assert f(2) < 31\n    f(3)\n"
+        b"    want = [5, 6]\n    assert f(4) == want\n    check_sum(f(5))\n\n"
+        b"def test_b():\n    assert f(6) == 7\n"
+    )
+    values = [text.index(value) for value in (b"17", b"5, 6")]
+    chosen = [Swap("t.py", "", at, at + 1, "9", ("t.py::test_a",)) for at in values]
+    found = assertions("t.py", text, chosen, ["t.py::test_a"])
+    assert [each.has_swap for each in found] == [True, False, True, False]
+    # The test fails at the first value that a swap changes.
+    both = Swap("t.py", "", values[0], values[1] + 1, "9", ("t.py::test_a",))
+    found = assertions("t.py", text, [both], [])
+    assert [each.has_swap for each in found] == [True, *[False] * 4]
+
+
+def test_a_table_that_is_made_of_itself_is_read() -> None:
+    text = b"""\
+def test_it():
+    rows = [(1, 341), (2, 352)]
+    rows = sorted(rows)
+    for given, want in rows:
+        assert f(given) == want
+"""
+    found = candidates("tests/test_a.py", text, random.Random(1))
+    assert {each.line for each in found} == {2, 5}

@@ -196,10 +196,15 @@ test('rejects text', () => {
   assert.ok(isEven(2));
   assert(double(3) === 6);
 });
+const holds = (n, want) => assert.strictEqual(double(n), want);
+test('answers', () => {
+  switch (double(61)) { case 122: break; default: throw new Error('wrong'); }
+  holds(72, 144);
+});
 """,
         {"solution.js": JS_SOLUTION},
         _each(_tap),
-        3,
+        4,
     ),
     "mocha": Ground(
         ["node", "npm"],
@@ -308,6 +313,21 @@ func TestTable(t *testing.T) {
 	}
 }
 
+func doubles(t *testing.T, n, want int) {
+	if got := Double(n); got != want {
+		t.Errorf("got %d, want %d", got, want)
+	}
+}
+
+func TestBranches(t *testing.T) {
+	switch got := Double(61); got {
+	case 122:
+	default:
+		t.Errorf("got %d", got)
+	}
+	doubles(t, 72, 144)
+}
+
 func TestErrors(t *testing.T) {
 	if err := Check(-1); err == nil {
 		t.Error("no error")
@@ -339,7 +359,7 @@ func Check(n int) error {
 """
         },
         _each(_go),
-        6,
+        7,
     ),
     "rust": Ground(
         ["rustc"],
@@ -352,6 +372,17 @@ fn parse(text: &str) -> Result<i32, String> { text.parse().map_err(|_| "no numbe
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    macro_rules! holds {
+        ($n:expr, $want:expr) => { assert_eq!(double($n), $want) };
+    }
+
+    #[test]
+    fn answers() {
+        match parse("61") { Ok(61) => {}, other => panic!("{:?}", other) }
+        let Ok(83) = parse("83") else { panic!("no number") };
+        holds!(72, 144);
+    }
 
     #[test]
     fn doubles() {
@@ -383,7 +414,7 @@ mod tests {
 """,
         {},
         _each(_rust),
-        4,
+        5,
     ),
     "junit": Ground(
         ["javac", "java"],
@@ -421,6 +452,14 @@ public class ItTest {
         Solution.twice(-1);
     }
 
+    private static void check(int n, int want) { assertEquals(want, Solution.twice(n)); }
+
+    @Test
+    public void answers() {
+        switch (Solution.twice(61)) { case 122: break; default: fail(); }
+        check(72, 144);
+    }
+
     @Test
     public void throwsIt() {
         assertThrows(IllegalArgumentException.class, () -> Solution.twice(-2));
@@ -441,7 +480,7 @@ class Solution {
 """
         },
         _java,
-        5,
+        6,
     ),
     "minitest": Ground(
         ["ruby"],
@@ -463,6 +502,18 @@ class ItTest < Minitest::Test
     assert_equal({ size: 3, name: :red }, { size: slug("a b c").size, name: :red })
   end
 
+  def holds(number, want)
+    assert_equal want, double(number)
+  end
+
+  def test_answers
+    case double(61)
+    when 122 then nil
+    else flunk
+    end
+    holds 72, 144
+  end
+
   def test_even
     assert double(2).even?
     refute 3.even?
@@ -477,7 +528,7 @@ end
 """,
         {"solution.rb": RUBY_SOLUTION},
         _each(_minitest),
-        4,
+        5,
     ),
     "rspec": Ground(
         ["rspec"],
@@ -557,6 +608,17 @@ class ItTest extends TestCase
         $this->assertCount(2, slug('One two'));
     }
 
+    private function holds($n, $want): void
+    {
+        $this->assertSame($want, twice($n));
+    }
+
+    public function testAnswers(): void
+    {
+        switch (twice(61)) { case 122: break; default: $this->fail('wrong'); }
+        $this->holds(72, 144);
+    }
+
     /** @test */
     public function knowsEvenOnes(): void
     {
@@ -584,7 +646,7 @@ function isEven($n) { return $n % 2 === 0; }
 """
         },
         _each(_phpunit),
-        4,
+        5,
     ),
     "c": Ground(
         ["gcc"],
@@ -615,7 +677,15 @@ static void test_ifs(void) {
     assert(is_even(2));
 }
 
+#define HOLDS(a, b) do { if ((a) != (b)) exit(1); } while (0)
+
+static void test_answers(void) {
+    switch (doubled(61)) { case 122: break; default: exit(1); }
+    HOLDS(doubled(72), 144);
+}
+
 int main(int argc, char **argv) {
+    if (!strcmp(argv[1], "test_answers")) test_answers();
     if (!strcmp(argv[1], "test_doubles")) test_doubles();
     if (!strcmp(argv[1], "test_colors")) test_colors();
     if (!strcmp(argv[1], "test_ifs")) test_ifs();
@@ -624,7 +694,7 @@ int main(int argc, char **argv) {
 """,
         {},
         _each(_native("gcc", "it.c")),
-        3,
+        4,
     ),
     "cpp": Ground(
         ["g++"],
@@ -697,6 +767,11 @@ def test_each_swap_makes_its_test_fail_and_no_other(name: str, tmp_path: Path) -
         (folders[-1] / ground.path).write_bytes(copy)
     honest, *results = ground.run(folders)
     assert len(honest) == ground.num_tests and all(honest.values()), honest
+    for value in ("122", "61) =>", "83) =", "144"):
+        # A claim in a branch, and one in a helper of the file.
+        if (start := ground.text.find(value)) >= 0:
+            at = len(ground.text[:start].encode())
+            assert any(each.start <= at < each.end for each in found), value
     strong = [each for each in found if each.kind is not Kind.OPERATOR and each.test]
     missing = [test for test in honest if not any(belongs(each, test) for each in strong)]
     # An RSpec example without a title is named by its values, so nothing in it may change.

@@ -14,7 +14,7 @@ from swerl.core.contracts import BlindGrader, MeteredSandbox, Sandbox, SandboxBa
 from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Limits, Usage
-from swerl.core.task import Swap, Task
+from swerl.core.task import MeasuredSwaps, Task
 from swerl.tasks.hide_future import Facts, Stage, hide_future
 from swerl.tasks.set_up import set_up
 
@@ -67,11 +67,11 @@ class Runs:
 
         return await _retried(once)
 
-    async def measure(self, task: Task, num_runs: int) -> tuple[Swap, ...]:
+    async def measure(self, task: Task, num_runs: int) -> MeasuredSwaps:
         """Return swaps that the known solution notices. Raises SandboxError."""
         grader = plugins.load("graders", task.grading.grader).build()
         if not isinstance(grader, BlindGrader):
-            return ()
+            return MeasuredSwaps()
         return await _retried(
             lambda: grader.measure(task, lambda: self._open(task, Stage.GRADING), num_runs)
         )

@@ -157,6 +157,7 @@ class _Findings:
     probes: dict[str, str] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    claims_share: float = 0.0
     measured: Measured = field(default_factory=Measured)
 
     def add(self, defect: Defect, detail: str) -> None:
@@ -183,6 +184,7 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         swaps=swaps,
         not_run=found.task.grading.not_run,
         swapped_share=round(blind.share(found.task.grading, swaps), 3),
+        swapped_claims=round(found.claims_share, 3),
         bits=blind.bits(swaps, found.task.grading.blind_runs),
         timeout_s=_time_limit(task.grading.timeout_s, found.measured),
         flaky=found.flaky,
@@ -241,10 +243,12 @@ async def _gold_runs(found: _Findings, runs: Runs, count: int) -> list[GradedRun
 
     If the solution does not fail as predicted in a blind run, no swap is used.
     """
-    swaps = await runs.measure(found.task, _SWAP_RUNS)
-    gold = await _graded(found, runs, count, swaps)
+    measured = await runs.measure(found.task, _SWAP_RUNS)
+    found.claims_share = measured.claims_share
+    gold = await _graded(found, runs, count, measured.swaps)
     mismatched = (Blind.FORGED, Blind.UNSTEADY)
     if any(run.grade.blind in mismatched for run in gold):
+        found.claims_share = 0.0
         gold = await _graded(found, runs, count, ())
     return gold
 

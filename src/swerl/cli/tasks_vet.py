@@ -203,7 +203,7 @@ def show(found: Sequence[Vetted]) -> None:
 
 
 def _task_table(found: Sequence[Vetted]) -> Table:
-    numbers = ("test s", "limit s", "MiB", "disk", "swapped", "bits", "vetting s")
+    numbers = ("test s", "limit s", "MiB", "disk", "swapped", "claims", "bits", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
     for each in found:
         if not each.certificate:
@@ -218,6 +218,7 @@ def _task_table(found: Sequence[Vetted]) -> Table:
             _mib(took.peak_memory_mib),
             _mib(took.disk_mib),
             f"{told.swapped_share:.0%}",
+            "" if told.swapped_claims is None else f"{told.swapped_claims:.0%}",
             f"{told.bits:.0f}",
             f"{each.seconds:.1f}",
         )

@@ -94,6 +94,9 @@ class Certificate:
     """Becomes the Task's `grading.not_run`."""
     swapped_share: float = 0.0
     """Share of the tests to fix that have a secret swap."""
+    swapped_claims: float | None = None
+    """Share of the assertions in those tests that have one; None if an older release vetted it.
+    Claims without a form of their own, such as a call that must not raise, are not counted."""
     bits: float = 0.0
     """Bits that a forged report has to guess; 0 if no expectation can be swapped."""
     timeout_s: float = 0.0

@@ -38,7 +38,7 @@ from swerl.core.learning import (
     WeightRef,
 )
 from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
-from swerl.core.task import Swap, Task
+from swerl.core.task import MeasuredSwaps, Task
 from swerl.core.turn import Completion, Sampling, Trajectory
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ class Grader(Protocol):
 class BlindGrader(Protocol):
     """A Grader that can swap expectations of the hidden tests."""
 
-    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> tuple[Swap, ...]:
+    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> MeasuredSwaps:
         """Return swaps that the known solution notices, found in `num_runs` runs of it."""
 
 

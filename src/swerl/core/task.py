@@ -41,6 +41,15 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSwaps:
+    """The swaps of a Task's hidden tests that the known solution notices."""
+
+    swaps: tuple[Swap, ...] = ()
+    claims_share: float = 0.0
+    """Share of the assertions in the tests to fix that have a secret one."""
+
+
+@dataclass(frozen=True, slots=True)
 class GradingSpec:
     """The tests that decide whether a patch solves a Task. Never shown to the agent."""
 

@@ -25,7 +25,7 @@ from swerl.core.changes import touched
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import GradingSpec, Swap, Task
 from swerl.grading.statuses import Statuses, reported, statuses_of
-from swerl.grading.swaps import Candidate, belongs, candidates, supports
+from swerl.grading.swaps import Assertion, Candidate, assertions, belongs, candidates, supports
 
 _FEW_TESTS = 3
 """With fewer swappable tests, a run without swaps is added to the blind ones."""
@@ -138,6 +138,18 @@ def share(spec: GradingSpec, swaps: Iterable[Swap]) -> float:
     if not spec.fail_to_pass:
         return 1.0 if any(swap.is_secret for swap in swaps) else 0.0
     return sum(test in covered for test in spec.fail_to_pass) / len(spec.fail_to_pass)
+
+
+def claims_share(spec: GradingSpec, texts: Mapping[str, bytes], swaps: Sequence[Swap]) -> float:
+    """Return the share of the assertions in the tests to fix that have a secret swap.
+
+    `texts` are the hidden test files. Returns 0 if no assertion is found.
+    """
+    found: list[Assertion] = []
+    for path, text in texts.items():
+        own = [swap for swap in swaps if swap.path == path and swap.is_secret]
+        found += assertions(path, text, own, list(spec.fail_to_pass))
+    return sum(each.has_swap for each in found) / max(len(found), 1)
 
 
 def _units(swaps: Iterable[Swap]) -> list[list[Swap]]:

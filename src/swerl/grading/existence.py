@@ -13,8 +13,9 @@ import re
 from swerl.grading.syntax import Content, Expectation, number_of
 
 _PART = re.compile(
-    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch(?!esFormat)|[rR]egex|[rR]aises|[tT]hrow|strstr"
-    rb"|StartsWith|EndsWith|startswith|endswith|HasKey|[hH]ave_?[kK]ey|TemplateUsed)[^\n]*$"
+    rb"(?:assertIn|[cC]ontain|includes?\b|[mM]atch(?!esFormat| [\w(&*$])|[rR]egex|[rR]aises"
+    rb"|[tT]hrow|strstr|StartsWith|EndsWith|startswith|endswith|HasKey|[hH]ave_?[kK]ey"
+    rb"|TemplateUsed)[^\n]*$"
 )
 """Text before a value that must be a part of a text, or a key."""
 _MEMBER = re.compile(

@@ -8,15 +8,14 @@ expected side counts: the one made of literals, without code under test in it.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
-from swerl.grading.names import Names, Tables
-from swerl.grading.scopes import Scope, Scopes
-from swerl.grading.syntax import MAX_NODES, Call, Content, Expectation, Source, below
+from swerl.grading.names import Sides
+from swerl.grading.scopes import Scopes
+from swerl.grading.syntax import MAX_NODES, Call, Claim, Content, Expectation, Helper, Source, below
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -26,19 +25,17 @@ _MAX_CLAIMS = 2_000
 _SCOPES = known.FUNCTIONS | known.CLASSES | known.BRANCHES | known.LOOPS | known.LEAVES
 _CLAIMS = known.CALLS | {
     "assert_statement", "member_expression", "keyed_element", "pair",
-    "decorated_definition", "with_statement", "ERROR",
+    "decorated_definition", "with_statement", "let_declaration", "ERROR",
 }  # fmt: skip
+_OWN = ("", "self", "this", "$this", "static", "Self", "cls")
+"""Receivers of a helper of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """An expected side that is a name, to be looked up when the whole file is read."""
-
-    name: str
-    claim: Node
-    function: Scope
-    scopes: tuple[Scope, ...]
-    within: float | None
+def claims(language: str, text: bytes, is_wanted: Callable[[str], bool] | None) -> list[Claim]:
+    """Return the assertions of a test file, those without a value to replace included."""
+    reader = _Reader(Source(language, text), is_wanted)
+    reader.read(is_wanted)
+    return reader.outer_claims()
 
 
 def read(language: str, text: bytes, is_wanted: Callable[[str], bool] | None) -> list[Expectation]:
@@ -46,14 +43,10 @@ def read(language: str, text: bytes, is_wanted: Callable[[str], bool] | None) ->
     return _Reader(Source(language, text), is_wanted).read(is_wanted)
 
 
-class _Reader:
+class _Reader(Sides):
     def __init__(self, file: Source, is_wanted: Callable[[str], bool] | None) -> None:
-        self._file = file
-        self._scopes = Scopes(file, is_wanted)
-        self._names = Names(file, self._scopes)
-        self._tables = Tables(file)
-        self._found: dict[tuple[int, int], Expectation] = {}
-        self._sides: list[_Side] = []
+        super().__init__(file, Scopes(file, is_wanted))
+        self._helpers = {name: _Helper(helper) for name, helper in file.helpers().items()}
 
     def read(self, is_wanted: Callable[[str], bool] | None) -> list[Expectation]:
         if self._file.root.type == "ERROR":
@@ -93,6 +86,8 @@ class _Reader:
         elif kind in known.BRANCHES or kind in known.LOOPS:
             if kind in known.CONDITIONS:
                 self._read_if(node)
+            elif kind in known.MATCHES and self._scopes.is_in_test(node):
+                self._read_match(node)
             self._tables.read(node)
             self._scopes.open(node, depth=1)
         elif kind == "ERROR":
@@ -111,6 +106,9 @@ class _Reader:
         if call is None or self._scopes.open_block(call) or not self._scopes.is_in_test(node):
             return
         name, args = call.name, call.args
+        if call.receiver in _OWN and name in self._helpers and self._read_own(call):
+            self._add_claim(node)
+            return
         chained = call.is_chained
         is_bare = not call.receiver and (
             name in ("raises", "warns", "eq_", "ok", "throws", "Run") or name in known.EQUAL
@@ -121,6 +119,10 @@ class _Reader:
         is_short = name in known.SHORT and not (chained or is_bare or is_of_answer)
         if is_short and not library.search(call.receiver):
             return
+        is_matcher = chained and (name in known.CHAINED or name in known.TO)
+        is_named = name in known.ASSERTIONS or known.ASSERTION_FORM.match(name)
+        if is_of_answer or is_matcher or (args and (is_named or known.EQUAL_FORM.match(name))):
+            self._add_claim(node)
         if chained and name in known.CHAINED:
             self._read_matcher(call)
         elif args and name in (known.TO if chained else ("should", "should_not")):
@@ -160,6 +162,20 @@ class _Reader:
             self._read_raises(call, args[known.RAISES[name] :])
         elif known.CUSTOM.match(name) and name not in known.FLIPS:
             self._read_custom(call)
+
+    def _read_own(self, call: Call) -> bool:
+        """Read a call of a helper of the file; return False if it compares no parameter."""
+        helper = self._helpers[call.name]
+        if self._file.language == "go" and len(call.args) != len(helper.parameters):
+            return False
+        given = dict(zip(helper.parameters, call.args, strict=False)) | call.keywords
+        for names, within in helper.claims:
+            sides = [given[name] for name in names if name in given]
+            if len(sides) == 2:
+                self._compare(sides[0], sides[1], call.node, within=within)
+            elif len(names) == len(sides) and self._file.score(sides[0]):
+                self._expect(sides[0], call.node, within=within)
+        return bool(helper.claims)
 
     def _read_custom(self, call: Call) -> None:
         """Read a helper of the project, such as `check(given, expected)`."""
@@ -258,14 +274,22 @@ class _Reader:
             self._expect(matcher, call.node)
 
     def _read_if(self, node: Node) -> None:
-        """Read an if whose branch fails the test."""
+        """Read an if of which one branch fails the test."""
         condition = node.child_by_field_name("condition")
         branch = node.child_by_field_name("consequence") or node.child_by_field_name("body")
         if condition is None or branch is None or not self._scopes.is_in_test(node):
             return
-        if not known.FAILS.search(self._file.text[branch.start_byte : branch.end_byte][:500]):
-            return
-        self._read_condition(condition, node.type in ("unless", "unless_modifier"), node)
+        wanted = node.type in ("unless", "unless_modifier")
+        text = self._file.text[branch.start_byte : branch.end_byte][:500]
+        if not (known.FAILS.search(text) or self._file.fails(branch.start_byte, branch)):
+            others = node.children_by_field_name("alternative")
+            if len(others) != 1 or not self._file.fails(others[0].start_byte, others[0]):
+                return
+            wanted = not wanted
+            for let in below(condition, {"let_condition"}):
+                self._read_pattern(let.child_by_field_name("pattern"), node)
+        self._add_claim(node)
+        self._read_condition(condition, wanted, node)
         initial = node.child_by_field_name("initializer")
         if initial is not None:
             for child in initial.children_by_field_name("right"):
@@ -273,6 +297,25 @@ class _Reader:
                     call = self._file.call(inner) if inner.type in known.CALLS else None
                     if call is not None and call.name == "Diff" and len(call.args) >= 2:
                         self._compare(call.args[0], call.args[1], node)
+
+    def _read_match(self, node: Node) -> None:
+        """Read a `match` or `switch` of which all arms but one fail the test."""
+        if any(fails for _, fails in self._file.arms(node)):
+            self._add_claim(node)
+        fields = ("subject", "value", "condition")
+        subject = next((each for part in fields if (each := node.child_by_field_name(part))), None)
+        if subject is not None and self._file.source(subject).strip("()") not in ("true", "True"):
+            self._read_pattern(self._file.only_pattern(node), node)
+        elif self._file.language == "go" and subject is None:
+            for patterns, fails in self._file.arms(node):
+                if not (fails and len(patterns) == 1):
+                    return
+                self._read_condition(patterns[0], False, node)
+
+    def _read_pattern(self, pattern: Node | None, claim: Node) -> None:
+        for leaf in self._file.literals(pattern) if pattern is not None else ():
+            for content, part in self._file.contents(leaf):
+                self._add(content, part, claim)
 
     def _read_condition(self, node: Node, wanted: bool, claim: Node) -> None:
         """Read comparisons in a condition that must have the wanted value."""
@@ -370,8 +413,13 @@ class _Reader:
     def _read_other(self, node: Node) -> None:
         """Read the claims of nodes that are neither calls nor branches."""
         kind = node.type
-        if kind == "assert_statement":
+        other = node.child_by_field_name("alternative") if kind == "let_declaration" else None
+        if other is not None and self._file.fails(other.start_byte, other):
+            self._add_claim(node)
+            self._read_pattern(node.child_by_field_name("pattern"), node)
+        elif kind == "assert_statement":
             # Java has a statement of this name, too.
+            self._add_claim(node)
             self._read_condition(node.named_children[0], True, node)
         elif kind == "member_expression":
             name = node.child_by_field_name("property")
@@ -380,6 +428,7 @@ class _Reader:
             ):
                 head = self._file.source(node)[:60]
                 if known.CHAIN.search(head) or ".should." in self._file.source(node)[-40:]:
+                    self._add_claim(node)
                     self._add(Content.OPERATOR, name, node, opposite=opposite)
         elif kind in ("pair", "keyed_element"):
             inside = node.named_children
@@ -403,97 +452,42 @@ class _Reader:
                 if key is not None and value is not None and self._file.source(key) == "expected":
                     self._expect_exception(value, node)
 
-    # Sides: the literals of a claim.
+
+class _Helper(_Reader):
+    """Reads the parameters that a helper compares, and uses in no other way."""
+
+    def __init__(self, helper: Helper) -> None:
+        Sides.__init__(self, helper.file, Scopes(helper.file, None))
+        self._helpers, self._body = {}, helper.body
+        self._compared: list[tuple[tuple[str, ...], Node, float | None]] = []
+        self.parameters = helper.parameters
+
+    @cached_property
+    def claims(self) -> list[tuple[tuple[str, ...], float | None]]:
+        """The parameters that each call compares, with each other or an answer, and how nearly."""
+        body = self._scopes.open(self._body, is_test=True, is_function=True)
+        for node in self._file.nodes(self._body, _SCOPES | _CLAIMS):
+            self._scopes.move_to(node.start_byte)
+            self._visit(node)
+        only = {
+            name
+            for name in self.parameters
+            if self._names.is_only_expected(
+                body, name, [claim for names, claim, _ in self._compared if name in names]
+            )
+        }
+        return [(names, within) for names, _, within in self._compared if only >= {*names}]
 
     def _compare(self, one: Node, two: Node, claim: Node, *, within: float | None = None) -> None:
-        """Expect the side that is more of a literal; by custom the second one."""
-        one, two = (self._file.plain(side) for side in (one, two))
-        scores = [self._file.score(one), self._file.score(two)]
-        if max(scores) < 3:
-            # A column of a table tells more than a name does.
-            columns = [3 if self._tables.scope_of(side) else 0 for side in (one, two)]
-            scores = columns if max(columns) else scores
-        if max(scores):
-            side = one if scores[0] > scores[1] else two
-            self._expect(side, claim, within=within)
+        self._note((one, two), claim, within)
 
-    def _expect(
-        self, node: Node, claim: Node, *, within: float | None = None, is_text: bool = False
-    ) -> None:
-        """Add the literals of an expected value, or note its name."""
-        function = self._tables.scope_of(node)
-        if function is not None or node.type in known.IDENTIFIERS:
-            if (function := function or self._scopes.function(claim)) is not None:
-                scopes = tuple(self._scopes.active(claim))
-                self._sides.append(_Side(self._file.source(node), claim, function, scopes, within))
-            return
-        for leaf, container, is_far in self._file.leaves(node)[0]:
-            for content, part in self._file.contents(leaf, is_text=is_text):
-                near = 0.0 if is_far and within is None else within
-                self._add(content, part, claim, container=container, within=near)
+    def _read_matcher(self, call: Call) -> None:
+        is_equal = call.name == "toBe" or known.EQUAL_FORM.match(call.name)
+        if is_equal and not known.NEGATED_CHAIN.search(call.receiver):
+            self._note(call.args[:1], call.node, None)
 
-    def _look_up_names(self) -> None:
-        """Add the values of names that are used on expected sides only."""
-        claims: dict[tuple[int, str], list[_Side]] = defaultdict(list)
-        for side in self._sides:
-            claims[side.function.start, side.name].append(side)
-        for (_, name), sides in claims.items():
-            function = sides[0].function
-            values = self._names.values(function, name)
-            if not values or not self._names.is_only_expected(
-                function, name, [side.claim for side in sides]
-            ):
-                continue
-            for value in values:
-                leaves, is_open = self._file.leaves(value)
-                if is_open and value.type not in known.CONTAINERS:
-                    continue
-                for leaf, container, is_far in leaves:
-                    near = 0.0 if is_far and sides[0].within is None else sides[0].within
-                    given = {"container": container, "within": near, "scopes": sides[0].scopes}
-                    for content, part in self._file.contents(leaf):
-                        self._add(content, part, sides[0].claim, **given)
-
-    def _expect_exception(self, node: Node, claim: Node) -> None:
-        """Add the type of an expected exception."""
-        if node.type in ("tuple", "list") and len(node.named_children) == 1:
-            node = node.named_children[0]
-        source = self._file.source(node)
-        for suffix in (".class", "::class"):
-            source = source.removesuffix(suffix)
-        is_type = re.match(r"[A-Z]", re.split(r"[.:\\]", source)[-1]) or "::" in source
-        if re.fullmatch(r"[\w.:\\]+", source) and is_type:
-            start = node.start_byte
-            end = start + len(source.encode())
-            self._add_at(Content.EXCEPTION, start, end, claim)
-
-    def _add(self, content: Content, node: Node, claim: Node, **given: object) -> None:
-        self._add_at(content, node.start_byte, node.end_byte, claim, **given)  # type: ignore[arg-type]
-
-    def _add_at(
-        self,
-        content: Content,
-        start: int,
-        end: int,
-        claim: Node,
-        *,
-        opposite: str = "",
-        container: int = -1,
-        within: float | None = None,
-        scopes: tuple[Scope, ...] | None = None,
-    ) -> None:
-        """Add an expectation with the test and the depth of its claim."""
-        source = self._file.text[start:end].decode(errors="replace")
-        if (start, end) in self._found or "\ufffd" in source:
-            return
-        scopes = tuple(self._scopes.active(claim)) if scopes is None else scopes
-        tests = [at for at, scope in enumerate(scopes) if scope.is_test]
-        inside = scopes[tests[0] :] if tests else scopes
-        test = scopes[tests[-1]] if tests else Scope(start, end, claim)
-        outer = tuple(scope.name for scope in scopes if scope.is_outer)
-        depth = sum(scope.depth for scope in inside)
-        self._found[start, end] = Expectation(
-            *(content, start, end, source, test.name, outer, depth, container, opposite, within),
-            span=(test.start, test.end),
-            claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
-        )
+    def _note(self, sides: Sequence[Node], claim: Node, within: float | None) -> None:
+        given = [self._file.source(self._file.plain(side)).strip("()") for side in sides]
+        names = tuple(name for name in given if name in self.parameters)
+        if names and not sum(scope.depth for scope in self._scopes.active(claim)):
+            self._compared.append((names, claim, within))

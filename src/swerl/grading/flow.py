@@ -25,7 +25,7 @@ from swerl.core.changes import AgentPatch, Changes
 from swerl.core.contracts import OpenClean, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
-from swerl.core.task import GradingSpec, Swap, Task
+from swerl.core.task import GradingSpec, MeasuredSwaps, Swap, Task
 from swerl.grading import blind
 from swerl.grading.log_parsers import LogError, find_parser, read_durations, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
@@ -144,7 +144,7 @@ class FlowGrader:
         seconds = time.monotonic() - started
         return replace(result, log=_capped(result.log), duration_s=seconds)
 
-    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> tuple[Swap, ...]:
+    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> MeasuredSwaps:
         """Return swaps of hidden expectations that the known solution notices.
 
         The solution runs `num_runs` times, each time with another swap in each test. Raises
@@ -153,7 +153,7 @@ class FlowGrader:
         parse = self._parser_of(task)
         changes = await changes_of(task, task.gold_patch, open_clean)
         if isinstance(changes, Grade):
-            return ()
+            return MeasuredSwaps()
         grading = _Grading(task, changes, open_clean, self, parse)
         return await grading.measure(num_runs)
 
@@ -198,7 +198,7 @@ class _Grading:
         if swaps is None:
             # Without a file that can hold swaps, no sandbox is needed to find none.
             solution = await self._with_solution() if blind.test_files(self.task) else None
-            swaps = await solution.measure(_TRIALS) if solution else ()
+            swaps = (await solution.measure(_TRIALS)).swaps if solution else ()
         if not (swaps and num_runs):
             return first.grade
         # The seed is secret: a patch that could predict the swaps could avoid them.
@@ -213,13 +213,13 @@ class _Grading:
             return replace(first.grade, blind=Blind.MATCHED, blind_bits=blind.bits(swaps, num_runs))
         return replace(wrong, restored=first.grade.restored, test_s=first.grade.test_s)
 
-    async def measure(self, num_runs: int) -> tuple[Swap, ...]:
+    async def measure(self, num_runs: int) -> MeasuredSwaps:
         """Run this patch, the known solution, with swaps, and return those that it notices."""
         paths = blind.test_files(self.task)
         async with self.open_clean() as sandbox:
             base = await _read(sandbox, paths)
             if (await prepare(self.task, self.patch, sandbox)).failure:
-                return ()
+                return MeasuredSwaps()
             texts = await _read(sandbox, paths)
         spec, files = self.task.grading, sorted(texts)
         failing = blind.failing_lines(await self._log_without_patch() if texts else "", files)
@@ -242,7 +242,7 @@ class _Grading:
             if len(trial) > 1 and not noticed:
                 trials = blind.trials(texts, base, spec, at_once=1, failing=failing)
                 num_done = 0
-        return tuple(found)
+        return MeasuredSwaps(tuple(found), blind.claims_share(spec, texts, found))
 
     async def _log_without_patch(self) -> str:
         """Return the log of the tests before the fix."""

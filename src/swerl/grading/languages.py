@@ -148,6 +148,22 @@ BRANCHES = CONDITIONS | _words(
     " conditional_expression ternary_expression expression_switch_statement select_statement"
     " elif_clause else_clause switch_expression conditional finally_clause ensure"
 )
+MATCHES = _words(
+    "match_statement switch_statement match_expression case expression_switch_statement"
+    " switch_expression"
+)
+ARMS = _words(
+    "match_arm case_clause expression_case default_case switch_case switch_default case_statement"
+    " default_statement switch_block_statement_group switch_rule match_conditional_expression"
+    " match_default_expression when else"
+)
+PATTERNS = _words(
+    "match_pattern tuple_struct_pattern struct_pattern field_pattern tuple_pattern slice_pattern"
+    " reference_pattern negative_literal case_pattern list_pattern class_pattern keyword_pattern"
+    " dict_pattern pattern parenthesized_expression unary_expression unary_operator"
+    " unary_op_expression unary"
+)
+"""Nodes of a pattern that holds only if all in it do."""
 LOOPS = _words(
     "for_statement while_statement for_in_statement foreach_statement for_expression"
     " enhanced_for_statement do_statement while for until for_range_loop while_expression"
@@ -320,6 +336,9 @@ _FALSE = _words(
 )
 TRUTHS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 """Assertions of a condition -> the value that it must have."""
+ASSERTIONS = frozenset().union(FLIPS, TRUTHS, EQUAL, NEAR, CONTAINED, RAISES, CALLED)
+"""Names of assertions that have arguments."""
+ASSERTION_FORM = re.compile(r"_*(?:assert|check|verify|expect)(?:$|_|[A-Z])")
 DISTANCES = _words("abs Abs fabs fabsf fabsl")
 """Functions of a difference that must be small."""
 
@@ -364,6 +383,11 @@ FAILS = re.compile(
     rb"|\b\w*(?:err|fail)\w*(?:\+\+|\s*\+=)"
 )
 """Text of a failing branch."""
+ENDS = re.compile(
+    FAILS.pattern + rb"|\breturn\s+Err\(|\bunreachable!|\bflunk\b"
+    rb"|\bassert!?\s*\(?\s*(?:[Ff]alse|0)\s*(?:[),;}\n]|$)"
+)
+"""Text of a branch that fails in any case."""
 CUSTOM = re.compile(
     r"_*(?:(?:assert|check|verify|validate|expect)(?:$|_|[A-Z])|(?:\w*_)?run_?test|invoke_assert)",
     re.IGNORECASE,

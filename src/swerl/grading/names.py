@@ -1,16 +1,17 @@
-"""Look up the values of names that tests compare with: variables, parameters, columns of tables."""
+"""Find the values on the expected sides of claims: literals, names, columns of tables."""
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
-from swerl.grading.scopes import Scope, Scopes
-from swerl.grading.syntax import Call, Source, struct_fields
+from swerl.grading.scopes import Names, Scope, Scopes, assignments
+from swerl.grading.syntax import Call, Claim, Content, Expectation, Source, struct_fields
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -20,131 +21,6 @@ _PROVIDER = re.compile(rb"(?:@dataProvider\s+|DataProvider\(['\"]|MethodSource\(
 _PARAMETERS = re.compile(rb"@(?:Parameterized\.)?Parameters\b[^{;]*?(\w+)\s*\(\s*\)\s*\{")
 """The provider of a class in JUnit 4, unless the names of its tests are told."""
 _STRUCT = re.compile(rb"\bstruct\b\s*\w*\s*\{([^{}]*)\}")
-
-
-class Names:
-    """The values of names in one file."""
-
-    def __init__(self, file: Source, scopes: Scopes) -> None:
-        self._file = file
-        self._scopes = scopes
-
-    def read_decorators(self, node: Node) -> None:
-        """Remember the parameters that a decorator gives; close tests that are skipped."""
-        definition = node.child_by_field_name("definition")
-        self._scopes.columns = {}
-        if definition is None:
-            return
-        head = self._file.text[node.start_byte : definition.start_byte]
-        if re.search(rb"^\s*@[\w.]*(?:skip|xfail|expectedFailure)\b", head, re.MULTILINE):
-            self._scopes.open(node, is_closed=True)
-            return
-        if definition.type != "function_definition":
-            return
-        for decorator in node.named_children[:-1]:
-            inner = decorator.named_children[0] if decorator.named_children else None
-            call = self._file.call(inner) if inner is not None and inner.type == "call" else None
-            if call is not None and call.name == "parametrize" and len(call.args) >= 2:
-                self._read_parameters(call)
-        scope = self._scopes.open(node, is_closed=True)
-        # The names of its tests come from values in a decorator.
-        scope.end = definition.start_byte
-
-    def _read_parameters(self, call: Call) -> None:
-        names = re.findall(r"\w+", self._file.source(call.args[0]).lstrip("rbu"))
-        ids = call.keywords.get("ids")
-        is_named = ids is not None and ids.type in ("list", "tuple")
-        if ids is not None and not is_named:
-            return
-        rows = call.args[1]
-        if rows.type == "identifier":
-            values = self._module_values.get(self._file.source(rows), [])
-            if len(values) != 1 or values[0].type not in ("list", "tuple"):
-                return
-            [rows] = values
-        for row in rows.named_children:
-            given = self._file.call(row) if row.type == "call" else None
-            if given is not None and given.name != "param":
-                given = None
-            cells = given.args if given else row.named_children if len(names) > 1 else [row]
-            cells = [cell for cell in cells if "comment" not in cell.type]
-            if len(cells) != len(names):
-                continue
-            has_id = is_named or (given is not None and "id" in given.keywords)
-            for name, cell in zip(names, cells, strict=True):
-                # A plain value becomes part of the test's id; a list or an object does not.
-                if has_id or cell.type in ("list", "tuple", "dictionary", "set", "call"):
-                    self._scopes.columns.setdefault(name, []).append(cell)
-
-    @cached_property
-    def _module_values(self) -> Mapping[str, list[Node]]:
-        """The values that a Python module gives to its own names."""
-        found: dict[str, list[Node]] = {}
-        for target, value in _assignments(self._file, self._file.root):
-            if value and target.start_point[1] == 0:
-                found.setdefault(self._file.source(target), []).append(value)
-        return found
-
-    def values(self, function: Scope, name: str) -> list[Node]:
-        """Return the nodes of which one is the value of a name in a function."""
-        self._read_assignments(function)
-        if name not in function.names and self._file.language == "py":
-            function.names[name] = self._of_fixture(name)
-        return function.names.get(name, [])
-
-    def _read_assignments(self, function: Scope) -> None:
-        if not function.names.get("", []):
-            function.names[""] = [function.node]
-            for target, value in _assignments(self._file, function.node):
-                for _ in range(3):
-                    inside = target.named_children
-                    if target.type in ("pointer_declarator", "array_declarator") and inside:
-                        target = inside[0]
-                function.names.setdefault(self._file.source(target), []).append(value or target)
-
-    @cached_property
-    def _fixtures(self) -> Mapping[str, Node]:
-        """The functions of pytest's fixtures, by name."""
-        found: dict[str, Node] = {}
-        for node in self._file.nodes(self._file.root, frozenset({"decorated_definition"})):
-            maker = node.child_by_field_name("definition")
-            if maker and b"fixture" in self._file.text[node.start_byte : maker.start_byte]:
-                found.setdefault(self._file.name_of(maker), maker)
-        return found
-
-    def _of_fixture(self, name: str) -> list[Node]:
-        """Return the values that pytest's fixture of this name returns."""
-        if (maker := self._fixtures.get(name)) is None:
-            return []
-        inside = Scope(maker.start_byte, maker.end_byte, maker)
-        self._read_assignments(inside)
-        made = self._file.nodes(maker, frozenset({"return_statement", "yield"}))
-        values = [each.named_children[0] for each in made if each.named_children]
-        return [v for each in values for v in inside.names.get(self._file.source(each), [each])]
-
-    def is_only_expected(self, function: Scope, name: str, claims: Sequence[Node]) -> bool:
-        """Return True if a name is set, compared and reported, and used nowhere else."""
-        text, word = self._file.text[function.start : function.end], re.escape(name.encode())
-        spans = [(claim.start_byte, claim.end_byte) for claim in claims]
-        if function.is_table:
-            used = re.finditer(rb"(?<![\w.$])(?<!let\(:)%s(?!\w)" % word, text)
-            places = (function.start + match.start() for match in used)
-            return all(any(start <= at < end for start, end in spans) for at in places)
-        pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % word
-        for match in re.finditer(pattern, text):
-            at = function.start + match.start()
-            if any(start <= at < end for start, end in spans):
-                continue
-            line = self._file.text[self._file.text.rfind(b"\n", 0, at) + 1 : at]
-            after = self._file.text[at : at + 200].partition(b"\n")[0]
-            is_set = re.match(
-                rb"\s*(?:for|def|async|let|const|var|auto|final|int|double|long|char|String|std::string|bool)\b",
-                line,
-            )
-            is_column = b":=" in after or re.match(rb"[$\w]+(?:, *[$\w]+)*[\])]?\s*\+?=[^=]", after)
-            if not (is_set or is_column or re.search(rb"#|//", line)):
-                return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,12 +276,13 @@ class Tables:
         """Return the rows of the last list of this name above a place."""
         if self._values is None:
             self._values = {}
-            for target, value in _assignments(self._file, self._file.root):
+            for target, value in assignments(self._file, self._file.root):
                 word = re.search(r"[$\w]+", self._file.source(target))
                 if word and value is not None and value.type not in known.IDENTIFIERS:
                     self._values.setdefault(word[0], []).append(value)
         above = [v for v in self._values.get(name, []) if v.start_byte < place.start_byte]
-        return self._rows(above[-1], place) if above else []
+        # `rows = sorted(rows)` takes the rows that its own line does not set.
+        return self._rows(above[-1], above[-1]) if above else []
 
     def _cell(self, row: Node, column: int | str) -> Node | None:
         """Return the value of a column in a row, by place or by name."""
@@ -456,13 +333,144 @@ def _bound(node: Node) -> Scope:
     return Scope(node.start_byte, node.end_byte, node, is_table=True, names={"": [node]})
 
 
-def _assignments(file: Source, node: Node) -> Iterator[tuple[Node, Node | None]]:
-    """Yield the name and the value, None if not given, of each assignment in a node."""
-    for each in file.nodes(node, frozenset(known.ASSIGNMENTS)):
-        name, value = (each.child_by_field_name(part) for part in known.ASSIGNMENTS[each.type])
-        if name is None:
-            continue
-        if name.type not in known.SEVERAL:
-            yield name, value
-        elif value is not None and len(name.named_children) == len(value.named_children):
-            yield from zip(name.named_children, value.named_children, strict=True)
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An expected side that is a name, to be looked up when the whole file is read."""
+
+    name: str
+    claim: Node
+    function: Scope
+    scopes: tuple[Scope, ...]
+    within: float | None
+
+
+class Sides:
+    """The literals on the expected sides of the claims of one file."""
+
+    def __init__(self, file: Source, scopes: Scopes) -> None:
+        self._file = file
+        self._scopes = scopes
+        self._names = Names(file, scopes)
+        self._tables = Tables(file)
+        self._found: dict[tuple[int, int], Expectation] = {}
+        self._sides: list[_Side] = []
+        self._claims: list[tuple[Node, tuple[Scope, ...]]] = []
+        self._credits: list[tuple[int, int]] = []
+        """Start of a claim, and of a value that it compares with."""
+
+    def outer_claims(self) -> list[Claim]:
+        """Return the claims that are part of no other."""
+        found: list[Claim] = []
+        credits, end = sorted(self._credits), -1
+        for node, scopes in self._claims:
+            if node.start_byte >= end:
+                end = node.end_byte
+                inside = (bisect.bisect_left(credits, (at, -1)) for at in (node.start_byte, end))
+                places = {place for _, place in credits[slice(*inside)]}
+                test = next((scope.name for scope in reversed(scopes) if scope.is_test), "")
+                found.append(Claim(test, _outer(scopes), frozenset(places)))
+        return found
+
+    def _add_claim(self, node: Node) -> None:
+        self._claims.append((node, tuple(self._scopes.active(node))))
+
+    def _compare(self, one: Node, two: Node, claim: Node, *, within: float | None = None) -> None:
+        """Expect the side that is more of a literal; by custom the second one."""
+        one, two = (self._file.plain(side) for side in (one, two))
+        scores = [self._file.score(one), self._file.score(two)]
+        if max(scores) < 3:
+            # A column of a table tells more than a name does.
+            columns = [3 if self._tables.scope_of(side) else 0 for side in (one, two)]
+            scores = columns if max(columns) else scores
+        if max(scores):
+            side = one if scores[0] > scores[1] else two
+            self._expect(side, claim, within=within)
+
+    def _expect(
+        self, node: Node, claim: Node, *, within: float | None = None, is_text: bool = False
+    ) -> None:
+        """Add the literals of an expected value, or note its name."""
+        function = self._tables.scope_of(node)
+        if function is not None or node.type in known.IDENTIFIERS:
+            if (function := function or self._scopes.function(claim)) is not None:
+                scopes = tuple(self._scopes.active(claim))
+                self._sides.append(_Side(self._file.source(node), claim, function, scopes, within))
+            return
+        for leaf, container, is_far in self._file.leaves(node)[0]:
+            for content, part in self._file.contents(leaf, is_text=is_text):
+                near = 0.0 if is_far and within is None else within
+                self._add(content, part, claim, container=container, within=near)
+
+    def _look_up_names(self) -> None:
+        """Add the values of names that are used on expected sides only."""
+        claims: dict[tuple[int, str], list[_Side]] = defaultdict(list)
+        for side in self._sides:
+            claims[side.function.start, side.name].append(side)
+        for (_, name), sides in claims.items():
+            function = sides[0].function
+            values = self._names.values(function, name)
+            if not values or not self._names.is_only_expected(
+                function, name, [side.claim for side in sides]
+            ):
+                continue
+            for value in values:
+                leaves, is_open = self._file.leaves(value)
+                if is_open and value.type not in known.CONTAINERS:
+                    continue
+                for leaf, container, is_far in leaves:
+                    near = 0.0 if is_far and sides[0].within is None else sides[0].within
+                    given = {"container": container, "within": near, "scopes": sides[0].scopes}
+                    for content, part in self._file.contents(leaf):
+                        self._credits += [
+                            (each.claim.start_byte, part.start_byte) for each in sides
+                        ]
+                        self._add(content, part, sides[0].claim, **given)
+
+    def _expect_exception(self, node: Node, claim: Node) -> None:
+        """Add the type of an expected exception."""
+        if node.type in ("tuple", "list") and len(node.named_children) == 1:
+            node = node.named_children[0]
+        source = self._file.source(node)
+        for suffix in (".class", "::class"):
+            source = source.removesuffix(suffix)
+        is_type = re.match(r"[A-Z]", re.split(r"[.:\\]", source)[-1]) or "::" in source
+        if re.fullmatch(r"[\w.:\\]+", source) and is_type:
+            start = node.start_byte
+            end = start + len(source.encode())
+            self._add_at(Content.EXCEPTION, start, end, claim)
+
+    def _add(self, content: Content, node: Node, claim: Node, **given: object) -> None:
+        self._add_at(content, node.start_byte, node.end_byte, claim, **given)  # type: ignore[arg-type]
+
+    def _add_at(
+        self,
+        content: Content,
+        start: int,
+        end: int,
+        claim: Node,
+        *,
+        opposite: str = "",
+        container: int = -1,
+        within: float | None = None,
+        scopes: tuple[Scope, ...] | None = None,
+    ) -> None:
+        """Add an expectation with the test and the depth of its claim."""
+        source = self._file.text[start:end].decode(errors="replace")
+        self._credits.append((claim.start_byte, start))
+        if (start, end) in self._found or "\ufffd" in source:
+            return
+        scopes = tuple(self._scopes.active(claim)) if scopes is None else scopes
+        tests = [at for at, scope in enumerate(scopes) if scope.is_test]
+        inside = scopes[tests[0] :] if tests else scopes
+        test = scopes[tests[-1]] if tests else Scope(start, end, claim)
+        outer = _outer(scopes)
+        depth = sum(scope.depth for scope in inside)
+        self._found[start, end] = Expectation(
+            *(content, start, end, source, test.name, outer, depth, container, opposite, within),
+            span=(test.start, test.end),
+            claim_end=test.end if claim.type in known.ROWS else claim.end_byte,
+        )
+
+
+def _outer(scopes: Sequence[Scope]) -> tuple[str, ...]:
+    return tuple(scope.name for scope in scopes if scope.is_outer)

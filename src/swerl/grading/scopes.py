@@ -1,10 +1,11 @@
-"""Track the tests, classes and branches around each claim of a test file."""
+"""Track the tests, classes and branches around each claim, and the values of names in them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from swerl.grading import languages as known
@@ -188,3 +189,140 @@ class Scopes:
             if scope.is_function or scope.is_test:
                 scope.depth += 1
                 return
+
+
+class Names:
+    """The values of names in one file."""
+
+    def __init__(self, file: Source, scopes: Scopes) -> None:
+        self._file = file
+        self._scopes = scopes
+
+    def read_decorators(self, node: Node) -> None:
+        """Remember the parameters that a decorator gives; close tests that are skipped."""
+        definition = node.child_by_field_name("definition")
+        self._scopes.columns = {}
+        if definition is None:
+            return
+        head = self._file.text[node.start_byte : definition.start_byte]
+        if re.search(rb"^\s*@[\w.]*(?:skip|xfail|expectedFailure)\b", head, re.MULTILINE):
+            self._scopes.open(node, is_closed=True)
+            return
+        if definition.type != "function_definition":
+            return
+        for decorator in node.named_children[:-1]:
+            inner = decorator.named_children[0] if decorator.named_children else None
+            call = self._file.call(inner) if inner is not None and inner.type == "call" else None
+            if call is not None and call.name == "parametrize" and len(call.args) >= 2:
+                self._read_parameters(call)
+        scope = self._scopes.open(node, is_closed=True)
+        # The names of its tests come from values in a decorator.
+        scope.end = definition.start_byte
+
+    def _read_parameters(self, call: Call) -> None:
+        names = re.findall(r"\w+", self._file.source(call.args[0]).lstrip("rbu"))
+        ids = call.keywords.get("ids")
+        is_named = ids is not None and ids.type in ("list", "tuple")
+        if ids is not None and not is_named:
+            return
+        rows = call.args[1]
+        if rows.type == "identifier":
+            values = self._module_values.get(self._file.source(rows), [])
+            if len(values) != 1 or values[0].type not in ("list", "tuple"):
+                return
+            [rows] = values
+        for row in rows.named_children:
+            given = self._file.call(row) if row.type == "call" else None
+            if given is not None and given.name != "param":
+                given = None
+            cells = given.args if given else row.named_children if len(names) > 1 else [row]
+            cells = [cell for cell in cells if "comment" not in cell.type]
+            if len(cells) != len(names):
+                continue
+            has_id = is_named or (given is not None and "id" in given.keywords)
+            for name, cell in zip(names, cells, strict=True):
+                # A plain value becomes part of the test's id; a list or an object does not.
+                if has_id or cell.type in ("list", "tuple", "dictionary", "set", "call"):
+                    self._scopes.columns.setdefault(name, []).append(cell)
+
+    @cached_property
+    def _module_values(self) -> Mapping[str, list[Node]]:
+        """The values that a Python module gives to its own names."""
+        found: dict[str, list[Node]] = {}
+        for target, value in assignments(self._file, self._file.root):
+            if value and target.start_point[1] == 0:
+                found.setdefault(self._file.source(target), []).append(value)
+        return found
+
+    def values(self, function: Scope, name: str) -> list[Node]:
+        """Return the nodes of which one is the value of a name in a function."""
+        self._read_assignments(function)
+        if name not in function.names and self._file.language == "py":
+            function.names[name] = self._of_fixture(name)
+        return function.names.get(name, [])
+
+    def _read_assignments(self, function: Scope) -> None:
+        if not function.names.get("", []):
+            function.names[""] = [function.node]
+            for target, value in assignments(self._file, function.node):
+                for _ in range(3):
+                    inside = target.named_children
+                    if target.type in ("pointer_declarator", "array_declarator") and inside:
+                        target = inside[0]
+                function.names.setdefault(self._file.source(target), []).append(value or target)
+
+    @cached_property
+    def _fixtures(self) -> Mapping[str, Node]:
+        """The functions of pytest's fixtures, by name."""
+        found: dict[str, Node] = {}
+        for node in self._file.nodes(self._file.root, frozenset({"decorated_definition"})):
+            maker = node.child_by_field_name("definition")
+            if maker and b"fixture" in self._file.text[node.start_byte : maker.start_byte]:
+                found.setdefault(self._file.name_of(maker), maker)
+        return found
+
+    def _of_fixture(self, name: str) -> list[Node]:
+        """Return the values that pytest's fixture of this name returns."""
+        if (maker := self._fixtures.get(name)) is None:
+            return []
+        inside = Scope(maker.start_byte, maker.end_byte, maker)
+        self._read_assignments(inside)
+        made = self._file.nodes(maker, frozenset({"return_statement", "yield"}))
+        values = [each.named_children[0] for each in made if each.named_children]
+        return [v for each in values for v in inside.names.get(self._file.source(each), [each])]
+
+    def is_only_expected(self, function: Scope, name: str, claims: Sequence[Node]) -> bool:
+        """Return True if a name is set, compared and reported, and used nowhere else."""
+        text, word = self._file.text[function.start : function.end], re.escape(name.encode())
+        spans = [(claim.start_byte, claim.end_byte) for claim in claims]
+        if function.is_table:
+            used = re.finditer(rb"(?<![\w.$])(?<!let\(:)%s(?!\w)" % word, text)
+            places = (function.start + match.start() for match in used)
+            return all(any(start <= at < end for start, end in spans) for at in places)
+        pattern = rb"(?<![\w.])%s\b(?!\s*(?::?=[^=]|\bin\b|,\s*\w+\s+in\b))" % word
+        for match in re.finditer(pattern, text):
+            at = function.start + match.start()
+            if any(start <= at < end for start, end in spans):
+                continue
+            line = self._file.text[self._file.text.rfind(b"\n", 0, at) + 1 : at]
+            after = self._file.text[at : at + 200].partition(b"\n")[0]
+            is_set = re.match(
+                rb"\s*(?:for|def|async|let|const|var|auto|final|int|double|long|char|String|std::string|bool)\b",
+                line,
+            )
+            is_column = b":=" in after or re.match(rb"[$\w]+(?:, *[$\w]+)*[\])]?\s*\+?=[^=]", after)
+            if not (is_set or is_column or re.search(rb"#|//", line)):
+                return False
+        return True
+
+
+def assignments(file: Source, node: Node) -> Iterator[tuple[Node, Node | None]]:
+    """Yield the name and the value, None if not given, of each assignment in a node."""
+    for each in file.nodes(node, frozenset(known.ASSIGNMENTS)):
+        name, value = (each.child_by_field_name(part) for part in known.ASSIGNMENTS[each.type])
+        if name is None:
+            continue
+        if name.type not in known.SEVERAL:
+            yield name, value
+        elif value is not None and len(name.named_children) == len(value.named_children):
+            yield from zip(name.named_children, value.named_children, strict=True)

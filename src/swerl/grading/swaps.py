@@ -136,6 +136,34 @@ def candidates(
     return _capped(_failing_first([candidate for _, candidate in ranked]))
 
 
+@dataclass(frozen=True, slots=True)
+class Assertion:
+    """An assertion of a test file."""
+
+    path: str
+    test: str
+    outer: tuple[str, ...]
+    has_swap: bool
+    """True if a swap makes the test fail there."""
+
+
+def assertions(path: str, text: bytes, swaps: Iterable[Swap], tests: list[str]) -> list[Assertion]:
+    """Return the assertions of the tests with these ids, of all if there is none.
+
+    `swaps` are those of this text. Claims that have no form of their own, such as a call that must
+    not raise, are not found.
+    """
+    from swerl.grading import expectations, languages
+
+    is_wanted = _Filter(tests).is_named if tests else None
+    found = expectations.claims(languages.language_of(path), text, is_wanted)
+    places = sorted({place for claim in found for place in claim.places})
+    # The test fails at the first value that a swap changes.
+    first = {places[at] for s in swaps if (at := bisect.bisect_left(places, s.start)) < len(places)}
+    each = (Assertion(path, c.test, c.outer, bool(first & c.places)) for c in found)
+    return [one for one in each if not tests or any(belongs(one, test) for test in tests)]
+
+
 def _failing_first(found: list[Candidate]) -> list[Candidate]:
     """Move one swap of each test to the front: in the claim that fails before the fix."""
     from swerl.grading.plausible import WEAK
@@ -318,7 +346,7 @@ def swapped(text: bytes, chosen: Iterable[Candidate | Swap]) -> bytes:
     return b"".join([*pieces, text[at:]])
 
 
-def belongs(candidate: Candidate, test_id: str) -> bool:
+def belongs(candidate: Candidate | Assertion, test_id: str) -> bool:
     """Return True if this declared test may be the candidate's.
 
     A name must be a word of the id, a title a part of it. If the id has the form of pytest, its

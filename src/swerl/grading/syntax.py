@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_NODES = 2_000
 """Nodes read in one expected value."""
+_MAX_HELPER_BYTES = 2_000
+_GO_TEST = re.compile(r"(?:t|b|tb|tt|\w+\.T\(\))$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ class Call:
     @property
     def is_chained(self) -> bool:
         return bool(known.CHAIN.search(self.receiver))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An assertion of a test."""
+
+    test: str
+    outer: tuple[str, ...]
+    places: frozenset[int]
+    """Starts of the expectations that it makes; empty if no value in it can be replaced."""
 
 
 class Content(StrEnum):
@@ -81,6 +94,16 @@ class Expectation:
         return not self.span[0] <= self.start < self.span[1]
 
 
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A function or macro that is no test."""
+
+    file: Source
+    """The file; for a macro, its body as a function."""
+    body: Node
+    parameters: list[str]
+
+
 class Source:
     """A parsed file."""
 
@@ -91,6 +114,7 @@ class Source:
         self.text = text
         self._parser = tree_sitter.Parser(known.grammar(language))
         self.root = self._parser.parse(text).root_node
+        self._macros: set[str] = set()
 
     def nodes(self, node: Node, types: frozenset[str]) -> list[Node]:
         """Return the nodes of some types at or below a node, in file order, the outer first."""
@@ -122,7 +146,8 @@ class Source:
         arguments = node.child_by_field_name("arguments")
         children = arguments.named_children if arguments is not None else []
         if node.type == "macro_invocation":
-            children = self._macro_args(node) if self.source(name) in known.MACROS else []
+            is_known = self.source(name) in known.MACROS | self._macros
+            children = self._macro_args(node) if is_known else []
         args: list[Node] = []
         keywords: dict[str, Node] = {}
         for child in children:
@@ -136,11 +161,7 @@ class Source:
             else:
                 args.append(child)
         source = self.source(name)
-        if (
-            self.language == "go"
-            and args
-            and re.match(r"(?:t|b|tb|tt|\w+\.T\(\))$", self.source(args[0]))
-        ):
+        if self.language == "go" and args and _GO_TEST.match(self.source(args[0])):
             args = args[1:]
         return Call(node, source, name, receiver, args, keywords)
 
@@ -285,6 +306,132 @@ class Source:
         signs = [child.type for child in inner.children if not child.is_named]
         one, two = inner.named_children
         return (one, two) if signs == ["-"] else None
+
+    # Helpers of the file.
+
+    def helpers(self) -> dict[str, Helper]:
+        """Return the short functions and macros of the file by name, without tests."""
+        found: dict[str, list[Helper]] = defaultdict(list)
+        makers = {"variable_declarator", "macro_definition", "preproc_function_def"}
+        for node in self.nodes(self.root, known.FUNCTIONS | makers):
+            name = self.name_of(node)
+            if known.TEST_NAME.match(name) or node.end_byte - node.start_byte > _MAX_HELPER_BYTES:
+                continue
+            helper = self._helper(node)
+            if helper is not None:
+                found[name].append(helper)
+                self._macros |= {name} if node.type == "macro_definition" else set()
+        return {name: several[0] for name, several in found.items() if len(several) == 1}
+
+    def _helper(self, node: Node) -> Helper | None:
+        if node.type == "macro_definition":
+            rules = [each for each in node.named_children if each.type == "macro_rule"]
+            if len(rules) != 1:
+                return None
+            left, right = (rules[0].child_by_field_name(part) for part in ("left", "right"))
+            if left is None or right is None:
+                return None
+            # A name of a macro becomes a plain one.
+            names = [f"_{name}" for name in re.findall(r"\$(\w+)\s*:", self.source(left))]
+            return self._made("rs", self.source(right)[1:-1].replace("$", "_"), names)
+        if node.type == "preproc_function_def":
+            left, right = (node.child_by_field_name(part) for part in ("parameters", "value"))
+            if left is None or right is None:
+                return None
+            names = re.findall(r"\w+", self.source(left))
+            text = self.source(right).replace("\\\n", " ").strip()
+            text = re.sub(r"^do\b(.*)\bwhile\s*\(0\)$", r"\1", text, flags=re.DOTALL)
+            return self._made(self.language, text, names)
+        maker = node.child_by_field_name("value") if node.type == "variable_declarator" else node
+        body = maker.child_by_field_name("body") if maker is not None else None
+        if maker is None or body is None:
+            return None
+        owner: Node | None = maker
+        while owner is not None and owner.child_by_field_name("parameters") is None:
+            owner = owner.child_by_field_name("declarator")
+        given = owner.child_by_field_name("parameters") if owner is not None else None
+        names = []
+        for each in given.named_children if given is not None else ():
+            fields = each.children_by_field_name("name") or each.children_by_field_name("pattern")
+            for part in fields or [each.child_by_field_name("declarator") or each]:
+                # Names for parts of an argument stand for no argument.
+                is_plain = part.type not in known.ROW_PATTERNS | {"object_pattern"}
+                name = next(below(part, known.IDENTIFIERS), part)
+                names.append(self.source(name) if is_plain else "")
+            if self.source(each) in ("self", "&self", "cls") or "testing." in self.source(each):
+                names = []
+        return Helper(self, body, names)
+
+    def _made(self, language: str, text: str, parameters: list[str]) -> Helper | None:
+        """Return a macro as a function."""
+        head = "fn m()" if language == "rs" else "void m()"
+        file = Source(language, f"{head} {{ {text} ; }}".encode())
+        body = file.root.named_children[0].child_by_field_name("body")
+        return Helper(file, body, parameters) if body is not None else None
+
+    # Branches that end the test.
+
+    def fails(self, start: int, node: Node) -> bool:
+        """Return True if the part of a node from a byte on fails the test in any case."""
+        text = self.text[start : node.end_byte][:500]
+        if not known.ENDS.search(text):
+            return False
+        inner = self.nodes(node, known.CONDITIONS | known.LOOPS)
+        return all(each.start_byte < start for each in inner)
+
+    def arms(self, node: Node) -> list[tuple[list[Node], bool]]:
+        """Return the patterns of each arm of a `match` or `switch`; True if the arm fails."""
+        found: list[tuple[list[Node], bool]] = []
+        for arm in (node.child_by_field_name("body") or node).named_children:
+            if arm.type not in known.ARMS:
+                continue
+            inside = arm.named_children
+            if arm.type in ("switch_block_statement_group", "switch_rule"):
+                labels = [each for each in inside if each.type == "switch_label"]
+                patterns = [each for label in labels for each in label.named_children]
+                start = labels[-1].end_byte if labels else arm.start_byte
+            else:
+                several = arm.child_by_field_name("conditional_expressions")
+                value = None if arm.type == "match_arm" else arm.child_by_field_name("value")
+                if value is not None and value.type == "expression_list":
+                    several, value = value, None
+                patterns = [value] if value else several.named_children if several else []
+                patterns += arm.children_by_field_name("pattern")
+                patterns += [each for each in inside if each.type in ("case_pattern", "if_clause")]
+                start = patterns[-1].end_byte if patterns else arm.start_byte
+            found.append((patterns, self.fails(start, arm)))
+        return found
+
+    def only_pattern(self, node: Node) -> Node | None:
+        """Return the pattern of a `match` or `switch` of which all other arms fail, and tell none.
+
+        A patch may answer with any of several patterns that do not fail.
+        """
+        arms = self.arms(node)
+        good = [patterns for patterns, fails in arms if not fails]
+        bad = [patterns for patterns, fails in arms if fails]
+        if len(good) != 1 or len(good[0]) != 1:
+            return None
+        rest = re.compile(r"[a-z_]\w*")
+        is_whole = node.type == "match_expression" or any(
+            len(patterns) < 2 and all(rest.fullmatch(self.source(one)) for one in patterns)
+            for patterns in bad
+        )
+        told = [each for patterns in bad for one in patterns for each in self.literals(one)]
+        return good[0][0] if is_whole and not told else None
+
+    def literals(self, pattern: Node) -> list[Node]:
+        """Return the literals that a value must have to fit a pattern."""
+        found: list[Node] = []
+        todo = [pattern]
+        while todo and len(found) < MAX_NODES:
+            node = todo.pop()
+            if node.type in known.STRINGS | known.NUMBERS | known.BOOLEANS | known.SYMBOLS:
+                found.append(node)
+            elif node.type in known.PATTERNS:
+                values = node.children_by_field_name("value")
+                todo += reversed(values or node.named_children)
+        return found
 
     def name_of(self, node: Node) -> str:
         name = node.child_by_field_name("name") or node.child_by_field_name("declarator")
