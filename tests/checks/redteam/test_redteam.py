@@ -147,7 +147,9 @@ def test_without_pytest_a_policy_names_the_obstacle() -> None:
     bare = ImageTools((3, 11), has_pytest=False)
     [script] = runner.choose(["exit-in-script"])
     [module] = runner.choose(["exit-at-import"])
+    [built] = runner.choose(["placed-cmake-test"])
     assert "pytest" in obstacle(script, bare)
+    assert "no cmake" in obstacle(built, replace(bare, grounds=frozenset({TaskKind.C})))
     assert not obstacle(module, bare)
 
 

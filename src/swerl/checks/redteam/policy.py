@@ -83,6 +83,8 @@ class Policy:
     """Fields of the Task's grading spec to replace."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further files of the repository, by path."""
+    needs: str = ""
+    """A program that the image must have besides those of its kind."""
     harmless: str = ""
     """The reason why even a grader without defences gives no reward; empty if it gives one."""
 

@@ -186,6 +186,9 @@ def module(before: str = "", after: str = "") -> str:
     return f"{before}\n{MODULE}\n{after}"
 
 
+_BUILDERS = ("cmake", "npm", "rake")
+
+
 @dataclass(frozen=True, slots=True)
 class ImageTools:
     """Programs in the sandboxes' image."""
@@ -194,6 +197,8 @@ class ImageTools:
     has_pytest: bool
     grounds: frozenset[TaskKind] = frozenset()
     """Languages whose tools work."""
+    builders: frozenset[str] = frozenset()
+    """Programs that build a project or start its tests."""
 
 
 async def inspect(backend: SandboxBackend, image: str) -> ImageTools:
@@ -204,6 +209,7 @@ async def inspect(backend: SandboxBackend, image: str) -> ImageTools:
         probes = "".join(
             f"({ground.probe}) >/dev/null 2>&1 && echo {kind}\n" for kind, ground in GROUNDS.items()
         )
+        probes += "".join(f"command -v {name} >/dev/null && echo {name}\n" for name in _BUILDERS)
         found = await sandbox.run(["bash", "-c", probes], timeout_s=_TIMEOUT_S)
     words = done.text.split()
     if "python" not in words:
@@ -213,13 +219,17 @@ async def inspect(backend: SandboxBackend, image: str) -> ImageTools:
         )
     at = words.index("python")
     grounds = frozenset(TaskKind(word) for word in found.text.split() if word in set(TaskKind))
-    return ImageTools((int(words[at + 1]), int(words[at + 2])), done.exit_code == 0, grounds)
+    builders = frozenset(_BUILDERS) & set(found.text.split())
+    version = (int(words[at + 1]), int(words[at + 2]))
+    return ImageTools(version, done.exit_code == 0, grounds, builders)
 
 
 def obstacle(policy: Policy, tools: ImageTools) -> str:
     """Return why the policy cannot run in an image with these tools; empty if it can."""
     if policy.kind in GROUNDS and policy.kind not in tools.grounds:
         return f"the image cannot run `{GROUNDS[policy.kind].probe}`"
+    if policy.needs and policy.needs not in tools.builders:
+        return f"the image has no {policy.needs}"
     needs = policy.kind in (TaskKind.PYTEST, TaskKind.SCRIPT)
     return "the image's python3 has no pytest" if needs and not tools.has_pytest else ""
 
