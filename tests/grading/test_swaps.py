@@ -886,6 +886,8 @@ FORMS = {
         "match f(1):\n        case P(x=[341, 'b']): pass\n        case got: pytest.fail(got)",
         "match f(1):\n        case {'a': 341}: pass\n        case _: assert False",
         "if f(1) == 341:\n        pass\n    else:\n        self.fail('no')",
+        "if f(1) == 341:\n        return\n    raise AssertionError",
+        "if not (f(1) == 341):\n        raise AssertionError",
     ),
     "a.test.js": (
         "it('answers', async () => {{ {} }});\n",
@@ -910,6 +912,9 @@ FORMS = {
         'switch got := F(1); got {\n\tcase 341:\n\tdefault:\n\t\tt.Fatalf("%d", got)\n\t}',
         "switch got := F(1); {\n\tcase got != 341:\n\t\tt.Fatal(got)\n\t}",
         "if F(1) == 341 {\n\t\treturn\n\t} else {\n\t\tt.Fatal()\n\t}",
+        "if F(1) == 341 {\n\t\treturn\n\t}\n\tt.Fatal()",
+        'if strings.Compare(F(1), "some text 341") != 0 {\n\t\tt.Fatal()\n\t}',
+        "if got := F(1); got != int64(341) {\n\t\tt.Fatal(got)\n\t}",
     ),
     "tests/a.rs": (
         "#[test]\nfn answers() {{ {} }}\n",
@@ -922,6 +927,7 @@ FORMS = {
         'match f(1) { Ok(P { x: 341, .. }) => {}, Ok(_) => panic!(), Err(e) => panic!("{e}") }',
         'match f(1) { "some text 341" => (), _ => unreachable!() }',
         'if let Some(341) = f(1) {} else { panic!("no") }',
+        "if let Err(E::Code(341)) = f(1) { return; } panic!()",
         'let Some(341) = f(1) else { panic!("no") };',
     ),
     "ATest.java": (
@@ -991,6 +997,8 @@ HELPERS = {
         "answers(341, 1)",
         "class A:\n  def holds(self, text, want):\n    self.assertEqual(want, f(text))\n",
         "self.holds('a', want=341)",
+        "def holds(got, /, want, *, note=''):\n    assert got == want, note\n",
+        "holds(f(1), 341)",
     ),
     "a.test.js": (
         "{}\nit('answers', async () => {{ {} }});\n",
@@ -1098,6 +1106,12 @@ def test_what_code_under_test_makes_of_an_input_is_no_expected_value() -> None:
         ("tests/a.rs", "match f(1) { Ok(true) => {}, Ok(false) => panic!(), _ => panic!() }"),
         ("tests/a.rs", "match f(1) { x if x > 341 => {}, _ => panic!() }"),
         ("tests/a.rs", "if let 341 = f(1) {} else if g(1) { panic!() }"),
+        ("a_test.go", "if g := F(1); g != 341 && g != 7 {\n\t\tt.Fatal()\n\t}"),
+        (
+            "tests/test_a.py",
+            "for x in f(1):\n        if x == 341:\n            return\n    raise AssertionError",
+        ),
+        ("tests/test_a.py", "if f(1) in (341, 7):\n        return\n    raise AssertionError"),
         ("a_test.go", "switch F(1) {\n\tcase 341, 7:\n\tdefault:\n\t\tt.Fatal()\n\t}"),
         ("a_test.go", "switch F(1) {\n\tcase 341:\n\tcase 7:\n\t\tt.Fatal()\n\t}"),
         ("tests/test_a.py", "match f(1):\n        case 341: pass\n        case 7: raise E"),
@@ -1123,6 +1137,7 @@ def test_a_value_that_another_answer_may_stand_for_stays(path: str, line: str) -
 @pytest.mark.parametrize(
     "helper",
     [
+        "def holds(got, *rest, want=3):\n    assert got == want\n",
         "def holds(got, want):\n    assert got == (want or 7)\n",
         "def holds(got, want):\n    if want > 9:\n        assert got == want\n",
         "def holds(got, want):\n    for each in got:\n        assert each == want\n",

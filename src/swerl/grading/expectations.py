@@ -166,7 +166,8 @@ class _Reader(Sides):
     def _read_own(self, call: Call) -> bool:
         """Read a call of a helper of the file; return False if it compares no parameter."""
         helper = self._helpers[call.name]
-        if self._file.language == "go" and len(call.args) != len(helper.parameters):
+        is_other = self._file.language == "go" and len(call.args) != len(helper.parameters)
+        if is_other or any(re.search("splat|spread", each.type) for each in call.args):
             return False
         given = dict(zip(helper.parameters, call.args, strict=False)) | call.keywords
         for names, within in helper.claims:
@@ -283,6 +284,8 @@ class _Reader(Sides):
         text = self._file.text[branch.start_byte : branch.end_byte][:500]
         if not (known.FAILS.search(text) or self._file.fails(branch.start_byte, branch)):
             others = node.children_by_field_name("alternative")
+            if not others and known.LEAVES_ONLY.fullmatch(text):
+                others = self._file.following(node)
             if len(others) != 1 or not self._file.fails(others[0].start_byte, others[0]):
                 return
             wanted = not wanted
@@ -311,11 +314,6 @@ class _Reader(Sides):
                 if not (fails and len(patterns) == 1):
                     return
                 self._read_condition(patterns[0], False, node)
-
-    def _read_pattern(self, pattern: Node | None, claim: Node) -> None:
-        for leaf in self._file.literals(pattern) if pattern is not None else ():
-            for content, part in self._file.contents(leaf):
-                self._add(content, part, claim)
 
     def _read_condition(self, node: Node, wanted: bool, claim: Node) -> None:
         """Read comparisons in a condition that must have the wanted value."""
@@ -354,6 +352,17 @@ class _Reader(Sides):
         if call is not None and len(call.args) >= 2 and call.name in names:
             self._compare(call.args[0], call.args[1], claim)
         self._add_at(Content.OPERATOR, node.start_byte, inner.start_byte, claim, opposite="")
+        while inner.type.startswith("parenthesized") and inner.named_children:
+            inner = inner.named_children[0]
+        sides = inner.named_children
+        sign = "".join(self._file.source(each) for each in inner.children if not each.is_named)
+        is_equal = sign in (("!=", "!==", "is not") if wanted else ("==", "===", "is"))
+        if (
+            is_equal
+            and len(sides) == 2
+            and not {self._file.source(side) for side in sides} & known.NOTHING
+        ):
+            self._compare(sides[0], sides[1], claim)
 
     def _read_comparison(
         self, sides: Sequence[Node], operator: Node, sign: str, wanted: bool, claim: Node
@@ -469,13 +478,8 @@ class _Helper(_Reader):
         for node in self._file.nodes(self._body, _SCOPES | _CLAIMS):
             self._scopes.move_to(node.start_byte)
             self._visit(node)
-        only = {
-            name
-            for name in self.parameters
-            if self._names.is_only_expected(
-                body, name, [claim for names, claim, _ in self._compared if name in names]
-            )
-        }
+        own = {n: [c for names, c, _ in self._compared if n in names] for n in self.parameters}
+        only = {n for n, found in own.items() if self._names.is_only_expected(body, n, found)}
         return [(names, within) for names, _, within in self._compared if only >= {*names}]
 
     def _compare(self, one: Node, two: Node, claim: Node, *, within: float | None = None) -> None:

@@ -369,6 +369,7 @@ CONSTRUCTOR = re.compile(
     r"(?:^|[.:>])(?:[A-Z]\w*|set|frozenset|dict|list|tuple|bytes|bytearray|str|int|float|array"
     r"|dedent|cleandoc|join|encode|strip|lstrip|to_string|to_owned|into|from|freeze|asList|of"
     r"|datetime|date|timedelta|time|approx|u|b|vec|byte|to_vec|namedtuple|r_|Symbol|symbols"
+    r"|u?int(?:8|16|32|64)|uint|float(?:32|64)|rune"
     r"|new|from_(?:secs|millis|micros|nanos)|make_(?:pair|tuple)|string(?:_view)?|call|json|hashmap"
     r"|concat)$"
 )
@@ -383,6 +384,8 @@ FAILS = re.compile(
     rb"|\b\w*(?:err|fail)\w*(?:\+\+|\s*\+=)"
 )
 """Text of a failing branch."""
+LEAVES_ONLY = re.compile(rb"[{:\s]*return\s*;?[\s}]*")
+"""Text of a branch that leaves the test, which passes then."""
 ENDS = re.compile(
     FAILS.pattern + rb"|\breturn\s+Err\(|\bunreachable!|\bflunk\b"
     rb"|\bassert!?\s*\(?\s*(?:[Ff]alse|0)\s*(?:[),;}\n]|$)"
@@ -397,7 +400,7 @@ ALL_OF = _words("all")
 """Functions of a comparison of arrays."""
 ARRAYS_EQUAL = {"array_equal": False, "array_equiv": False, "allclose": True, "isclose": True}
 """Functions that compare arrays -> True within a tolerance."""
-COMPARERS = _words("strcmp strncmp memcmp strcasecmp wcscmp bcmp")
+COMPARERS = _words("strcmp strncmp memcmp strcasecmp wcscmp bcmp Compare")
 COMMON_EXCEPTIONS = {
     "py": "ValueError TypeError KeyError IndexError AttributeError RuntimeError",
     "js": "TypeError RangeError SyntaxError",

@@ -426,6 +426,12 @@ class Sides:
                         ]
                         self._add(content, part, sides[0].claim, **given)
 
+    def _read_pattern(self, pattern: Node | None, claim: Node) -> None:
+        """Expect the literals of a pattern."""
+        for leaf in self._file.literals(pattern) if pattern is not None else ():
+            for content, part in self._file.contents(leaf):
+                self._add(content, part, claim)
+
     def _expect_exception(self, node: Node, claim: Node) -> None:
         """Add the type of an expected exception."""
         if node.type in ("tuple", "list") and len(node.named_children) == 1:

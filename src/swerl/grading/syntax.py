@@ -352,6 +352,8 @@ class Source:
         given = owner.child_by_field_name("parameters") if owner is not None else None
         names = []
         for each in given.named_children if given is not None else ():
+            if each.type.endswith("_separator"):
+                continue
             fields = each.children_by_field_name("name") or each.children_by_field_name("pattern")
             for part in fields or [each.child_by_field_name("declarator") or each]:
                 # Names for parts of an argument stand for no argument.
@@ -378,6 +380,13 @@ class Source:
             return False
         inner = self.nodes(node, known.CONDITIONS | known.LOOPS)
         return all(each.start_byte < start for each in inner)
+
+    def following(self, node: Node) -> list[Node]:
+        """Return the next statement, [] if there is none."""
+        around = node.parent
+        if around is not None and around.type == "expression_statement":
+            node = around
+        return [node.next_named_sibling] if node.next_named_sibling is not None else []
 
     def arms(self, node: Node) -> list[tuple[list[Node], bool]]:
         """Return the patterns of each arm of a `match` or `switch`; True if the arm fails."""
