@@ -3,6 +3,7 @@
     python bench/episode.py --tasks 4 --attempts 8        attempts at several tasks, one by one
     python bench/episode.py --commits 12000               a task whose image hides 12,000 commits
     python bench/episode.py --servers 2                   on the sandbox servers of a cluster run
+    python bench/episode.py --serve                       through a `swerl sandbox serve`
     python bench/episode.py --snapshots                   snapshots of 0 to 100 MiB, and forks
 
 Prints the wall time of an Episode and of its phases (medians), and CPU seconds and page faults for
@@ -17,9 +18,11 @@ import asyncio
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -35,7 +38,7 @@ from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.recipe.load import load
 from swerl.rollout import episode, wiring
-from swerl.sandboxes import local
+from swerl.sandboxes import e2b, local
 from swerl.tasks import twin
 
 HZ = os.sysconf("SC_CLK_TCK")
@@ -76,7 +79,28 @@ def usage() -> tuple[float, int]:
     return seconds, faults
 
 
-async def measure(tasks: list[Task], attempts: int, num_servers: int) -> None:
+@contextmanager
+def serve(tasks: list[Task]) -> Iterator[e2b.E2BBackend]:
+    """Yield the backend of a client of `swerl sandbox serve`, which has the tasks' images."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        key.write_text("k" * 20)
+        argv = [str(Path(sys.executable).with_name("swerl")), "sandbox", "serve"]
+        argv += ["--listen=127.0.0.1:0", f"--api-key-file={key}", f"--workdir={tasks[0].workdir}"]
+        argv += [f"--template={task.image}={task.image}" for task in tasks]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as server:
+            assert server.stdout
+            url = server.stdout.readline().decode().strip().partition("=")[2]
+            options = e2b.Options(
+                api_url=url, sandbox_url=url, image_key="image", creates_per_s=1000
+            )
+            yield e2b.connect(options, "k" * 20)
+            server.terminate()
+
+
+async def measure(
+    tasks: list[Task], attempts: int, num_servers: int, *, is_served: bool = False
+) -> None:
     recipe = load([], [*SETTINGS, "name=bench", "engine.type=scripted"])
     harness = wiring.harness_of(recipe)
     said = {task.id: replies("gold", harness, task) for task in tasks}
@@ -93,6 +117,8 @@ async def measure(tasks: list[Task], attempts: int, num_servers: int) -> None:
                 nodes = [LocalNode(name=f"n{number}") for number in range(num_servers)]
                 serving = serve_sandboxes(nodes, recipe, logs=Path(logs), emit=ignore)
                 backend = await servers.enter_async_context(serving)
+            if is_served:
+                backend = servers.enter_context(serve(tasks))
             parts: Any = wiring.parts_of(recipe, gateway, ignore, backend)
             for task in tasks[:1]:  # imports and the spawner
                 await episode.run(task, f"{task.id}/warm", replace(parts, seed=1))
@@ -112,7 +138,7 @@ async def measure(tasks: list[Task], attempts: int, num_servers: int) -> None:
         shown = f"median {median(values) * 1e3:.0f} ms, fastest {min(values) * 1e3:.0f} ms"
         print(f"{name:24}{shown}")
     print(f"{'CPU of the controller':24}{own / num * 1e3:.0f} ms an Episode of {num}")
-    if num_servers:
+    if num_servers or is_served:
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, cpu_after = 0, spent.ru_utime + spent.ru_stime  # with the start and the warm Episode
         faults, faults_after = 0, spent.ru_minflt + spent.ru_majflt
@@ -160,6 +186,7 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=8)
     parser.add_argument("--commits", type=int, default=0)
     parser.add_argument("--servers", type=int, default=0)
+    parser.add_argument("--serve", action="store_true")
     parser.add_argument("--snapshots", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +197,7 @@ def main() -> None:
         tasks = twin.make_tasks(Path(folder, "tasks"), split="train", count=chosen.tasks, seed=0)
         if chosen.commits:
             tasks = [with_future(task, chosen.commits) for task in tasks]
-        asyncio.run(measure(tasks, chosen.attempts, chosen.servers))
+        asyncio.run(measure(tasks, chosen.attempts, chosen.servers, is_served=chosen.serve))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,7 @@ from swerl.sandboxes.e2b_server.app import SandboxServer
 from swerl.sandboxes.e2b_server.served import ServerOptions
 from swerl.tasks import worktree
 
+TASK_IMAGE = "built:prepared"
 HARNESS = builtin.build(builtin.Options())
 LIMITS = Limits(disk_mib=256)
 REPOSITORY = """
@@ -148,6 +150,16 @@ async def served(*machines: Any) -> AsyncIterator[SpreadBackend]:
         yield spread
 
 
+@asynccontextmanager
+async def ordinary(machine: Any) -> AsyncIterator[e2b.E2BBackend]:
+    """Yield the backend of a client of `swerl sandbox serve`; its operator names the image."""
+    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    options = ServerOptions(port=0, templates={"task": TASK_IMAGE}, limits=LIMITS)
+    async with SandboxServer(machine, "k" * 20, options) as server:
+        urls = {"api_url": server.url, "sandbox_url": server.url}
+        yield e2b.connect(e2b.Options(**urls, image_key="image", creates_per_s=1000), "k" * 20)
+
+
 def make(backend: Any) -> Provisioner:
     return Provisioner(backend, LIMITS, concurrency=4)
 
@@ -171,8 +183,8 @@ def built(repository: Path) -> str:
     (layer / "root").mkdir()
     (layer / "root/expected_test_output.json").write_text("{}")
     (layer / "expected_test_output.json").write_text("{}")
-    write_image("prepared", [layer])
-    return "built:prepared"
+    write_image(TASK_IMAGE.removeprefix("built:"), [layer])
+    return TASK_IMAGE
 
 
 SETUP = "echo set >pkg/new.py; git add pkg/new.py; rm -r docs; mkdir docs; echo n >docs/b"
@@ -246,6 +258,32 @@ async def test_each_machine_of_a_run_prepares_once_and_shows_the_same(
     assert "base" in views[0] and "fatal" not in views[0]
     for view in views[1:]:
         assert timeless(view) == timeless(views[0])
+
+
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_a_client_of_a_server_prepares_once_and_sees_the_same(
+    repository: Path, stage: str
+) -> None:
+    assert built(repository) == TASK_IMAGE
+    task = task_of("task", setup=SETUP, files={"/repo/given": "text"})
+
+    async def seen(provisioner: Provisioner) -> str:
+        agent = for_agent(provisioner, task)
+        async with agent if stage == "agent" else provisioner.for_grading(task) as sandbox:
+            async with sandbox.start(["sh", "-c", TREE], cwd="/repo") as process:
+                chunks = [chunk.data async for chunk in process.output()]
+            return re.sub("swerl-[0-9a-f]{16}", "swerl-", b"".join(chunks).decode())
+
+    machine = Counting()
+    async with ordinary(machine) as client:
+        views = [await seen(make(WithoutSnapshots(client)))]
+        for provisioner in (first := make(client), first, make(client)):
+            views.append(await seen(provisioner))
+    assert machine.opened == ["built", "built", "snapshot", "snapshot"]
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+    assert not Store(default_store().root).snapshots()
 
 
 async def test_a_copied_agent_is_kept_on_its_machine_until_it_changes(

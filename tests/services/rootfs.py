@@ -17,8 +17,8 @@ AGENT_ID = 1000
 WORKDIR = "/testbed"
 
 _PROGRAMS = (
-    "sh bash [ arch basename cat chmod chown chroot cp cut date dd df dirname du echo env expr "
-    "false find git grep gzip head hostname id kill ln ls md5sum mkdir mkfifo mknod mktemp "
+    "sh bash [ arch base64 basename cat chmod chown chroot cp cut date dd df dirname du echo env "
+    "expr false find git grep gzip head hostname id kill ln ls md5sum mkdir mkfifo mknod mktemp "
     "mount mv nice nproc od paste pgrep pkill printenv printf ps pwd readlink realpath rm rmdir "
     "sed seq setpriv setsid sha256sum sleep sort stat stdbuf stty su sync tail tar tee test "
     "timeout top touch tr true truncate tty umount uname uniq unshare wc whoami xargs yes "

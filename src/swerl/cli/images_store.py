@@ -270,7 +270,7 @@ def gc(
         f"{shown_bytes(done.kept_bytes)} kept"
     )
     if outside:
-        console().print(f"{counted(outside, 'old snapshot')} of Docker daemons {verb}")
+        console().print(f"{counted(outside, 'old or abandoned snapshot')} {verb}")
     if limit is not None and done.kept_bytes > limit:
         console().print("the rest is in use by open sandboxes; run it again later")
         raise typer.Exit(1)

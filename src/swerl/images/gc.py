@@ -34,7 +34,7 @@ class GcResult:
     num_parts: int
     """Removed blobs, layers and partial downloads."""
     num_outside: int = 0
-    """Removed snapshots of Docker daemons, which are not in the store."""
+    """Removed snapshots of Docker daemons, which are not in the store, and of killed servers."""
 
 
 def collect(

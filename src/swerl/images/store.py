@@ -95,6 +95,8 @@ class Snapshot:
     """Digest of the image's manifest, if it is in the store: the snapshot is a part of it."""
     workdir: str = ""
     """Folder inside that holds the tree; empty: the root."""
+    name: str = ""
+    """The name that it was taken by, which may name its owner."""
 
 
 class Store:

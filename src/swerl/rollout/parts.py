@@ -49,11 +49,18 @@ _Kept: TypeAlias = tuple[SandboxBackend, str] | None
 _NUM_KEPT, _KEPT_BYTES = 1000, 64 * 2**10
 """Sets of clean files that are kept in memory, and the most bytes of one."""
 _UNKEPT = r"""
-find /tmp /dev/shm ! -type d -printf '%p %s %T@\n'
-set -- /proc/[0-9]*
-echo "$# processes"
+find /tmp /dev/shm -name '.swerl-*' -prune -o ! -type d -printf '%p %s %T@\n'
+num=0
+for each in /proc/[0-9]*; do
+  case $(tr '\0' ' ' <"$each/cmdline" 2>/dev/null) in
+    '' | *SWERL_JOB* | */.swerl-*) ;; # it has ended, or belongs to the sandbox
+    *) num=$((num + 1)) ;;
+  esac
+done
+echo "$num processes"
 """
-"""Print what no snapshot keeps: temporary files, and the number of processes."""
+"""Print what no snapshot keeps: temporary files, and the number of processes, without those of the
+`e2b` sandbox itself."""
 
 
 @dataclass(frozen=True, slots=True)

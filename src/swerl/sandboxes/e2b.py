@@ -15,8 +15,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -33,6 +33,7 @@ KEY = "E2B_API_KEY"
 NAME = "swerl"
 """Metadata key of a sandbox's name."""
 _MARK = {"made-by": "swerl"}
+_SNAPSHOTS = "/swerl/snapshots"
 _VCPU_HOUR = 0.0504
 _GIB_HOUR = 0.0162
 """The cloud's published prices in US dollars: 0.000014 a vCPU-second, 0.0000045 a GiB-second."""
@@ -131,6 +132,8 @@ class E2BBackend:
         self._options = options
         self._access = access
         self._own = own
+        self._asked: asyncio.Future[str] | None = None
+        """The question whether the server keeps snapshots by name."""
         self._provider = provider = sdk.E2BProvider(access)
         self._creator = _Creator(
             provider, concurrency=options.create_concurrency, per_s=options.creates_per_s
@@ -155,10 +158,8 @@ class E2BBackend:
 
         Its CPU, memory and disk are the template's own: only a run's own server accepts limits.
         """
-        request = self._request(image, limits, name or new_name())
-        if self._own:
-            order = SandboxOrder(image, limits, workdir, tuple(mounts)).to_text()
-            request = replace(request, metadata={**request.metadata, SandboxOrder.KEY: order})
+        order = SandboxOrder(image, limits, workdir, tuple(mounts))
+        request = self._request(order, name or new_name())
         timeout_s = self._options.boot_timeout_s
         async with self._access.opened(), self._creator.created(request, timeout_s) as remote:
             sandbox = E2BSandbox(
@@ -171,6 +172,8 @@ class E2BBackend:
             try:
                 if self._own:
                     await sandbox.go_direct(self._access)
+                if await self._keeps_snapshots():
+                    await sandbox.keep_with(self._access)
                 await sandbox.set_up(mounts)
                 yield sandbox
             finally:
@@ -199,27 +202,48 @@ class E2BBackend:
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
 
     async def identify(self, image: str) -> str:
-        """Return a text that changes with the image's content; empty but for a run's own server."""
-        return await self._ask("GET", "/swerl/identity", image=image)
+        """Return a text that changes with the image's content; empty except from swerl's server."""
+        wanted = self._request(SandboxOrder(image, Limits(), "/"), "")
+        body = {"templateID": wanted.template, "metadata": wanted.metadata}
+        return await self._ask("POST", "/swerl/identity", json=body)
 
     async def find_snapshot(self, name: str) -> str:
-        return await self._ask("GET", "/swerl/snapshots", name=name)
+        return await self._ask("GET", _SNAPSHOTS, params={"name": name})
 
     async def drop_snapshot(self, name: str) -> None:
-        await self._ask("DELETE", "/swerl/snapshots", name=name)
+        await self._ask("DELETE", _SNAPSHOTS, params={"name": name})
 
-    async def _ask(self, method: str, path: str, **query: str) -> str:
-        return await ask(self._access, method, path, **query) if self._own else ""
+    async def _ask(self, method: str, path: str, **more: Any) -> str:
+        if await self._keeps_snapshots():
+            with suppress(SandboxError):
+                return await ask(self._access, method, path, **more)
+        return ""
 
-    def _request(self, image: str, limits: Limits, name: str) -> _RemotePlan:
-        options = self._options
+    async def _keeps_snapshots(self) -> bool:
+        """Return whether the server keeps snapshots by name; it is asked until it answers."""
+        if self._options.api_url is None:
+            return False  # a cloud
+        if (asked := self._asked) is None:
+            probe = ask(self._access, "GET", _SNAPSHOTS, params={"name": ""})
+            asked = self._asked = asyncio.ensure_future(probe)
+        try:
+            await asyncio.shield(asked)
+        except SandboxError as error:
+            if error.retryable and self._asked is asked:
+                self._asked = None
+            return False
+        return True
+
+    def _request(self, order: SandboxOrder, name: str) -> _RemotePlan:
+        options, image = self._options, order.image
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
+        ordered = {SandboxOrder.KEY: order.to_text()} if self._own else {}
         host = urlsplit(options.public_url).hostname
         return _RemotePlan(
             template=options.template if options.image_key else image,
-            metadata={**options.metadata, **routed, **_MARK, NAME: name},
+            metadata={**options.metadata, **routed, **ordered, **_MARK, NAME: name},
             marks={NAME: name},
-            lifetime_s=limits.lifetime_s,
+            lifetime_s=order.limits.lifetime_s,
             reach=(host,) if host else (),
         )
 

@@ -15,11 +15,13 @@ import pytest
 from swerl.core.liveness import ProcessIdentity
 from swerl.core.sandbox import Limits, new_name
 from swerl.images.store import default_store
+from swerl.sandboxes import local
 from swerl.sandboxes.ledger.bill import bill
 from swerl.sandboxes.ledger.reap import (
     Outcome,
     Provider,
     SandboxState,
+    collect_snapshots,
     list_sandboxes,
     reap,
     reap_leftovers,
@@ -229,6 +231,37 @@ with default_store().owner().scratch() as folder:
     (folder / "tree").mkdir()
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+KILLED_SERVER = """
+import asyncio, os, signal, sys
+from swerl.core.sandbox import Limits, new_name
+from swerl.sandboxes import local
+async def main():
+    backend = local.build(local.Options())
+    async with backend.open(f"dir:{sys.argv[1]}", Limits(), workdir="/w") as sandbox:
+        for name in (new_name(), "prepared"):
+            await sandbox.snapshot(name)
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+
+
+async def test_the_snapshots_of_a_killed_server_go_and_prepared_ones_stay(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "image").mkdir()
+    argv = [sys.executable, "-c", KILLED_SERVER, str(tmp_path / "image")]
+    assert subprocess.run(argv).returncode < 0  # noqa: ASYNC221
+    backend = local.build(local.Options())
+    async with backend.open(f"dir:{tmp_path}/image", LIMITS, workdir="/w") as sandbox:
+        await sandbox.snapshot(mine := new_name())
+    assert await collect_snapshots(ledger, dry_run=True) == 1
+    assert len(default_store().snapshots()) == 3
+    await reap(ledger)
+    left = {each.name for each in default_store().snapshots().values()}
+    assert left == {"prepared", mine}
 
 
 async def test_the_files_of_a_snapshot_that_was_killed_go(

@@ -1,8 +1,9 @@
 """The way to a server of swerl's own (`sandboxes/e2b_server`).
 
-It answers some requests in one piece. Other E2B services have no such endpoints; their sandboxes
-use streams (`runner.py`). It may also listen where the SDK cannot connect: on a Unix socket, or
-with a certificate that no authority signed. A tunnel carries the SDK's connections there.
+It keeps snapshots by name, and a run's own server answers some requests in one piece. Other E2B
+services have no such endpoints; their sandboxes use streams (`runner.py`). It may also listen where
+the SDK cannot connect: on a Unix socket, or with a certificate that no authority signed. A tunnel
+carries the SDK's connections there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
 
     from swerl.sandboxes._e2b.sdk import E2BAccess
 
+ANSWERS = "Swerl-Answer"
+"""Header of an answer to `ask`: some servers answer 200 on any path."""
 _OK, _NO_CONTENT, _FAILED = 200, 204, 409
+_BUSY = {502, 503, 504}
+"""Statuses of a server, or of a proxy before it, that may answer otherwise later."""
 _CONNECT_S = 30.0
 _FILE_S = 600.0
 """Seconds for one file; a server that is stopped keeps its connections open."""
@@ -88,15 +93,6 @@ class Direct:
     async def write(self, path: str, data: bytes) -> None:
         await self._request("PUT", "/swerl/file", _FILE_S, params={"path": path}, data=data)
 
-    async def snapshot_root(self) -> str:
-        """Return the folder whose files a snapshot keeps; empty if none can be taken."""
-        return (await self._request("GET", "/swerl/snapshot")).decode()
-
-    async def snapshot(self, name: str) -> str:
-        """Keep the sandbox's files at its server and return the image's reference there."""
-        params = {"name": name}
-        return (await self._request("POST", "/swerl/snapshot", _FILE_S, params=params)).decode()
-
     async def _request(
         self, method: str, path: str, within_s: float | None = None, **more: Any
     ) -> bytes:
@@ -134,20 +130,28 @@ class Direct:
         return kind(failure["message"], hint=failure["hint"], from_inside=failure["from_inside"])
 
 
-async def ask(access: E2BAccess, method: str, path: str, **query: str) -> str:
-    """Return a server's answer about images; empty if it has none or does not answer."""
+async def ask(access: E2BAccess, method: str, path: str, **more: Any) -> str:
+    """Return a server's answer about images and snapshots.
+
+    Raises CutError if it does not answer, and SandboxError if it refuses, as other servers do.
+    """
     import aiohttp
 
     headers = {"X-API-Key": access.api_key}
     timeout = aiohttp.ClientTimeout(access.request_timeout_s)
-    with suppress(aiohttp.ClientError, OSError):
+    try:
         async with (
             access.opened(),
             aiohttp.ClientSession(access.url, headers=headers, timeout=timeout) as session,
-            session.request(method, path, params=query) as reply,
+            session.request(method, path, **more) as reply,
         ):
-            return await reply.text() if reply.status == _OK else ""
-    return ""
+            body = await reply.text(errors="replace")
+    except (aiohttp.ClientError, OSError) as error:
+        raise CutError(f"{path}: no answer: {error}", hint="see the server's log") from error
+    if reply.status == _OK and reply.headers.get(ANSWERS):
+        return body
+    kind = CutError if reply.status in _BUSY else SandboxError
+    raise kind(f"{path}: {reply.status} {body[:300]}", hint="see the server's log")
 
 
 class Tunnel:

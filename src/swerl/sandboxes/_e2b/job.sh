@@ -6,7 +6,7 @@
 # a broken stream loses nothing. Text before a line `=` comes from a shell profile. The last line is
 # `x <exit code> <1 if stopped> <bytes of output> <bytes of errors>`.
 #
-#   step      launch, signal or stop            d      folder of this command
+#   step      launch, signal, stop or tidy      d      folder of this command
 #   argv      the command                       given  its environment beyond the image's
 #   cwd       its working directory             limit  seconds until it is stopped, or empty
 #   cap_kib   KiB kept of a stream, 0 for all   live   1 to print output live and accept input
@@ -14,10 +14,12 @@
 #   offsets   bytes of each already printed     stale  folders of ended commands
 #   number    the signal to send
 
+tidy() { [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"; }
+
 say_no() { printf '\n=\n! %s\n' "$1"; exit 0; }
 
 launch() {
-  [ ${#stale[@]} -eq 0 ] || rm -rf -- "${stale[@]}"
+  tidy
   if mkdir -m 700 -- "$d" 2>/dev/null; then
     { prepare && begin; } || { rm -rf -- "$d"; say_no 'there is no space for a command in /tmp'; }
   fi
@@ -272,4 +274,5 @@ case ${SWERL_STEP:-$step} in
   supervise) supervise ;;
   signal) signal; echo ok ;;
   stop) stop; echo ok ;;
+  tidy) tidy; echo ok ;;
 esac

@@ -151,6 +151,12 @@ class Runner:
         self._forget(job)
         return answered
 
+    async def tidy(self, *, but: str | None = "") -> None:
+        """Remove the folders of ended jobs now, except for those of one user."""
+        for user in [user for user in self._stale if user != but]:
+            stale = self._stale.pop(user)
+            await self._step(ShellJob((), "/", {}, user), "tidy", stale=stale)
+
     async def persist(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Repeat an attempt until it returns True, or the sandbox is lost."""
         failing_since, failures = 0.0, 0
@@ -179,13 +185,15 @@ class Runner:
             hint = "raise disk_mib, or the template's disk"
             raise SandboxError(message, hint=hint, from_inside=self.is_set_up)
 
-    async def _step(self, job: ShellJob, step: str, number: int = 0) -> None:
+    async def _step(
+        self, job: ShellJob, step: str, number: int = 0, stale: Sequence[str] = ()
+    ) -> None:
         detail: list[str] = []
 
         async def take(text: str) -> None:
             detail.append(text)
 
-        text = replace(job, argv=(), env={}, stdin=b"").step(step, number=number)
+        text = replace(job, argv=(), env={}, stdin=b"").step(step, number=number, stale=stale)
 
         async def attempt() -> bool:
             async with self._remote.shell(

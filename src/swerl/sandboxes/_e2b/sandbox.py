@@ -6,14 +6,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import TIMED_OUT, CappedOutput, Chunk, Exec, Mount, file_error, require_path
-from swerl.sandboxes._e2b.direct import Direct, open_direct
+from swerl.core.sandbox import (
+    TIMED_OUT,
+    CappedOutput,
+    Chunk,
+    Exec,
+    Mount,
+    file_error,
+    new_name,
+    require_path,
+)
+from swerl.sandboxes._e2b.direct import Direct, ask, open_direct
 from swerl.sandboxes._e2b.files import UNPACK, SandboxFiles, upload_folder
 from swerl.sandboxes._e2b.process import E2BProcess
 from swerl.sandboxes._e2b.runner import JobOutput, JobResult, Runner, ShellJob, UnkillableError
@@ -28,6 +37,8 @@ _OVERTIME_S = 15.0
 _EXPLAIN_S = 5.0
 """Seconds in which the owner of a server may report why it does not answer."""
 _SETUP_TIMEOUT_S = 300.0
+_SNAPSHOT_S = 600.0
+"""Seconds for a server to keep a sandbox's files."""
 _LOOK = """
 id -un; id -u; id -g; test -d "$1" && test -w "$1" && echo writable; shift
 for each; do test -n "$(ls -A -- "$each" 2>/dev/null)" || printf 'absent %s\\n' "$each"; done; :
@@ -35,7 +46,8 @@ for each; do test -n "$(ls -A -- "$each" 2>/dev/null)" || printf 'absent %s\\n' 
 _OWN_WORKDIR = """
 mkdir -p -- "$1" || exit
 chown -R "$2" -- "$1" 2>/dev/null # if root may not, there is one user only
-if command -v git >/dev/null; then git config --system --add safe.directory '*'; fi; :
+command -v git >/dev/null || exit 0
+git config --system --replace-all safe.directory '*' '^[*]$'; : # once, also after a snapshot
 """
 
 
@@ -76,13 +88,19 @@ class E2BSandbox:
         self._open = AsyncExitStack()
         self._is_gone = False
         self._direct: Direct | None = None
+        self._keeper: E2BAccess | None = None
         self.snapshot_root = ""
         """The folder whose files a snapshot keeps; empty: the server takes none."""
 
     async def go_direct(self, access: E2BAccess) -> None:
         opened = open_direct(access, self.id, self._remote.token)
         self._direct = await self._open.enter_async_context(opened)
-        self.snapshot_root = await self._unless_cut(self._direct.snapshot_root())
+
+    async def keep_with(self, access: E2BAccess) -> None:
+        """Make snapshots possible, at a server that keeps them by name."""
+        self._keeper = access
+        with suppress(SandboxError):
+            self.snapshot_root = await self._runner.unless_lost(ask(access, "GET", self._kept_at))
 
     async def set_up(self, mounts: Sequence[Mount]) -> None:
         """Give the workdir to the ordinary user, and upload the mounts that the image lacks."""
@@ -158,6 +176,8 @@ class E2BSandbox:
             raise SandboxError(refusal.decode().strip(), hint="give a command to run")
         job = ShellJob(argv, cwd or self._workdir, env or {}, self._user(user), live=True)
         process = E2BProcess(self._runner, job)
+        # An agent sees the same /tmp, however its sandbox was prepared.
+        await self._runner.unless_lost(self._runner.tidy(but=job.user))
         try:
             await process.begin()
             yield process
@@ -200,10 +220,13 @@ class E2BSandbox:
 
         Raises SandboxError if the server takes no snapshots.
         """
-        if not (self._direct and self.snapshot_root):
+        if not (self._keeper and self.snapshot_root):
             message = f"the server of sandbox {self.id} takes no snapshots by name"
-            raise SandboxError(message, hint="a run's own servers do, for images and folders")
-        return await self._unless_cut(self._direct.snapshot(name))
+            raise SandboxError(message, hint="`swerl sandbox serve` does, for images and folders")
+        await self._runner.unless_lost(self._runner.tidy())
+        access = replace(self._keeper, request_timeout_s=_SNAPSHOT_S)
+        asking = ask(access, "POST", self._kept_at, params={"name": name or new_name()})
+        return await self._unless_cut(asking)
 
     def lose(self, error: SandboxLostError) -> None:
         """Make all its requests fail with this error, because its provider is gone."""
@@ -282,6 +305,10 @@ class E2BSandbox:
             self._runner.lose(lost)
             raise lost
         return JobResult(TIMED_OUT, stopped=True, sizes=(output.offsets[0], output.offsets[1]))
+
+    @property
+    def _kept_at(self) -> str:
+        return f"/swerl/sandboxes/{self.id}/snapshot"
 
     def _user(self, user: str | None) -> str | None:
         if user in ("root", self._settings.user):

@@ -184,7 +184,7 @@ class LocalSandbox:
         store, layer_id = default_store(), snapshot_id(name or secrets.token_hex(16))
         if not store.has_layer(layer_id):
             try:
-                note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir)
+                note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir, name)
                 with store.owner().scratch() as folder:
                     await self.capture(folder / "tree")
                     await asyncio.to_thread(store.add_snapshot, folder, layer_id, note)

@@ -1,8 +1,8 @@
 """The server: listen, route requests, and turn errors into answers.
 
-A run's own client also uses `POST /swerl/run`, `GET` or `PUT /swerl/file`, and snapshots by name.
-E2B's protocols stream text and never return the end of a command in one answer, so a client that
-needs bytes wraps every command in a supervisor. These paths carry whole results in bytes.
+A run's own client also uses `POST /swerl/run`, and `GET` or `PUT /swerl/file`. E2B's protocols
+stream text and never return the end of a command in one answer, so a client that needs bytes wraps
+every command in a supervisor. These paths carry whole results in bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-from swerl.core.contracts import SandboxBackend, SnapshotSandbox
+from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import (
     GatewayError,
     SandboxError,
@@ -47,7 +47,7 @@ _BACKLOG = 1024
 _SHUTDOWN_S = 5.0
 _HOST = re.compile(r"(\d{1,5})-([0-9a-f]{20})(?:-[a-z0-9]+)?\.[^/]+", re.IGNORECASE)
 """`<port>-<id>.<domain>`; old SDKs append a suffix to the id. No machine has such a name."""
-_DIRECT_PATHS = frozenset({"/swerl/run", "/swerl/file", "/swerl/snapshot"})
+_DIRECT_PATHS = frozenset({"/swerl/run", "/swerl/file"})
 _FAILED = 409
 """Status of an answer that carries an error of the sandbox."""
 _MAX_RUN_BYTES = 1 << 29
@@ -231,10 +231,6 @@ async def _answer_direct(
                 data = await read_body(request, max_file_bytes)
                 await served.sandbox.write(request.query["path"], data)
                 return web.Response(status=204)
-            case "GET", "/swerl/snapshot":
-                return web.Response(text=getattr(served.sandbox, "snapshot_root", ""))
-            case "POST", "/swerl/snapshot" if isinstance(served.sandbox, SnapshotSandbox):
-                return web.Response(text=await served.sandbox.snapshot(request.query["name"]))
     except FileNotFoundError as error:
         return _failed({"missing": str(error)})
     except SandboxFileError as error:

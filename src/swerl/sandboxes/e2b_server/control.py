@@ -13,13 +13,18 @@ import orjson
 from aiohttp import web
 
 from swerl.core.chat import Json
-from swerl.core.contracts import SnapshotBackend
 from swerl.core.errors import SandboxUnavailableError, SwerlError
 from swerl.core.sandbox import SandboxOrder
+from swerl.sandboxes._e2b.direct import ANSWERS
 from swerl.sandboxes.e2b_server import views
 from swerl.sandboxes.e2b_server.connect import Message, get_integer, get_table, get_text, read_body
 from swerl.sandboxes.e2b_server.failure import Code, WireError
-from swerl.sandboxes.e2b_server.served import SandboxRequest, ServedSandboxes, ServerOptions
+from swerl.sandboxes.e2b_server.served import (
+    PREPARED,
+    SandboxRequest,
+    ServedSandboxes,
+    ServerOptions,
+)
 from swerl.sandboxes.e2b_server.views import ListQuery, page, wanted_metadata
 
 _MAX_BODY_BYTES = 1 << 20
@@ -75,14 +80,9 @@ class Control:
         metadata = get_table(body, "metadata")
         template = get_text(body, "templateID")
         order = self._order(metadata)
-        snapshot = self._served.snapshots.get(template)
-        if order:
-            image = order.image
-        else:
-            image = snapshot.image if snapshot else choose(template, metadata, self._options)
         wanted = SandboxRequest(
             template=template,
-            image=image,
+            image=self._image(template, metadata),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
             metadata=metadata,
             env=get_table(body, "envVars"),
@@ -138,7 +138,8 @@ class Control:
     async def snapshots(self, request: web.BaseRequest) -> web.Response:
         """List the snapshots, of one sandbox or all."""
         wanted = request.query.get("sandboxID", "")
-        found = [m for m in self._served.snapshots.values() if wanted in ("", m.served.id)]
+        whole = [made for made in self._served.snapshots.values() if made.image]
+        found = [made for made in whole if wanted in ("", made.served.id)]
         return _json([{"snapshotID": made.id, "names": [made.id]} for made in found])
 
     async def fork(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
@@ -171,23 +172,26 @@ class Control:
         raise WireError(Code.NOT_FOUND, f"snapshot {name[:100]!r} was not found")
 
     async def identify(self, request: web.BaseRequest) -> web.Response:
-        """Return a text that changes with an image's content, to a run's own client."""
-        return web.Response(text=await self._kept().identify(request.query.get("image", "")))
+        """Return a text that changes with the content of the image that a create call gets."""
+        body = await _body(request)
+        image = self._image(get_text(body, "templateID"), get_table(body, "metadata"))
+        return _answer(await self._served.prepared.identify(image))
 
-    async def find_snapshot(self, request: web.BaseRequest) -> web.Response:
-        """Return the reference of a named snapshot, to a run's own client; empty: none."""
-        return web.Response(text=await self._kept().find_snapshot(request.query.get("name", "")))
+    async def find_prepared(self, request: web.BaseRequest) -> web.Response:
+        return _answer(await self._served.prepared.find_snapshot(request.query.get("name", "")))
 
-    async def drop_snapshot(self, request: web.BaseRequest) -> web.Response:
-        """Remove a named snapshot of a run's own client."""
-        await self._kept().drop_snapshot(request.query.get("name", ""))
-        return web.Response(status=204)
+    async def drop_prepared(self, request: web.BaseRequest) -> web.Response:
+        await self._served.prepared.drop_snapshot(request.query.get("name", ""))
+        return _answer("")
 
-    def _kept(self) -> SnapshotBackend:
-        backend = self._served.backend
-        if self._options.takes_orders and isinstance(backend, SnapshotBackend):
-            return backend
-        raise WireError(Code.NOT_FOUND, "this server keeps no snapshots by name")
+    async def snapshot_root(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Return the folder whose files a snapshot keeps; empty: none can be taken."""
+        return _answer(getattr(self._served.require(sandbox_id).sandbox, "snapshot_root", ""))
+
+    async def prepare(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
+        """Keep a sandbox's files as a prepared snapshot, and return its reference."""
+        served, name = self._served.require(sandbox_id), request.query.get("name", "")
+        return _answer(await self._served.prepared.take(served, name))
 
     async def get(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         served = self._served.find_paused(sandbox_id) or self._served.require(sandbox_id)
@@ -263,6 +267,14 @@ class Control:
     def _template(self, name: str) -> dict[str, Json]:
         return views.template(name, self._options.limits, self._started_unix_s)
 
+    def _image(self, template: str, metadata: Mapping[str, str]) -> str:
+        """Return the image of a create call, which may be a snapshot of this server."""
+        if order := self._order(metadata):
+            return order.image
+        served, named = self._served, metadata.get(self._options.image_key) or template
+        found = served.prepared.find(named) or served.snapshots.get(template)
+        return found.image if found else choose(template, metadata, self._options)
+
     def _order(self, metadata: Mapping[str, str]) -> SandboxOrder | None:
         text = metadata.get(SandboxOrder.KEY)
         if text is None or not self._options.takes_orders:
@@ -302,9 +314,11 @@ _TABLE: tuple[tuple[str, str, _Handler], ...] = (
     ("POST", rf"{_ID}/fork", Control.fork),
     ("GET", r"/snapshots", Control.snapshots),
     ("DELETE", r"/templates/([^/]+)", Control.delete_template),
-    ("GET", r"/swerl/identity", Control.identify),
-    ("GET", r"/swerl/snapshots", Control.find_snapshot),
-    ("DELETE", r"/swerl/snapshots", Control.drop_snapshot),
+    ("POST", r"/swerl/identity", Control.identify),
+    ("GET", r"/swerl/snapshots", Control.find_prepared),
+    ("DELETE", r"/swerl/snapshots", Control.drop_prepared),
+    ("GET", rf"/swerl{_ID}/snapshot", Control.snapshot_root),
+    ("POST", rf"/swerl{_ID}/snapshot", Control.prepare),
     ("PUT", rf"{_ID}/network", Control.not_served),
     ("GET", r"(?:/v2)?/templates", Control.templates),
     ("GET", r"/templates/aliases/([^/]+)", Control.alias),
@@ -328,6 +342,8 @@ def choose(template: str, metadata: Mapping[str, str], options: ServerOptions) -
         return image
     if not named:
         raise WireError(Code.INVALID_ARGUMENT, "the request names no template")
+    if named.startswith(PREPARED):
+        raise WireError(Code.NOT_FOUND, "the prepared snapshot is gone")
     if _OF_THIS_MACHINE.match(named):
         message = (
             f"template {named[:200]!r} names files of the server, which only its operator may offer"
@@ -352,6 +368,11 @@ async def _body(request: web.BaseRequest) -> Message:
     if not isinstance(value, dict):
         raise WireError(Code.INVALID_ARGUMENT, "the body must be a JSON object")
     return value
+
+
+def _answer(text: str) -> web.Response:
+    """Answer a client of swerl's own."""
+    return web.Response(text=text, headers={ANSWERS: "1"})
 
 
 def _json(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

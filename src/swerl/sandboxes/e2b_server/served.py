@@ -11,9 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend, SnapshotSandbox
+from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotSandbox
 from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits, Mount, SandboxOrder, new_name
+from swerl.images.ondemand import WrappedBackend
 from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.failure import Code, WireError, gone, why
 from swerl.sandboxes.e2b_server.folders import Folders
@@ -21,6 +22,8 @@ from swerl.sandboxes.e2b_server.processes import Processes, wait_ready
 from swerl.sandboxes.e2b_server.watchers import Watchers
 
 _LOG = logging.getLogger(__name__)
+PREPARED = "swerl-prepared-"
+"""How the references of prepared snapshots begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class ServedSandboxes:
         self._closed = False
         self.snapshots: dict[str, ServedSnapshot] = {}
         """Template id -> a snapshot that a client took."""
+        self.prepared = PreparedSnapshots(self, options)
         self.paused: dict[str, ServedSandbox] = {}
         """Id -> a sandbox that ended and can resume with its files."""
         self._dropped: set[str] = set()
@@ -175,10 +179,7 @@ class ServedSandboxes:
 
     async def snapshot(self, served: ServedSandbox, name: str = "") -> ServedSnapshot:
         """Keep a sandbox's files as a template of this server. Raises WireError."""
-        sandbox = served.sandbox
-        if not (isinstance(sandbox, SnapshotSandbox) and sandbox.snapshot_root):
-            message = "snapshots need `local` sandboxes of an image or folder, or `docker`"
-            raise WireError(Code.UNIMPLEMENTED, message)
+        sandbox = _require_snapshots(served)
         if name in self.snapshots or name in self._options.templates:
             message = f"there is a template {name[:100]!r} already"
             raise WireError(Code.FAILED_PRECONDITION, message, status=409)
@@ -191,6 +192,8 @@ class ServedSandboxes:
         self.snapshots[made.id] = made
         try:
             made.image = await sandbox.snapshot(key)
+            if self._closed:
+                raise WireError(Code.UNAVAILABLE, "the server is stopping")
         except BaseException:
             await self.drop_snapshot(made)
             raise
@@ -238,12 +241,11 @@ class ServedSandboxes:
             return created
 
     async def _drop(self) -> None:
-        backend = self.backend
-        if isinstance(backend, SnapshotBackend):
-            for key in [*self._dropped]:
-                await backend.drop_snapshot(key)
-                if not await backend.find_snapshot(key):
-                    self._dropped.discard(key)
+        backend = WrappedBackend(self.backend)
+        for key in [*self._dropped]:
+            await backend.drop_snapshot(key)
+            if not await backend.find_snapshot(key):
+                self._dropped.discard(key)
 
     async def remove(self, served: ServedSandbox) -> None:
         """Remove a running or paused sandbox; return once it is gone."""
@@ -267,7 +269,8 @@ class ServedSandboxes:
                 holder.task.cancel()
         await asyncio.gather(*(holder.task for holder in holders), return_exceptions=True)
         kept = [served.kept for served in self.paused.values() if served.kept]
-        self._dropped |= {made.key for made in (*self.snapshots.values(), *kept)}
+        kept += [*self.snapshots.values(), *self.prepared.end()]
+        self._dropped |= {made.key for made in kept}
         self.snapshots.clear()
         self.paused.clear()
         with suppress(SwerlError):
@@ -319,6 +322,66 @@ class ServedSandboxes:
                 self._ended_inside.add(served.id)
             served.processes.stop(from_inside=served.from_inside)
             await served.watchers.close()
+
+
+def _require_snapshots(served: ServedSandbox) -> SnapshotSandbox:
+    """Return the sandbox, if a snapshot of it can be taken. Raises WireError."""
+    sandbox = served.sandbox
+    if isinstance(sandbox, SnapshotSandbox) and sandbox.snapshot_root:
+        return sandbox
+    message = "snapshots need `local` sandboxes of an image or folder, or `docker`"
+    raise WireError(Code.UNIMPLEMENTED, message)
+
+
+class PreparedSnapshots(WrappedBackend):
+    """Snapshots that swerl's own clients take and find by names, apart from those of E2B's clients.
+
+    Nobody can list them, and their references are random. They end with the server, and only those
+    used last stay. On a run's own server they are the backend's and outlive the server.
+    """
+
+    def __init__(self, sandboxes: ServedSandboxes, options: ServerOptions) -> None:
+        super().__init__(sandboxes.backend)
+        self._sandboxes = sandboxes
+        self._options = options
+        self._made: dict[str, ServedSnapshot] = {}
+        """Name -> snapshot; the last used last."""
+
+    def find(self, reference: str) -> ServedSnapshot | None:
+        return next((made for made in self._made.values() if made.id == reference), None)
+
+    def end(self) -> list[ServedSnapshot]:
+        """Forget all, and return them."""
+        made, self._made = list(self._made.values()), {}
+        return made
+
+    async def take(self, served: ServedSandbox, name: str) -> str:
+        """Keep a sandbox's files; return the reference. A name that has a snapshot keeps it."""
+        if self._options.takes_orders:
+            return await _require_snapshots(served).snapshot(name)
+        made = await self._sandboxes.snapshot(served, PREPARED + access.new_sandbox_id())
+        del self._sandboxes.snapshots[made.id]
+        if found := self._made.get(name):  # another client was faster
+            await self._sandboxes.drop_snapshot(made)
+            return found.id
+        self._made[name] = made
+        if len(self._made) > self._options.max_sandboxes:
+            await self.drop_snapshot(next(iter(self._made)))
+        return made.id
+
+    async def find_snapshot(self, name: str) -> str:
+        if self._options.takes_orders:
+            return await super().find_snapshot(name)
+        if made := self._made.pop(name, None):
+            self._made[name] = made
+            return made.id
+        return ""
+
+    async def drop_snapshot(self, name: str) -> None:
+        if self._options.takes_orders:
+            await super().drop_snapshot(name)
+        elif made := self._made.pop(name, None):
+            await self._sandboxes.drop_snapshot(made)
 
 
 def _existing(mounts: Sequence[Mount]) -> list[Mount]:

@@ -85,10 +85,11 @@ class Provider:
 
 @runtime_checkable
 class SnapshotCollector(Protocol):
-    """A SandboxBackend whose snapshots are outside of the image store."""
+    """A SandboxBackend with snapshots that stay when their owner is killed."""
 
     async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
-        """Remove the unused snapshots taken before this Unix time; return their number."""
+        """Remove the unused snapshots of dead owners, and those outside of the image store taken
+        before this Unix time; return their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,9 @@ async def reap(
 
 
 async def collect_snapshots(ledger: Ledger, *, dry_run: bool = False) -> int:
-    """Remove the old snapshots that backends of this machine keep; return their number.
+    """Remove the old and abandoned snapshots that backends of this machine keep.
 
-    A backend that cannot be reached is passed over.
+    Returns their number. A backend that cannot be reached is passed over.
     """
     entries = (await asyncio.to_thread(ledger.read)).entries
     used = {Provider(entry.use.backend, entry.use.settings) for entry in entries}
