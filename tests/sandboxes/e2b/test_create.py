@@ -59,11 +59,11 @@ async def test_a_create_that_is_cancelled_leaves_nothing(faults: Faults) -> None
 
 async def test_all_attempts_share_one_time_limit(faults: Faults) -> None:
     faults.answer = once(failing(503, "no capacity"), times=10_000)
-    with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 0\.3 s.*") as caught:
-        async with backend(faults.url, boot_timeout_s=0.3).open("base", LIMITS, workdir=WORKDIR):
+    with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 1\.5 s.*") as caught:
+        async with backend(faults.url, boot_timeout_s=1.5).open("base", LIMITS, workdir=WORKDIR):
             pass
     assert caught.value.retryable
-    assert faults.creates > 2
+    assert faults.creates > 1
 
 
 @pytest.mark.parametrize(
