@@ -168,6 +168,10 @@ def test_claims_that_no_passing_test_reaches_stay(body: str) -> None:
 def test_inputs_stay() -> None:
     text = "def test_it():\n    given = 3\n    assert f(given, 4) == g('x')\n"
     assert {each.kind for each in _all("test_it.py", text)} == {Kind.OPERATOR}
+    # Only a word of its own makes a name that of an assertion.
+    for name in ("checkout", "expectations", "validated"):
+        assert _all("test_it.py", f"def test_it():\n    {name}(given, [3, 4])\n") == []
+    assert _all("test_it.py", "def test_it():\n    CHECK_ALL(given, [3, 4])\n")
 
 
 def test_lines_of_the_base_commit_come_last() -> None:

@@ -392,8 +392,8 @@ ENDS = re.compile(
 )
 """Text of a branch that fails in any case."""
 CUSTOM = re.compile(
-    r"_*(?:(?:assert|check|verify|validate|expect)(?:$|_|[A-Z])|(?:\w*_)?run_?test|invoke_assert)",
-    re.IGNORECASE,
+    r"_*(?:(?i:assert|check|verify|validate|expect)(?:$|_|[A-Z])"
+    r"|(?i:(?:\w*_)?run_?test|invoke_assert))"
 )
 """Helpers of a project that hold assertions."""
 ALL_OF = _words("all")
