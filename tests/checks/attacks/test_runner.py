@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ async def test_most_attacks_work_in_a_sandbox_without_walls(
     failing = {name for name, finding in found.items() if finding.result is AttackOutcome.FAIL}
     assert wanted - OUTSIDE <= failing, {name: found[name] for name in wanted - failing}
     assert os.geteuid() != 0 or len(failing) > len(attacks) * 0.6
+
+
+async def test_services_that_say_nothing_do_not_hold_an_attack_up(
+    tmp_path: Path, no_survivors: None
+) -> None:
+    subject = Subject(WeakBackend(), "weak", workdir=str(tmp_path / "work"))
+    guess = [each for each in runner.all_attacks() if each.name == "other-sessions"]
+    with ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        found = results(await runner.attack(subject, guess))
+    assert found["other-sessions"].result is AttackOutcome.FAIL
 
 
 @pytest.mark.parametrize(
