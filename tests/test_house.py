@@ -21,7 +21,7 @@ def _house() -> ModuleType:
 
 HOUSE = _house()
 FOUND = HOUSE.static()
-STILL = {"lines": 94_828}
+STILL = {"lines": 94_837}
 """Measures that are over their bound, and the value that they may not exceed until then."""
 
 

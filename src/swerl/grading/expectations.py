@@ -356,13 +356,14 @@ class _Reader(Sides):
             inner = inner.named_children[0]
         sides = inner.named_children
         sign = "".join(self._file.source(each) for each in inner.children if not each.is_named)
-        is_equal = sign in (("!=", "!==", "is not") if wanted else ("==", "===", "is"))
-        if (
-            is_equal
-            and len(sides) == 2
-            and not {self._file.source(side) for side in sides} & known.NOTHING
-        ):
+        if len(sides) == 2 and self._is_equal(sides, sign, not wanted):
             self._compare(sides[0], sides[1], claim)
+
+    def _is_equal(self, sides: Sequence[Node], sign: str, wanted: bool) -> bool:
+        """Return True if a comparison claims that its sides are equal, and none is nothing."""
+        texts = {self._file.source(side) for side in sides}
+        signs = ("==", "===", "is") if wanted else ("!=", "!==", "is not")
+        return sign in signs and not texts & known.NOTHING
 
     def _read_comparison(
         self, sides: Sequence[Node], operator: Node, sign: str, wanted: bool, claim: Node
@@ -370,7 +371,7 @@ class _Reader(Sides):
         """Read `found == expected` or another comparison."""
         if sign[:1] == ("<" if wanted else ">") and (pair := self._file.distance(sides[0])):
             self._compare(*pair, claim, within=self._file.number(sides[1]))
-        is_equal = sign in (("==", "===", "is") if wanted else ("!=", "!==", "is not"))
+        is_equal = self._is_equal(sides, sign, wanted)
         for side, other in (sides, tuple(reversed(sides))):
             call = self._file.call(side) if side.type in known.CALLS else None
             if call is not None and call.name in known.COMPARERS and len(call.args) >= 2:
@@ -381,7 +382,7 @@ class _Reader(Sides):
         is_diff = (
             '""' in texts and b"Diff(" in self._file.text[claim.start_byte : operator.start_byte]
         )
-        if is_equal and not is_diff and not texts & known.NOTHING:
+        if is_equal and not is_diff:
             self._compare(sides[0], sides[1], claim)
         if sign == "in" and wanted:
             self._expect(sides[0], claim)

@@ -155,7 +155,8 @@ class FlowGrader:
         if isinstance(changes, Grade):
             return MeasuredSwaps()
         grading = _Grading(task, changes, open_clean, self, parse)
-        return await grading.measure(num_runs)
+        swaps, texts = await grading.measure(num_runs)
+        return MeasuredSwaps(tuple(swaps), blind.claims_share(task.grading, texts, swaps))
 
     def _parser_of(self, task: Task) -> Parser:
         return self.parser or find_parser(task.grading.log_parser or self.default_parser)
@@ -198,7 +199,7 @@ class _Grading:
         if swaps is None:
             # Without a file that can hold swaps, no sandbox is needed to find none.
             solution = await self._with_solution() if blind.test_files(self.task) else None
-            swaps = (await solution.measure(_TRIALS)).swaps if solution else ()
+            swaps = tuple((await solution.measure(_TRIALS))[0]) if solution else ()
         if not (swaps and num_runs):
             return first.grade
         # The seed is secret: a patch that could predict the swaps could avoid them.
@@ -213,13 +214,16 @@ class _Grading:
             return replace(first.grade, blind=Blind.MATCHED, blind_bits=blind.bits(swaps, num_runs))
         return replace(wrong, restored=first.grade.restored, test_s=first.grade.test_s)
 
-    async def measure(self, num_runs: int) -> MeasuredSwaps:
-        """Run this patch, the known solution, with swaps, and return those that it notices."""
+    async def measure(self, num_runs: int) -> tuple[list[Swap], Mapping[str, bytes]]:
+        """Run this patch, the known solution, with swaps.
+
+        Returns those that it notices, and the texts of the hidden tests.
+        """
         paths = blind.test_files(self.task)
         async with self.open_clean() as sandbox:
             base = await _read(sandbox, paths)
             if (await prepare(self.task, self.patch, sandbox)).failure:
-                return MeasuredSwaps()
+                return [], {}
             texts = await _read(sandbox, paths)
         spec, files = self.task.grading, sorted(texts)
         failing = blind.failing_lines(await self._log_without_patch() if texts else "", files)
@@ -242,7 +246,7 @@ class _Grading:
             if len(trial) > 1 and not noticed:
                 trials = blind.trials(texts, base, spec, at_once=1, failing=failing)
                 num_done = 0
-        return MeasuredSwaps(tuple(found), blind.claims_share(spec, texts, found))
+        return found, texts
 
     async def _log_without_patch(self) -> str:
         """Return the log of the tests before the fix."""

@@ -132,7 +132,7 @@ async def delete_pod(cluster: Cluster, objects: str, pod: str) -> None:
     A `Sandbox` is deleted first: otherwise its controller makes the pod again.
     """
     path = f"{pods_path(cluster)}/{pod}"
-    if not path.startswith(objects):
+    if objects != pods_path(cluster):
         with _if_there():
             await cluster.call("DELETE", f"{objects}/{pod}", body={})
     with _if_there():

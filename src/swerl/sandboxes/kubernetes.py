@@ -71,6 +71,8 @@ class KubernetesBackend:
         self._options = options
         self._cluster = Cluster(options.kubeconfig, options.context, options.namespace)
         self._has_policy = self._is_closed = options.network == "unchecked"
+        self._version = ""
+        """API version of agent-sandbox's objects, once it is known."""
 
     @asynccontextmanager
     async def open(
@@ -148,7 +150,9 @@ class KubernetesBackend:
         if self._options.resource == "pod":
             return pods_path(cluster)
         try:
-            group = await cluster.call("GET", _AGENT_SANDBOX)
+            if not self._version:
+                group = await cluster.call("GET", _AGENT_SANDBOX)
+                self._version = group["preferredVersion"]["groupVersion"]
         except KubernetesError as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -156,8 +160,7 @@ class KubernetesBackend:
                 "the cluster has no `Sandbox` objects",
                 hint='install kubernetes-sigs/agent-sandbox, or set sandbox.resource = "pod"',
             ) from error
-        version = group["preferredVersion"]["groupVersion"]
-        return f"/apis/{version}/namespaces/{cluster.namespace}/sandboxes"
+        return f"/apis/{self._version}/namespaces/{cluster.namespace}/sandboxes"
 
     async def _require_policy(self) -> None:
         """Find or make a NetworkPolicy that denies the pods all traffic. Raises SandboxError."""

@@ -81,6 +81,9 @@ CORPUS: dict[str, Request] = {
         "/sandboxes", JSON,
         lambda: message(templateID="base", metadata={f"k{n}": "v" for n in range(45_000)}), 413,
     ),
+    "values of a new sandbox": (
+        "/sandboxes", JSON, lambda: b'{"templateID":"base","x":[' + b"[]," * 340_000 + b"[]]}", 413
+    ),
     "a run's output": ("/swerl/run", JSON, lambda: run("head", "-c", "8M", "/dev/zero"), 200),
     "a run's input": ("/swerl/run", JSON, lambda: run("true", stdin=b"x" * LIMIT), 200),
 }  # fmt: skip

@@ -74,11 +74,16 @@ async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     return await off_loop(len(body), bytes, body)
 
 
+async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Json]:
+    """Return the JSON object in a request's body; empty if there is no body."""
+    body = await read_body(request, max_bytes)
+    return await off_loop(len(body), _object, body)
+
+
 async def read_message(request: web.BaseRequest) -> dict[str, Json]:
     """Return the message of a unary call."""
     _require_type(request, UNARY_TYPE)
-    body = await read_body(request, MAX_MESSAGE_BYTES)
-    return await off_loop(len(body), _object, body)
+    return await read_object(request, MAX_MESSAGE_BYTES)
 
 
 async def read_one(request: web.BaseRequest) -> dict[str, Json]:

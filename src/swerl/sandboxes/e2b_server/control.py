@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 from urllib.parse import unquote
 
 import orjson
@@ -17,7 +16,13 @@ from swerl.core.errors import SandboxUnavailableError, SwerlError
 from swerl.core.sandbox import SandboxOrder
 from swerl.sandboxes._e2b.direct import ANSWERS
 from swerl.sandboxes.e2b_server import views
-from swerl.sandboxes.e2b_server.connect import Message, get_integer, get_table, get_text, read_body
+from swerl.sandboxes.e2b_server.connect import (
+    Message,
+    get_integer,
+    get_table,
+    get_text,
+    read_object,
+)
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 from swerl.sandboxes.e2b_server.served import (
     PREPARED,
@@ -359,15 +364,7 @@ def _check_memory(body: Message) -> None:
 
 
 async def _body(request: web.BaseRequest) -> Message:
-    """Return a request's JSON object; empty if it is absent."""
-    data = await read_body(request, _MAX_BODY_BYTES)
-    try:
-        value: Any = orjson.loads(data) if data else {}
-    except orjson.JSONDecodeError as error:
-        raise WireError(Code.INVALID_ARGUMENT, f"the body is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise WireError(Code.INVALID_ARGUMENT, "the body must be a JSON object")
-    return value
+    return await read_object(request, _MAX_BODY_BYTES)
 
 
 def _answer(text: str) -> web.Response:

@@ -97,7 +97,6 @@ class Folders:
         Links are not followed. A list of 60,000 entries would hold the event loop for 0.4 s.
         """
         marker = new_marker()
-
         output = await self._run(_LIST, [path, str(depth)], user, marker.env)
 
         def read() -> orjson.Fragment:

@@ -111,7 +111,7 @@ async def changes_in(
     """Yield an empty list once the watch has begun, then the changes of each listing."""
     marker = new_marker()
     env = {
-        "MARK": marker.word, "MARK_ENTRY": marker.entry, "EVERY": _LIST_EVERY_S[recursive],
+        **marker.env, "EVERY": _LIST_EVERY_S[recursive],
         "DEPTH": "" if recursive else "-maxdepth 1", "LC_ALL": "C", "TZ": "UTC",
     }  # fmt: skip
     seen: Mapping[str, FileEntry] | None = None
