@@ -114,7 +114,7 @@ def task_of(folder: Path, test_s: float, *, is_idle: bool) -> Task:
 async def measure(task: Task, *, at_once: int) -> list[Cost]:
     """Grade the known solution in each way; the effect of the swaps is measured before."""
     grader = swebench.build()
-    swaps = await grader.measure(task, opener(task, at_once=1), 2)
+    swaps = (await grader.measure(task, opener(task, at_once=1), 2)).swaps
     spec = replace(task.grading, swaps=swaps, not_run=())
     ways = [
         ("no blind run", 0, 1),
