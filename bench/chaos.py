@@ -4,14 +4,13 @@
     python bench/chaos.py --seed 3          another order of faults
     python bench/chaos.py --kinds clock     these faults alone
     python bench/chaos.py --ray             ranks and engine on a Ray cluster, which fails too
-    python bench/chaos.py --servers         sandboxes through two servers, which fail too
     python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry,
                                             or `swerl sandbox serve` ("server")
     python bench/chaos.py --kinds controller --kill --each 25 --set rollout.prefix.share=0.5
                                             kill -9 of the controller, never a stop
 
 A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
-sandbox servers, spawner, supervisors, sandboxes), or squeezes the memory of the run or of one
+spawner, supervisors, sandboxes), or squeezes the memory of the run or of one
 process, fills its disk, makes its folder read-only, moves its clock, drops or delays the packets of
 its loopback or cuts its connections.
 Those but the clock need root: the run then has a memory cgroup, a small tmpfs and a network of its
@@ -55,9 +54,7 @@ ROLES = {
     "sandbox": "sandbox ",
     "guard": "_process_guard.py",
 }
-SERVERS = {"sandbox server": "swerl.sandboxes.e2b_server.process"}
-ALL_ROLES = {**services.RAY_ROLES, **SERVERS, **ROLES}
-PLUG_IN = Path(__file__).with_name("_chaos_servers.py")
+ALL_ROLES = {**services.RAY_ROLES, **ROLES}
 DISK = ("full disk", "read-only folder")
 NETWORK = ("loopback down", "connections cut", "loopback slow")
 SLOW_LOOPBACK = ("tbf", "rate", "2mbit", "burst", "128kb", "latency", "2s")
@@ -409,7 +406,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
     parser.add_argument("--kill", action="store_true", help="stop no process, kill it")
     parser.add_argument("--ray", action="store_true", help="run on a Ray cluster of its own")
-    parser.add_argument("--servers", action="store_true", help="with two sandbox servers")
     parser.add_argument("--service", choices=services.SERVICES, help="faults of this service alone")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe")
     given = parser.parse_args(arguments)
@@ -477,9 +473,6 @@ def make(
     runs.mkdir(parents=True)
     kinds = [*ROLES, *ROLES, CLOCK, *(services.RAY_ROLES if ray else ())]
     keys = [*given.set]
-    if given.servers:
-        kinds += [*SERVERS, *SERVERS]
-        keys.append(f"sandbox.type={PLUG_IN}")
     if ray:
         keys += ["cluster.launcher=ray", f"cluster.ray_address={ray.address}"]
     if "CHAOS_MOUNTS" in os.environ:

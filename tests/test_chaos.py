@@ -30,15 +30,6 @@ def test_a_run_under_random_faults_loses_nothing_and_leaves_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_whose_sandbox_servers_fail_loses_nothing_and_leaves_nothing() -> None:
-    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
-    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-    sizes = ["--faults", "3", "--each", "3", "--steps", "1", "--seed", "1"]
-    chaos("--servers", *sizes, "--kinds", "sandbox server", "guard", "spawner", "supervisor")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
 @pytest.mark.parametrize("service", ["docker", "registry", "server"])
 def test_a_service_that_fails_becomes_no_result(
     service: str, request: pytest.FixtureRequest
