@@ -21,10 +21,10 @@ SGLANG_ENV = Path(".nox/sglang-cpu")
 SGLANG_PACKAGES = ("sglang==0.5.21", "gguf")
 SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
 SGLANG_TESTS = (
-    "tests/plan/test_starts.py",
-    "tests/training/test_twin_sglang.py",
-    "tests/training/weight_sync/test_weight_sync_sglang.py",
-    "tests/training/weight_sync/test_experts_sglang.py",
+    "tests/unit/plan/test_starts.py",
+    "tests/unit/training/test_twin_sglang.py",
+    "tests/unit/training/weight_sync/test_weight_sync_sglang.py",
+    "tests/unit/training/weight_sync/test_experts_sglang.py",
 )
 GLM_AND_CONTRACT = "experts_sglang and glm4_moe or sglang and not experts_sglang"
 MAX_WORKERS = 4
@@ -70,8 +70,8 @@ def sglang(session: nox.Session) -> None:
 @nox.session
 def sglang_contract(session: nox.Session) -> None:
     """Run the engines' contract on SGLang, compare SGLang's parsers, serve GLM."""
-    tests = ["tests/engines/test_contract.py", "tests/engines/families"]
-    tests.append("tests/training/weight_sync/test_experts_sglang.py")
+    tests = ["tests/unit/engines/test_contract.py", "tests/unit/engines/families"]
+    tests.append("tests/unit/training/weight_sync/test_experts_sglang.py")
     _run_on_sglang(session, [*tests, "-k", GLM_AND_CONTRACT])
 
 
@@ -103,8 +103,9 @@ def chaos(session: nox.Session) -> None:
         ("--service", "registry", "--faults", "35"),
     ):
         session.run("python", str(BENCHES / "chaos.py"), *more, *session.posargs)
-    fuzzed = ("tests/gateway/test_fuzz.py", "tests/sandboxes/e2b_server/test_http_corpus.py")
-    session.run("pytest", "-s", *fuzzed, env={"SWERL_FUZZ": "1000000"})
+    fuzzed = ("gateway/test_fuzz.py", "sandboxes/e2b_server/test_http_corpus.py")
+    files = [f"tests/unit/{file}" for file in fuzzed]
+    session.run("pytest", "-s", *files, env={"SWERL_FUZZ": "1000000"})
 
 
 @nox.session

@@ -240,13 +240,13 @@ def _loaded(gateway: Served) -> dict[str, Any]:
 
 
 def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The drifts of tests/gateway/test_replay_table.py."""
+    """The drifts of tests/unit/gateway/test_replay_table.py."""
     if model == "-":
         _say("replay: skipped, it needs qwen3's tokenizer and template\n")
         return []
     sys.path.insert(0, str(ROOT))
     from swerl.engines.families import qwen3
-    from tests.gateway.test_replay_table import CHANGES, work
+    from tests.unit.gateway.test_replay_table import CHANGES, work
 
     family = qwen3.build(Path(model))
     rows = []

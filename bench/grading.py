@@ -32,7 +32,7 @@ from swerl.core.sandbox import Limits  # noqa: E402
 from swerl.core.task import Task  # noqa: E402
 from swerl.grading.graders import swebench  # noqa: E402
 from swerl.sandboxes import local  # noqa: E402
-from tests.checks.vetting import make_task  # noqa: E402
+from tests.unit.checks.vetting import make_task  # noqa: E402
 
 NUM_TESTS = 4
 TESTS = """\

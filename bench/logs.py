@@ -27,7 +27,7 @@ from swerl.grading.log_parsers import (  # noqa: E402
     find_parser,
     read_log,
 )
-from tests.grading.test_hostile_logs import PYTEST, SAMPLES  # noqa: E402
+from tests.unit.grading.test_hostile_logs import PYTEST, SAMPLES  # noqa: E402
 
 TICK_S = 0.002
 

@@ -42,9 +42,9 @@ NOT_RUN = {
     r"swerl convert (?!list)": "needs a dataset's rows or a hub",
     r"swerl images (plan|pull|mirror|build)": "needs a registry or sources",
     r"e2b|--backend docker|type=docker|type=kubernetes": "needs E2B, a Docker daemon or a cluster",
-    r"replacer|one-line-bugs": "needs the example package; tests/examples runs it",
+    r"replacer|one-line-bugs": "needs the example package; tests/unit/examples runs it",
     r"--format slime": "leaves out tasks without a registry's image, as these are",
-    r"tasks vet": "minutes of grading; tests/cli/test_tasks_vet.py runs it",
+    r"tasks vet": "minutes of grading; tests/unit/cli/test_tasks_vet.py runs it",
 }
 """Pattern of a command -> why it is not run here."""
 REFUSED = {

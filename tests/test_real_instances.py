@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from swerl.core.task import from_row
-from tests.grading.agreement import packages
-from tests.grading.agreement.asking import ask
-from tests.grading.agreement.replay import Lists, Log
+from tests.unit.grading.agreement import packages
+from tests.unit.grading.agreement.asking import ask
+from tests.unit.grading.agreement.replay import Lists, Log
 
 INSTANCES = (
     "pallets__flask-4045",

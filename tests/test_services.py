@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from .sandboxes.helpers import eventually
 from .services import dockerd as dockerd_module
 from .services.image import BaseImage
 from .services.shared import shared
+from .unit.sandboxes.helpers import eventually
 
 ROOT = Path(__file__).resolve().parents[1]
 

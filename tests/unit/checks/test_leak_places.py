@@ -1,0 +1,224 @@
+"""Wherever an image holds the solution, hiding removes it or the scan finds it, by its content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swerl.checks.scan_leaks import Leak, LeakKind, removable, scan
+from swerl.core.task import GradingSpec, Task
+from swerl.tasks.hide_future import hide_future
+from tests.unit.checks.leaks import GOLD, git, make_repository, opened, sh
+
+SHORT = """\
+def add(first, second):
+    "Add two numbers."
+    return {sum}
+
+
+def half(number):
+    return number / 2
+"""
+SHORT_GOLD = """\
+diff --git a/pkg/total.py b/pkg/total.py
+--- a/pkg/total.py
++++ b/pkg/total.py
+@@ -1,6 +1,6 @@
+ def add(first, second):
+     "Add two numbers."
+-    return first - second
++    return first + second
+ 
+ 
+ def half(number):
+"""
+FIX = """
+rm -rf /tmp/.x && git clone -q . /tmp/.x
+cd /tmp/.x && git checkout -q --detach && git apply <<'END'
+{gold}END
+git commit -qam 'Mend it'
+git format-patch -q -1 -o /tmp/.x/out
+git diff HEAD~1 >/tmp/.x/out/fix
+"""
+SITE = "/opt/venv/lib/python3.9/site-packages"
+HOME_SITE = "/root/.local/lib/python3.9/site-packages"
+PYTHON = """
+import bz2, json, lzma, py_compile, shutil, sys
+kind, path, out = sys.argv[1:]
+data = b"" if kind in ("zip", "wheel") else open(path, "rb").read()
+if kind == "bz2": open(out, "wb").write(bz2.compress(data))
+if kind == "xz": open(out, "wb").write(lzma.compress(data))
+if kind == "hex": open(out, "w").write(data.hex())
+if kind == "wide": open(out, "wb").write(data.decode().encode("utf-16"))
+if kind == "json": open(out, "w").write(json.dumps({"x": data.decode()}))
+if kind == "zip": shutil.make_archive(out[:-4], "zip", path, ".git")
+if kind == "wheel": shutil.move(shutil.make_archive(out, "zip", path, "pkg"), out)
+if kind == "vim": open(out, "wb").write(
+    b"b0VIM 8.2" + bytes(4000) + b"\\0".join(reversed(data.split(b"\\n"))))
+if kind == "pyc": py_compile.compile(path, out, doraise=True)
+"""
+PLACES: Mapping[str, tuple[str, str]] = {
+    "renamed git folder": ("/opt/old-git", "cp -r /tmp/.x/.git /opt/old-git"),
+    "clone in /tmp": ("/tmp/clone", "cp -r /tmp/.x /tmp/clone"),
+    "clone in /dev/shm": ("/dev/shm/clone", "cp -r /tmp/.x /dev/shm/clone"),
+    "nested bare repository": ("/repo/vendor/x.git", "git clone -q --bare /tmp/.x vendor/x.git"),
+    "lone pack": (
+        "/opt/lone.pack",
+        "echo HEAD | git -C /tmp/.x pack-objects -q --revs --stdout >/opt/lone.pack",
+    ),
+    "lone pack of the new objects": (
+        "/opt/thin.pack",
+        "printf 'HEAD\\n^HEAD~1\\n' | git -C /tmp/.x pack-objects -q --revs --thin --stdout "
+        ">/opt/thin.pack",
+    ),
+    "pack under another name": (
+        "/opt/data.bin",
+        "echo HEAD | git -C /tmp/.x pack-objects -q --revs --stdout >/opt/data.bin",
+    ),
+    "objects without HEAD": ("/opt/objects", "cp -r /tmp/.x/.git/objects /opt/objects"),
+    "loose objects": ("/opt/loose", "cp -r /tmp/.x/.git/objects /opt/loose; rm -r /opt/loose/pack"),
+    "git folder in a tar": ("/opt/git.tar", "tar -C /tmp/.x -cf /opt/git.tar .git"),
+    "git folder in a compressed tar": ("/opt/backup", "tar -C /tmp/.x -czf /opt/backup .git"),
+    "git folder in a zip": ("/opt/git.zip", "make zip /tmp/.x /opt/git.zip"),
+    "gz": ("/opt/a.gz", "gzip -c $f >/opt/a.gz"),
+    "bz2": ("/opt/a", "make bz2 $p /opt/a"),
+    "xz": ("/opt/a.xz", "make xz $f /opt/a.xz"),
+    "base64": ("/opt/notes", "base64 $p >/opt/notes"),
+    "base64 in one line": ("/opt/row.json", "echo \"{'x': '$(base64 -w0 $p)'}\" >/opt/row.json"),
+    "compressed, then base64": ("/root/x", "gzip -c $p | base64 >/root/x"),
+    "hex": ("/opt/hex", "make hex $p /opt/hex"),
+    "UTF-16": ("/opt/wide", "make wide $f /opt/wide"),
+    "JSON": ("/opt/rows", "make json $p /opt/rows"),
+    "windows line ends": ("/opt/dos", "sed 's/$/\\r/' $f >/opt/dos"),
+    "build/lib": ("/repo/build/lib", "mkdir -p build/lib/pkg; cp $f build/lib/pkg/total.py"),
+    "backup": ("/repo/pkg/total.py.bak", "cp $f pkg/total.py.bak"),
+    "editor's backup": ("/repo/pkg/total.py~", "cp $f pkg/total.py~"),
+    "Vim's file": ("/repo/pkg/.total.py.swp", "make vim $f pkg/.total.py.swp"),
+    "format-patch": ("/repo/0001-Mend-it.patch", "cp /tmp/.x/out/0001-Mend-it.patch ."),
+    "diff without context": ("/opt/work.txt", "git -C /tmp/.x diff -U0 HEAD~1 >/opt/work.txt"),
+    "diff": ("/var/tmp/x.diff", "cp $p /var/tmp/x.diff"),
+    "wheel": (
+        "/opt/acme-2.0-py3-none-any.whl",
+        "make wheel /tmp/.x /opt/acme-2.0-py3-none-any.whl",
+    ),
+    "site-packages": (f"{SITE}/pkg", f"mkdir -p {SITE}/pkg; cp $f {SITE}/pkg/total.py"),
+    "user's packages": (
+        f"{HOME_SITE}/pkg",
+        f"mkdir -p {HOME_SITE}/pkg; cp $f {HOME_SITE}/pkg/total.py",
+    ),
+    "compiled Python": ("/opt/pkg", "mkdir /opt/pkg; make pyc $f /opt/pkg/total.pyc"),
+    "staged": (
+        "/repo/.git/index",
+        "cp pkg/total.py /tmp/k; cp $f pkg/total.py; git add pkg/total.py; mv /tmp/k pkg/total.py",
+    ),
+}
+INSTALLED = {"site-packages", "user's packages"}
+
+
+def short_task(folder: Path) -> Task:
+    """Write a repository whose fix is one short line."""
+    (folder / "pkg").mkdir(parents=True)
+    git(folder, "init", "-q", "--template=", "-b", "main")
+    (folder / "pkg/total.py").write_text(SHORT.format(sum="first - second"))
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "Start")
+    grading = GradingSpec("command", fail_to_pass=("test",), test_command="python3 t.py")
+    base = git(folder, "rev-parse", "HEAD")
+    return Task("acme-1", "acme/x", f"dir:{folder}", "/repo", "Mend.", grading, base, SHORT_GOLD)
+
+
+@pytest.fixture(params=["long", "short"])
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
+    make = make_repository if request.param == "long" else short_task
+    return make(tmp_path / "image")
+
+
+async def test_every_place_is_cleared_or_found(task: Task) -> None:
+    gold = GOLD if task.gold_patch == GOLD else SHORT_GOLD
+    make = 'make() { python3 /tmp/make.py "$@" >/dev/null; }'
+    async with opened(task) as sandbox:
+        await sandbox.write("/tmp/make.py", PYTHON.encode())
+        await sh(sandbox, f"mkdir -p /opt /root; {FIX.format(gold=gold)}")
+        for _, script in PLACES.values():
+            await sh(sandbox, f"f=/tmp/.x/pkg/total.py p=/tmp/.x/out/fix\n{make}\n{script}\n")
+        await sh(sandbox, "rm -rf /tmp/.x /tmp/make.py")
+        hidden = await hide_future(sandbox, task)
+        left = (await scan(sandbox, task)).leaks
+        found = {
+            name: [leak for leak in left if _is_at(leak.name, path)]
+            for name, (path, _) in PLACES.items()
+        }
+        is_gone = {
+            name: any(_is_at(each, path) for each in hidden.removed)
+            for name, (path, _) in PLACES.items()
+        }
+        missed = [name for name in PLACES if not found[name] and not is_gone[name]]
+        assert missed == ["staged"], (missed, left, hidden.removed)
+        assert await sh(sandbox, "git --no-pager diff --cached") == ""
+        # Nothing else raises an alarm, and only packages stay.
+        assert sorted(leak.name for leaks in found.values() for leak in leaks) == sorted(
+            leak.name for leak in left
+        )
+        stay = {name for name in PLACES if found[name] and not all(map(removable, found[name]))}
+        assert stay == INSTALLED
+        files = sorted({removable(leak) for leak in left} - {""})
+        vetted = replace(task, certificate={"removed": files})
+        await hide_future(sandbox, vetted)
+        rest = (await scan(sandbox, vetted)).leaks
+        assert {leak.name for leak in rest} == {
+            f"{path}/total.py" for path in map(_path, INSTALLED)
+        }
+
+
+def _is_at(found: str, path: str) -> bool:
+    return found == path or found.startswith((f"{path}/", f"{path}!"))
+
+
+def _path(name: str) -> str:
+    return PLACES[name][0]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "cp pkg/total.py pkg/total.py.bak; gzip -c pkg/total.py >/opt/a.gz",
+        "base64 pkg/total.py >/opt/b; tar -cf /opt/a.tar pkg",
+        "mkdir /opt/o; cd /opt/o; git init -q; echo x >x; git add x; git commit -qm x; git gc -q",
+        "mkdir -p /opt/pkg; cp pkg/total.py /opt/pkg; python3 -m py_compile /opt/pkg/total.py",
+        "printf 'return first\\nreturn second\\n    return first + second\\n' >/opt/words",
+    ],
+)
+async def test_copies_of_the_base_and_other_projects_are_no_alarm(task: Task, script: str) -> None:
+    async with opened(task) as sandbox:
+        await sh(sandbox, f"mkdir -p /opt; {script}")
+        await hide_future(sandbox, task)
+        found = await scan(sandbox, task)
+        assert found.leaks == ()
+        assert found.unchecked == ()
+
+
+async def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
+    task = short_task(tmp_path / "image")
+    async with opened(task) as sandbox:
+        await sh(sandbox, "mkdir -p /opt; printf '7z\\274\\257\\047\\034 closed' >/opt/a.7z")
+        await sh(sandbox, "printf 'PK\\003\\004 broken' >/opt/b.zip")
+        await hide_future(sandbox, task)
+        found = await scan(sandbox, task)
+        assert [line.rpartition("/opt/")[2][:4] for line in found.unchecked] == ["a.7z", "b.zi"]
+
+
+@pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        ("/opt/a.tar!pkg/total.py", "/opt/a.tar"),
+        ("/usr/lib/python3/dist-packages/pkg/total.py", ""),
+        ("/opt/venv/lib/python3.9/site-packages/pkg/total.py", ""),
+        ("/repo/.git/index", ""),
+    ],
+)
+def test_only_a_file_outside_packages_can_go(path: str, file: str) -> None:
+    assert removable(Leak(LeakKind.TEXT, path, "")) == file
+    assert removable(Leak(LeakKind.NAME, path, "")) == ""

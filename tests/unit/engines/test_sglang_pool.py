@@ -1,0 +1,368 @@
+"""Several servers as one engine: placement, losses, and that two versions never mix.
+
+The servers are fakes of the wire contract, because a fault must come when the test wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from swerl.core.chat import Finish
+from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.turn import Sampling
+from swerl.engines import _sglang_client, _sglang_pool
+from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines._sglang_pool import ClientSettings
+from swerl.engines._sglang_wire import PauseMode
+from tests.unit.engines._fake_sglang import (
+    LAYERS,
+    SHAPE,
+    TOP_K,
+    VOCAB,
+    FakeServer,
+    fake_router,
+    opened,
+)
+from tests.unit.engines._launched import ref, until
+
+LONG = Sampling(900)
+
+
+@pytest.fixture(autouse=True)
+def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
+    monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.05, 0.1, 0.2, 0.4))
+
+
+async def ask(engine: HttpEngine, sessions: int = 9) -> set[str]:
+    """Return the weight versions that answer this many sessions."""
+    calls = (engine.generate([5, 6], Sampling(2), f"s{n}") for n in range(sessions))
+    return {reply.weight_version for reply in await asyncio.gather(*calls)}
+
+
+# Placement
+
+
+async def test_sessions_spread_evenly_and_each_stays_where_it_is(
+    servers: list[FakeServer],
+) -> None:
+    async with opened(servers) as engine:
+        for _ in range(4):
+            await ask(engine, sessions=9)
+    assert [len(server.headers) for server in servers] == [12, 12, 12]
+
+
+async def test_a_router_gets_one_key_per_session_that_is_not_the_session(
+    servers: list[FakeServer],
+) -> None:
+    async with fake_router(servers) as router, connect([router.url], shape=SHAPE) as engine:
+        for _ in range(3):
+            await ask(engine, sessions=6)
+        assert engine.url == router.url
+    keys = [{sent["X-SMG-Routing-Key"] for sent in server.headers} for server in servers]
+    assert [len(one) for one in keys] == [2, 2, 2]
+    assert not set.union(*keys) & {f"s{n}" for n in range(6)}
+
+
+async def test_a_routers_servers_are_controlled_one_by_one(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with fake_router(servers) as router, connect([router.url], shape=SHAPE) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        assert {server.version for server in servers} == {"v1"}
+        task = asyncio.create_task(engine.generate([5], LONG, "s"))
+        await until(lambda: any(server.running for server in servers))
+        await engine.abort("s")
+        assert (await task).finish is Finish.ABORT
+
+
+async def test_a_server_that_joins_a_router_loads_the_serving_weights(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    late = servers.pop()
+    async with fake_router(servers) as router, connect([router.url], shape=SHAPE) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        router.servers.append(late)
+        await until(lambda: late.version == "v1")
+
+
+# Aborts
+
+
+async def test_a_callers_cancellation_stops_the_request_at_its_server(
+    servers: list[FakeServer],
+) -> None:
+    async with opened(servers[:1]) as engine:
+        task = asyncio.create_task(engine.generate([5], LONG, "s"))
+        await until(lambda: bool(servers[0].running))
+        one = next(iter(servers[0].running.values()))
+        task.cancel()
+        await until(lambda: one.aborted or not servers[0].running)
+        await until(lambda: "/abort_request" in servers[0].paths)
+
+
+async def test_a_server_that_ignores_aborts_does_not_hold_the_session(
+    servers: list[FakeServer],
+) -> None:
+    async with opened(servers[:1]) as engine:
+        servers[0].unresponsive = True
+        task = asyncio.create_task(engine.generate([5], LONG, "s"))
+        await until(lambda: "/generate" in servers[0].paths)
+        abort = asyncio.create_task(engine.abort("s"))
+        reply = await asyncio.wait_for(task, 60)
+        assert (reply.finish, reply.ids) == (Finish.ABORT, ())
+        with pytest.raises(EngineLostError):
+            await abort
+
+
+async def test_more_requests_than_connections_wait_their_turn(servers: list[FakeServer]) -> None:
+    async with opened(servers[:1], ClientSettings(max_in_flight=4)) as engine:
+        tasks = [asyncio.create_task(engine.generate([5], LONG, "s")) for _ in range(40)]
+        await until(lambda: len(servers[0].running) == 4)
+        await engine.abort("s")
+        replies = await asyncio.gather(*tasks)
+    assert {reply.finish for reply in replies} == {Finish.ABORT}
+    assert len(servers[0].headers) <= 40
+
+
+async def test_a_thousand_requests_at_once_are_all_answered(servers: list[FakeServer]) -> None:
+    async with opened(servers) as engine:
+        calls = (engine.generate([5, n % VOCAB], Sampling(3), f"s{n}") for n in range(1000))
+        replies = await asyncio.gather(*calls)
+    assert all(len(reply.ids) == 3 for reply in replies)
+
+
+# Loss
+
+
+async def test_requests_of_a_killed_server_fail_and_are_not_sent_again(
+    servers: list[FakeServer],
+) -> None:
+    async with opened(servers[:1]) as engine:
+        task = asyncio.create_task(engine.generate([5], LONG, "s"))
+        await until(lambda: bool(servers[0].running))
+        await servers[0].stop()
+        with pytest.raises(EngineLostError):
+            await task
+    assert servers[0].paths.count("/generate") == 1
+
+
+async def test_sessions_move_away_from_a_server_that_is_lost(servers: list[FakeServer]) -> None:
+    async with opened(servers) as engine:
+        await ask(engine)
+        await servers[0].stop()
+        await until(lambda: len(engine.pool.in_use()) == 2)
+        assert await ask(engine) == {"default"}
+
+
+async def test_a_server_that_hangs_is_given_up_with_its_requests(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_pool, "WATCH_S", 0.1)
+    async with opened(servers[:1]) as engine:
+        servers[0].unresponsive = True
+        with pytest.raises(EngineLostError):
+            await asyncio.wait_for(engine.generate([5], LONG, "s"), 60)
+
+
+async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restarted(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_pool, "STUCK_S", 0.5)
+
+    class StuckHost:
+        """A process whose scheduler answers again after a restart."""
+
+        url = servers[0].url
+        gpus = ()
+
+        async def start(self) -> None:
+            servers[0].stuck = False
+
+        async def stop(self) -> None:
+            pass
+
+        async def fetch(self, weights: object) -> None: ...
+
+        async def ended(self) -> str:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    servers[0].stuck = True
+    settings = ClientSettings(retries=3, wait_s=60)
+    async with connect([servers[0].url], settings=settings, hosts=[StuckHost()]) as engine:
+        reply = await asyncio.wait_for(engine.generate([5], Sampling(3), "s"), 60)
+    assert len(reply.ids) == 3
+    assert servers[0].paths.count("/generate") == 2
+
+
+async def test_a_reply_that_never_comes_is_an_error(servers: list[FakeServer]) -> None:
+    async with opened(servers[:1], ClientSettings(reply_s=0.2)) as engine:
+        with pytest.raises(EngineLostError, match="no reply within"):
+            await engine.generate([5], LONG, "s")
+        await until(lambda: not servers[0].running)
+
+
+async def test_an_abort_tells_if_the_server_of_a_cancelled_request_does_not_answer(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.2,))
+    async with opened(servers[:1]) as engine:
+        for unresponsive in (False, True):
+            sampled = asyncio.create_task(engine.generate([5], LONG, "s"))
+            await until(lambda: servers[0].running)
+            servers[0].unresponsive = unresponsive
+            sampled.cancel()
+            await asyncio.wait([sampled])
+            with pytest.raises(EngineLostError) if unresponsive else nullcontext():
+                await engine.abort("s")
+            await until(lambda: not servers[0].running)
+
+
+async def test_a_restarted_server_is_used_once_it_has_the_weights(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with opened(servers) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        await servers[1].restart()
+        await until(lambda: servers[1].version == "v1" and not servers[1].paused)
+        await until(lambda: len(engine.pool.in_use()) == 3)
+        assert await ask(engine) == {"v1"}
+
+
+async def test_tokens_of_unknown_weights_are_an_engine_error(
+    servers: list[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 3600.0)
+    async with opened(servers[:1]) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        await servers[0].restart()
+        with pytest.raises(EngineLostError, match="answered with weights 'default'"):
+            await engine.generate([5], Sampling(2), "s")
+
+
+async def test_an_unreachable_server_is_one_error_at_the_start(servers: list[FakeServer]) -> None:
+    await servers[1].stop()
+    with pytest.raises(EngineLostError, match=f"no SGLang server answers.*{servers[1].url}"):
+        async with opened(servers):
+            pass
+
+
+async def test_a_url_of_something_else_is_one_error_at_the_start(
+    servers: list[FakeServer],
+) -> None:
+    with pytest.raises(EngineError, match="neither an SGLang server nor a router") as caught:
+        async with connect([f"{servers[0].url}/v1"]):
+            pass
+    assert "without a path" in caught.value.hint
+
+
+# Weights
+
+
+async def test_servers_that_hold_different_weights_must_be_loaded_first(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    servers[0].version = "left behind"
+    async with opened(servers) as engine:
+        with pytest.raises(EngineError, match="different weights"):
+            await engine.generate([5], Sampling(1), "s")
+        await engine.load(ref(tmp_path, "v1"))
+        assert await ask(engine) == {"v1"}
+
+
+async def test_another_process_may_load_servers_that_differ(servers: list[FakeServer]) -> None:
+    servers[0].version = "left behind"
+    async with opened(servers) as engine:
+        for server in servers:
+            server.version = "v1"
+        assert await ask(engine) == {"v1"}
+
+
+async def test_one_refusal_puts_every_server_back(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with opened(servers) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        servers[2].refuses_weights = True
+        with pytest.raises(EngineError, match="Failed to load"):
+            await engine.load(ref(tmp_path, "v2"))
+        assert {server.version for server in servers} == {"v1"}
+        assert await ask(engine) == {"v1"}
+
+
+async def test_a_server_that_cannot_be_put_back_is_not_used(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with opened(servers) as engine:
+        servers[2].refuses_weights = True
+        with pytest.raises(EngineError, match="Failed to load"):
+            await engine.load(ref(tmp_path, "v1"))
+        assert engine.pool.in_use() == [engine.pool.servers[2]]
+        assert await ask(engine) == {"default"}
+
+
+async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with opened(servers) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        servers[0].lies_about_version = "v7"
+        with pytest.raises(EngineError, match="'v7' after loading 'v2'"):
+            await engine.load(ref(tmp_path, "v2"))
+        assert await ask(engine) == {"v1"}
+        assert len(engine.pool.in_use()) == 2
+
+
+async def test_a_server_that_dies_of_the_weights_does_not_hold_up_the_others(
+    servers: list[FakeServer], tmp_path: Path
+) -> None:
+    async with opened(servers) as engine:
+        await engine.pause()
+        await servers[0].stop()
+        assert await engine.load(ref(tmp_path, "v1")) == "v1"
+        await engine.resume()
+        assert await ask(engine) == {"v1"}
+
+
+@pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE])
+async def test_running_requests_are_treated_as_the_pause_mode_says(
+    servers: list[FakeServer], tmp_path: Path, mode: PauseMode
+) -> None:
+    async with opened(servers[:1], ClientSettings(pause_mode=mode)) as engine:
+        task = asyncio.create_task(engine.generate([5], Sampling(300), "s"))
+        await until(lambda: any(one.ids for one in servers[0].running.values()))
+        await engine.load(ref(tmp_path, "v1"))
+        reply = await task
+    finish = Finish.ABORT if mode is PauseMode.ABORT else Finish.LENGTH
+    assert (reply.weight_version, reply.finish) == ("default", finish)
+    assert [change.version for change in reply.weight_changes] == (
+        [] if mode is PauseMode.ABORT else ["v1"]
+    )
+
+
+# What is answered
+
+
+async def test_routed_experts_are_recorded_from_where_the_last_turn_ended(
+    servers: list[FakeServer],
+) -> None:
+    servers[0].routes_experts = True
+    async with opened(servers[:1], ClientSettings(routed_experts=True)) as engine:
+        reply = await engine.generate([1, 2, 3, 4], Sampling(5, num_routed=2), "s")
+    routed = reply.routed
+    assert routed is not None
+    assert (routed.start, routed.num_positions) == (2, 4 + 5 - 1 - 2)
+    assert (routed.num_layers, routed.top_k, routed.bytes_per_id) == (LAYERS, TOP_K, 1)
+    assert list(routed.data[:6]) == [2, 3, 3, 4, 4, 5]
+
+
+async def test_an_engine_that_records_no_experts_is_an_error(servers: list[FakeServer]) -> None:
+    async with opened(servers[:1], ClientSettings(routed_experts=True)) as engine:
+        with pytest.raises(EngineError, match="no routed experts") as caught:
+            await engine.generate([1], Sampling(2), "s")
+    assert "--enable-return-routed-experts" in caught.value.hint

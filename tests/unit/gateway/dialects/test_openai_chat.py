@@ -1,0 +1,202 @@
+"""OpenAI Chat Completions, tested with the vendor's own client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from swerl.core.chat import Message, Role, Tool, ToolCall
+from swerl.core.errors import EngineError, EngineLostError, GatewayError
+from swerl.gateway.dialects.openai_chat import build
+from swerl.gateway.sessions import Session
+from tests.unit.gateway._fakes import RecordingEngine
+
+ASK: Any = {"role": "user", "content": "fix it"}
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "bash",
+            "description": "Run a command.",
+            "parameters": {"type": "object", "properties": {"timeout": {"type": "integer"}}},
+        },
+    }
+]
+SAID = Message(
+    Role.ASSISTANT,
+    "I look.",
+    "Hm.",
+    (ToolCall("", "bash", {"timeout": "50"}), ToolCall("", "bash", {"cmd": 'echo "é"\n'})),
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_arrives_whole(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    engine.lines = [SAID]
+
+    reply = await ask(client, stream=stream, messages=[ASK], tools=TOOLS)
+
+    choice = reply.choices[0]
+    assert choice.message.content == "I look."
+    calls = choice.message.tool_calls
+    assert [json.loads(call.function.arguments) for call in calls] == [
+        {"timeout": 50},
+        {"cmd": 'echo "é"\n'},
+    ]
+    assert calls[0].id != calls[1].id
+    assert choice.finish_reason == "tool_calls"
+    assert reply.usage.prompt_tokens == len(engine.calls[0].prompt)
+    assert reply.usage.completion_tokens == len(engine.calls[0].output)
+
+
+async def test_thinking_arrives_as_reasoning(
+    engine: RecordingEngine, client: openai.AsyncOpenAI
+) -> None:
+    engine.lines = [SAID]
+
+    reply = await client.chat.completions.create(model="m", messages=[ASK])
+
+    assert reply.choices[0].message.model_extra["reasoning_content"] == "Hm."  # type: ignore[index]
+
+
+async def test_a_tool_round_trip_is_one_chain(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
+) -> None:
+    engine.lines = [SAID]
+    first = (await ask(client, messages=[ASK], tools=TOOLS)).choices[0].message
+    answers = [
+        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in first.tool_calls
+    ]
+    said = first.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+    await ask(client, messages=[ASK, said, *answers[::-1]], tools=TOOLS, stream=True)
+
+    turns = (await session.close()).turns
+    assert [turn.parent for turn in turns] == [None, 0]
+    assert engine.calls[1].prompt[: len(engine.calls[0].prompt)] == engine.calls[0].prompt
+
+
+async def test_a_reply_cut_short_says_so(client: openai.AsyncOpenAI) -> None:
+    reply = await client.chat.completions.create(
+        model="m", messages=[ASK], max_completion_tokens=2, max_tokens=300
+    )
+
+    assert reply.choices[0].finish_reason == "length"
+
+
+async def test_models_lists_the_one_model(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == ["swerl"]
+
+
+async def test_errors_are_the_vendors(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
+) -> None:
+    engine.lines = [EngineLostError("gone"), EngineError("broke")]
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError):
+            await ask(client, messages=[ASK])
+    with pytest.raises(openai.BadRequestError, match="answers no open tool call"):
+        await ask(client, messages=[{"role": "tool", "tool_call_id": "x", "content": ""}])
+    await session.close()
+    with pytest.raises(openai.AuthenticationError):
+        await ask(client, messages=[ASK])
+
+
+def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
+    return build().parse({"model": "m", "messages": list(messages), **more}).messages
+
+
+def test_every_role_and_content_form_is_read() -> None:
+    called = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "b", "arguments": '{"c": 1}'}},
+            {"id": "d", "type": "function", "function": {"name": "b", "arguments": "oops"}},
+            {"id": "e", "type": "function", "function": {"name": "b", "arguments": ""}},
+        ],
+    }
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}]
+
+    assert parse(
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        called,
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "ok"}]},
+        {"role": "tool", "tool_call_id": "d", "content": ""},
+        {"role": "tool", "tool_call_id": "e", "content": ""},
+    ) == (
+        Message(Role.SYSTEM, "Be brief."),
+        Message(Role.USER, "x\n[image_url left out: this model reads text only]"),
+        Message(
+            Role.ASSISTANT,
+            "",
+            "Hm.",
+            (
+                ToolCall("a", "b", {"c": 1}),
+                ToolCall("d", "b", {"arguments": "oops"}),
+                ToolCall("e", "b", {}),
+            ),
+        ),
+        Message(Role.TOOL, "ok", tool_call_id="a"),
+        Message(Role.TOOL, "", tool_call_id="d"),
+        Message(Role.TOOL, "", tool_call_id="e"),
+    )
+
+
+@pytest.mark.parametrize("after", [[], [ASK], [ASK, {"role": "tool", "tool_call_id": "a"}]])
+def test_a_call_whose_result_comes_late_or_never_is_accepted(after: Any) -> None:
+    function = {"name": "b", "arguments": "{}"}
+    call = {"id": "a", "type": "function", "function": function}
+
+    assert len(parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)) == 2 + len(after)
+
+
+def test_tools_are_functions() -> None:
+    read = build().parse({"model": "m", "messages": [ASK], "tools": TOOLS}).tools
+
+    parameters = TOOLS[0]["function"]["parameters"]
+    assert read == (Tool("bash", "Run a command.", parameters),)
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ({"role": "user", "content": 5}, "messages.0.content"),
+        ({"role": "user", "content": [{"type": "smell"}]}, "messages.0.content.0.type"),
+        ({"role": "tool", "content": "x"}, "messages.0.tool_call_id"),
+        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "messages.0.tool_calls.0.function"),
+    ],
+)
+def test_a_malformed_message_is_refused_by_its_place(message: Any, place: str) -> None:
+    with pytest.raises(GatewayError, match=place):
+        parse(message)
+
+
+async def ask(client: openai.AsyncOpenAI, *, stream: bool = False, **sent: Any) -> Any:
+    if not stream:
+        return await client.chat.completions.create(model="m", **sent)
+    async with client.chat.completions.stream(model="m", **sent) as events:
+        return await events.get_final_completion()
+
+
+def test_words_between_a_call_and_its_result_are_read() -> None:
+    """Codex 0.94 sends what the model said before a call after it."""
+    function = {"name": "f", "arguments": "{}"}
+    call = {"id": "c", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "content": "I look."},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+
+    request = build().parse({"model": "m", "messages": messages})
+
+    roles = [message.role.value for message in request.messages]
+    assert roles == ["user", "assistant", "assistant", "tool"]

@@ -1,0 +1,178 @@
+"""OpenAI Responses, tested with the vendor's own client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from swerl.core.chat import Message, Role, Tool, ToolCall
+from swerl.core.errors import EngineError, EngineLostError, GatewayError
+from swerl.gateway.dialects.openai_responses import build
+from swerl.gateway.sessions import Session
+from tests.unit.gateway._fakes import RecordingEngine
+
+ASK: Any = {"role": "user", "content": "fix it"}
+PARAMETERS: Any = {"type": "object", "properties": {"timeout": {"type": "integer"}}}
+BASH: Any = {"type": "function", "name": "bash", "description": "Run it.", "parameters": PARAMETERS}
+TEAM: Any = {"type": "namespace", "name": "team", "description": "", "tools": [BASH]}
+TOOLS: Any = [BASH, TEAM, {"type": "web_search"}]
+SAID = Message(
+    Role.ASSISTANT,
+    "I look.",
+    "Hm.",
+    (ToolCall("", "bash", {"timeout": "50"}), ToolCall("", "team.bash", {"cmd": 'echo "é"\n'})),
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_arrives_whole(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    engine.lines = [SAID]
+
+    reply = await ask(client, stream=stream, input=[ASK], tools=TOOLS)
+
+    thought, message, first, second = reply.output
+    assert thought.content[0].text == "Hm."
+    assert message.content[0].text == reply.output_text == "I look."
+    assert (first.name, json.loads(first.arguments)) == ("bash", {"timeout": 50})
+    assert (second.name, json.loads(second.arguments)) == ("bash", {"cmd": 'echo "é"\n'})
+    assert (first.namespace, second.namespace) == (None, "team")
+    assert first.call_id != second.call_id
+    assert reply.status == "completed"
+    assert reply.usage.input_tokens == len(engine.calls[0].prompt)
+    assert reply.usage.output_tokens == len(engine.calls[0].output)
+    assert reply.usage.input_tokens_details.cached_tokens == 1
+
+
+async def test_a_tool_round_trip_is_one_chain(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
+) -> None:
+    engine.lines = [SAID]
+    first = await ask(client, input=[ASK], tools=TOOLS, stream=True)
+    echoed = [item.model_dump(exclude_none=True) for item in first.output]
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}
+        for item in first.output
+        if item.type == "function_call"
+    ]
+    await ask(client, input=[ASK, *echoed, *results[::-1]], tools=TOOLS)
+
+    turns = (await session.close()).turns
+    assert [turn.parent for turn in turns] == [None, 0]
+    assert engine.calls[1].prompt[: len(engine.calls[0].prompt)] == engine.calls[0].prompt
+
+
+async def test_a_reply_cut_short_says_so(client: openai.AsyncOpenAI) -> None:
+    reply = await ask(client, input="fix it", max_output_tokens=2)
+
+    assert reply.status == "incomplete"
+    assert reply.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_errors_are_the_vendors(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
+) -> None:
+    engine.lines = [EngineLostError("gone"), EngineError("broke")]
+    for _ in range(2):
+        with pytest.raises(openai.InternalServerError):
+            await ask(client, input="fix it")
+    with pytest.raises(openai.BadRequestError, match="nothing is stored here"):
+        await ask(client, input="go on", previous_response_id="resp_1")
+    await session.close()
+    with pytest.raises(openai.AuthenticationError):
+        await ask(client, input="fix it")
+
+
+def parse(*items: Any, **more: Any) -> tuple[Message, ...]:
+    return build().parse({"model": "m", "input": list(items), **more}).messages
+
+
+def test_every_item_is_read_and_the_assistants_are_one_message() -> None:
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}]
+    call = {"type": "function_call", "call_id": "a", "name": "b", "arguments": '{"c": 1}'}
+
+    assert parse(
+        {"type": "message", "role": "developer", "content": "Brief."},
+        {"role": "user", "content": parts},
+        {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        call,
+        {**call, "call_id": "d", "namespace": "team", "arguments": "oops"},
+        {
+            "type": "function_call_output",
+            "call_id": "d",
+            "output": [{"type": "input_text", "text": "1"}],
+        },
+        {"type": "function_call_output", "call_id": "a", "output": "2"},
+        instructions="Be kind.",
+    ) == (
+        Message(Role.SYSTEM, "Be kind."),
+        Message(Role.SYSTEM, "Brief."),
+        Message(Role.USER, "x\n[input_image left out: this model reads text only]"),
+        Message(
+            Role.ASSISTANT,
+            "I look.",
+            "Hm.",
+            (ToolCall("a", "b", {"c": 1}), ToolCall("d", "team.b", {"arguments": "oops"})),
+        ),
+        Message(Role.TOOL, "1", tool_call_id="d"),
+        Message(Role.TOOL, "2", tool_call_id="a"),
+    )
+
+
+def test_a_call_needs_its_output_somewhere_after_it() -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "a", "output": ""}
+    steer = {"role": "user", "content": "Faster."}
+
+    assert len(parse(call, steer, output)) == 3
+    with pytest.raises(GatewayError, match="none was sent for a"):
+        parse(call, steer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [
+        ("web_search_call", Role.ASSISTANT),
+        ("shell_call_output", Role.USER),
+        ("mcp_approval_response", Role.USER),
+        ("additional_tools", Role.SYSTEM),
+    ],
+)
+def test_items_of_the_vendors_own_tools_keep_their_role(kind: str, role: Role) -> None:
+    assert parse(ASK, {"type": kind, "id": "i"})[1] == Message(
+        role, f'{{"type":"{kind}","id":"i"}}'
+    )
+
+
+def test_tools_of_a_namespace_carry_its_name() -> None:
+    read = build().parse({"model": "m", "input": "x", "tools": TOOLS}).tools
+
+    assert read == (Tool("bash", "Run it.", PARAMETERS), Tool("team.bash", "Run it.", PARAMETERS))
+
+
+@pytest.mark.parametrize(
+    ("item", "place"),
+    [
+        ({"role": "user", "content": 5}, "input.0.content"),
+        ({"role": "nobody", "content": ""}, "input.0.role"),
+        ({"role": "user", "content": [{"type": "smell"}]}, "input.0.content.0.type"),
+        ({"type": "function_call_output", "output": "x"}, "input.0.call_id"),
+        ({"type": "function_call", "call_id": "a", "name": "b"}, "input.0.arguments"),
+        ({"type": "item_reference", "id": "x"}, "input.0"),
+    ],
+)
+def test_a_malformed_item_is_refused_by_its_place(item: Any, place: str) -> None:
+    with pytest.raises(GatewayError, match=place):
+        parse(item)
+
+
+async def ask(client: openai.AsyncOpenAI, *, stream: bool = False, **sent: Any) -> Any:
+    if not stream:
+        return await client.responses.create(model="m", **sent)
+    async with client.responses.stream(model="m", **sent) as events:
+        return await events.get_final_response()

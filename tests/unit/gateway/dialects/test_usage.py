@@ -1,0 +1,88 @@
+"""Usage that agents can rely on: prompt, reply, thinking and cached tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from swerl.core.chat import Message, Role
+from swerl.engines.families import qwen3_5, tiny
+from tests.unit.engines.families.test_templates import write_model
+from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway.conftest import OpenSession
+
+ASK: Any = {"role": "user", "content": "fix it"}
+THOUGHT = Message(Role.ASSISTANT, "Yes.", "Hm, é.")
+PATHS = {
+    "/v1/messages": {"model": "m", "max_tokens": 500, "messages": [ASK]},
+    "/v1/chat/completions": {"model": "m", "messages": [ASK]},
+    "/v1/responses": {"model": "m", "input": [ASK]},
+}
+
+
+def details(usage: Any) -> tuple[int, int, int, int]:
+    """Return prompt, cached, reply and thinking tokens in each vendor's format."""
+    if "prompt_tokens" in usage:
+        said, asked = usage["completion_tokens_details"], usage["prompt_tokens_details"]
+        counts = (usage["prompt_tokens"], asked["cached_tokens"], usage["completion_tokens"])
+        return (*counts, said["reasoning_tokens"])
+    said = usage["output_tokens_details"]
+    if "input_tokens_details" in usage:
+        cached = usage["input_tokens_details"]["cached_tokens"]
+        return usage["input_tokens"], cached, usage["output_tokens"], said["reasoning_tokens"]
+    cached = usage["cache_read_input_tokens"]
+    asked = usage["input_tokens"] + cached
+    return asked, cached, usage["output_tokens"], said["thinking_tokens"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", [None, 5])
+async def test_thinking_is_counted_in_every_vendors_words(
+    engine: RecordingEngine, open_session: OpenSession, path: str, cut: int | None
+) -> None:
+    engine.lines = [THOUGHT]
+    session = open_session()
+    headers = {"Authorization": f"Bearer {session.key}"}
+    key = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
+    body = {**PATHS[path], **({key: cut} if cut else {})}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(session.url + path, json=body) as response,
+    ):
+        usage = (await response.json())["usage"]
+
+    (call,) = engine.calls
+    spoken = engine.family.text(call.output)
+    asked, cached, said, thought = details(usage)
+    assert (asked, cached, said) == (len(call.prompt), 1, len(call.output))
+    if cut:
+        assert thought == said == cut
+    else:
+        assert engine.family.text(call.output[:thought]).endswith("</think>")
+        assert engine.family.text(call.output[thought:]) == spoken.partition("</think>")[2]
+
+
+@pytest.mark.parametrize("end", ["</think>", ""])
+def test_a_chat_templates_family_counts_thinking_by_its_token(
+    tmp_path: Path, shared_dir: Path, end: str
+) -> None:
+    names = ("<|im_end|>", "<|endoftext|>")
+    write_model(tmp_path, shared_dir / "tokenizers", "qwen3_5_think", names)
+    family = qwen3_5.build(tmp_path)
+    ids = family.encode_reply(THOUGHT)
+
+    if end:
+        thought = family.parse(ids).thinking_tokens
+        assert family.text(ids[:thought]).endswith(end)
+        assert family.text(ids[thought:]).startswith("\n\nYes.")
+    else:
+        assert family.parse(ids[:3]).thinking_tokens == 3
+
+
+def test_a_reply_without_thinking_thought_nothing() -> None:
+    family = tiny.build(None)
+
+    assert family.parse(family.encode_reply(Message(Role.ASSISTANT, "Yes."))).thinking_tokens == 0

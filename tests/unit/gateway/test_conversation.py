@@ -1,0 +1,255 @@
+"""Conversation: delivered and lost replies, and their prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.core.errors import GatewayError
+from swerl.core.turn import Sampling
+from swerl.gateway import conversation as state
+from swerl.gateway.conversation import Conversation
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.prompting import MALFORMED_CALL, prompter
+from tests.unit.gateway._fakes import RecordingEngine
+
+ASK = Message(Role.USER, "fix it")
+
+
+def talk(engine: RecordingEngine, *, max_new_tokens: int = 100) -> Conversation:
+    return Conversation(
+        "s",
+        prompter(engine, engine.family, "s"),
+        sampling=Sampling(max_new_tokens),
+        limits=SessionLimits(),
+        on_turn=None,
+    )
+
+
+async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
+    async with conversation.answer(ChatRequest(messages or (ASK,))) as answer:
+        reply = await answer.reply()
+        answer.delivered()
+        return reply
+
+
+async def test_a_reply_that_was_not_delivered_is_no_turn_and_no_parent(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "RETRY_S", 0)
+    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        lost = await answer.reply()
+    await asyncio.sleep(0.01)
+    await ask(conversation, ASK, lost.message, ASK)
+
+    trajectory = await conversation.close()
+
+    assert [turn.parent for turn in trajectory.turns] == [None]
+    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
+
+
+async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEngine) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        reply = await answer.reply()
+        await ask(conversation, ASK, reply.message, ASK)
+
+    trajectory = await conversation.close()
+
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    assert trajectory.dropped == {}
+
+
+async def test_the_trajectory_names_the_tools_of_its_first_request(engine: RecordingEngine) -> None:
+    """No prompt of the tiny family has the tools in it."""
+    look, edit = Tool("look", "Read a file."), Tool("edit", "Change a file.")
+    digests = []
+    for tools in ([look, edit], [edit, look], [look, Tool("edit", "Change a line.")]):
+        engine.lines = [Message(Role.ASSISTANT, "one")]
+        conversation = talk(engine)
+        async with conversation.answer(ChatRequest((ASK,), tools=tuple(tools))) as answer:
+            (await answer.reply()) and answer.delivered()
+        digests.append((await conversation.close()).tools)
+    assert digests[0] == digests[1] != digests[2]
+
+
+async def test_the_engine_gets_the_number_of_positions_already_routed(
+    engine: RecordingEngine,
+) -> None:
+    conversation = talk(engine)
+    first = await ask(conversation, ASK)
+    await ask(conversation, ASK, first.message, ASK)
+    await conversation.close()
+    known = len(engine.calls[0].prompt) + len(engine.calls[0].output) - 1
+    assert [call.sampling.num_routed for call in engine.calls] == [0, known]
+
+
+async def test_a_reply_under_way_at_the_end_is_counted_once(engine: RecordingEngine) -> None:
+    conversation = talk(engine)
+    async with conversation.answer(ChatRequest((ASK,))) as answer:
+        await answer.reply()
+        trajectory = await conversation.close()
+        answer.delivered()
+
+    assert trajectory.turns == ()
+    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
+    assert (await conversation.close()).dropped == trajectory.dropped
+
+
+async def test_one_branch_that_is_given_up_leaves_the_others_alone(engine: RecordingEngine) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    giving_up = asyncio.create_task(ask(conversation, Message(Role.USER, "a")))
+    staying = asyncio.create_task(ask(conversation, Message(Role.USER, "b")))
+    await asyncio.sleep(0.01)
+    assert len(engine.calls) == 2
+
+    giving_up.cancel()
+    await asyncio.wait({giving_up})
+    engine.gate.set()
+
+    assert (await staying).message.text == "Done."
+    assert engine.aborted == []
+
+
+async def test_a_reply_that_the_engine_aborted_is_not_passed_on(engine: RecordingEngine) -> None:
+    engine.gate = asyncio.Event()
+    conversation = talk(engine)
+    asking = asyncio.create_task(ask(conversation))
+    await engine.started.wait()
+
+    await engine.abort("s")
+
+    with pytest.raises(GatewayError, match="aborted") as caught:
+        await asking
+    assert caught.value.retryable
+    assert (await conversation.close()).dropped == {"aborted": 2}
+
+
+async def test_a_cut_reply_is_closed_before_the_conversation_goes_on(
+    engine: RecordingEngine,
+) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "a long answer")]
+    conversation = talk(engine, max_new_tokens=6)
+    reply = await ask(conversation)
+    await ask(conversation, ASK, reply.message, ASK)
+
+    first, second = engine.calls
+    assert (reply.finish, reply.message.text) == (Finish.LENGTH, "a long")
+    known = first.prompt + first.output
+    assert second.prompt[: len(known)] == known
+    assert second.prompt[len(known)] == engine.family.stop_ids[0]
+
+
+async def test_calls_get_ids_of_their_own_and_the_declared_types(engine: RecordingEngine) -> None:
+    call = ToolCall("", "bash", {"timeout": "5", "cmd": "5"})
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(call, call))]
+    types = {"timeout": {"type": "integer"}, "cmd": {"type": "string"}}
+    request = ChatRequest((ASK,), (Tool("bash", parameters={"properties": types}),))
+    async with talk(engine, max_new_tokens=500).answer(request) as answer:
+        reply = await answer.reply()
+
+    first, second = reply.message.tool_calls
+    assert first.arguments == {"timeout": 5, "cmd": "5"}
+    assert first.id != second.id
+    assert reply.finish is Finish.TOOL_CALLS
+
+
+async def test_a_malformed_call_reaches_the_client_as_text(engine: RecordingEngine) -> None:
+    whole = engine.family.encode_reply(
+        Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"cmd": "ls"}),))
+    )
+    engine.lines = [whole[:20] + whole[-1:]]
+    conversation = talk(engine)
+
+    reply = await ask(conversation)
+
+    assert reply.message.text.startswith("<tool_call>\n<function=bash>")
+    assert reply.finish is Finish.STOP
+    assert (await conversation.close()).turns[0].malformed_calls == 1
+
+
+async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_model_reads(
+    engine: RecordingEngine,
+) -> None:
+    good = ToolCall("", "bash", {"cmd": "ls"})
+    whole = engine.family.encode_reply(Message(Role.ASSISTANT, tool_calls=(good, good)))
+    engine.lines = [whole[:-20] + whole[-1:]]
+    conversation = talk(engine, max_new_tokens=500)
+    request = ChatRequest((ASK,), (Tool("bash"),))
+    async with conversation.answer(request) as answer:
+        reply = await answer.reply()
+        answer.delivered()
+    calls = reply.message.tool_calls
+    results = [Message(Role.TOOL, f"of {call.name}", "", (), call.id) for call in calls]
+    async with conversation.answer(
+        ChatRequest((ASK, reply.message, *results), request.tools)
+    ) as answer:
+        await answer.reply()
+        answer.delivered()
+
+    assert [call.name for call in calls] == ["bash", MALFORMED_CALL]
+    assert "<tool_call>" in reply.message.text
+    assert reply.finish is Finish.TOOL_CALLS
+    assert f"of {MALFORMED_CALL}" in engine.family.text(engine.calls[1].prompt)
+    trajectory = await conversation.close()
+    assert [turn.malformed_calls for turn in trajectory.turns] == [1, 0]
+    assert trajectory.turns[0].output_ids == engine.calls[0].output
+
+
+async def test_a_call_that_the_token_limit_cut_stays_text(engine: RecordingEngine) -> None:
+    call = ToolCall("", "bash", {"cmd": "ls " * 50})
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(call,))]
+    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
+        reply = await answer.reply()
+
+    assert (reply.finish, reply.message.tool_calls) == (Finish.LENGTH, ())
+
+
+async def test_a_call_of_a_tool_that_was_not_offered_is_passed_on(engine: RecordingEngine) -> None:
+    engine.lines = [Message(Role.ASSISTANT, tool_calls=(ToolCall("", "browse", {"n": "5"}),))]
+    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
+        (call,) = (await answer.reply()).message.tool_calls
+
+    assert (call.name, call.arguments) == ("browse", {"n": "5"})
+
+
+async def test_only_new_messages_are_rendered(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(engine)
+    reply = await ask(conversation)
+    monkeypatch.setattr(engine.family, "render", None)
+
+    await ask(conversation, ASK, reply.message, ASK)
+
+    assert len((await conversation.close()).turns) == 2
+
+
+async def test_a_long_prompt_does_not_block_other_requests(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_are_done = threading.Event()
+    render = engine.family.render
+
+    def slow(request: ChatRequest) -> list[int]:
+        if len(request.messages[0].text) > 100_000:
+            assert others_are_done.wait(5)
+        return render(request)
+
+    monkeypatch.setattr(engine.family, "render", slow)
+    conversation = talk(engine)
+    asking = asyncio.create_task(ask(conversation, Message(Role.USER, "x " * 60_000)))
+    await asyncio.sleep(0.01)
+
+    await ask(conversation)
+    others_are_done.set()
+
+    assert (await asking).message.text == "Done."
+    assert [len(call.prompt) > 100_000 for call in engine.calls] == [False, True]

@@ -1,0 +1,282 @@
+"""One request cannot hold the event loop, the memory, or the other Sessions' turn."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from swerl.core.chat import ChatRequest
+from swerl.core.errors import EngineError
+from swerl.core.turn import Sampling
+from swerl.gateway import bodies, history, limits, router
+from swerl.gateway.dialects.anthropic import Anthropic
+from swerl.gateway.history import MessageTree
+from swerl.gateway.limits import FairTurns, SessionLimits
+from swerl.gateway.server import Gateway
+from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway.conftest import OpenSession
+from tests.unit.gateway.test_fuzz import resident_mib
+
+COUNT = "/v1/messages/count_tokens"
+LISTS = {"/v1/messages": "messages", "/v1/chat/completions": "messages", "/v1/responses": "input"}
+
+
+def short_messages(number: int) -> list[Any]:
+    roles = ("user", "assistant")
+    return [{"role": roles[n % 2], "content": f"hi {n}"} for n in range(number)]
+
+
+async def ask(session: Any, path: str, body: Any) -> tuple[int, Any]:
+    packed = body if isinstance(body, bytes) else orjson.dumps(body)
+    headers = {"Authorization": f"Bearer {session.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(session.url + path, data=packed) as response,
+    ):
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("path", [*LISTS, COUNT, "/v1/responses/input_tokens"])
+async def test_a_request_of_300_000_messages_is_refused_before_it_is_read_as_messages(
+    open_session: OpenSession, path: str, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_squeezed", None)  # no text is looked at
+    name = "input" if "responses" in path else "messages"
+    status, answer = await ask(open_session(), path, {"model": "m", name: short_messages(300_000)})
+
+    assert status == 413
+    assert "JSON values" in answer["error"]["message"]
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("field", "items", "problem"),
+    [
+        ("messages", short_messages(limits.MOST_MESSAGES + 1), "messages > 10000"),
+        ("tools", [{"name": f"t{n}", "input_schema": {}} for n in range(1001)], "tools > 1000"),
+        ("metadata", [[] for _ in range(limits.MOST_VALUES)], "JSON values"),
+        ("messages", [{"role": "user", "content": [{}] * limits.MOST_VALUES}], "JSON values"),
+    ],
+)
+async def test_each_bound_is_named(
+    open_session: OpenSession, field: str, items: Any, problem: str
+) -> None:
+    body = {"model": "m", "messages": short_messages(1), field: items}
+
+    status, answer = await ask(open_session(), COUNT, body)
+
+    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert problem in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("depth", [300, 5000])
+async def test_a_deep_request_is_refused_in_the_dialects_own_shape(
+    open_session: OpenSession, path: str, depth: int
+) -> None:
+    tool = {"type": "function", "name": "t", "input_schema": "@", "parameters": "@"}
+    body = {"model": "m", LISTS[path]: short_messages(1), "tools": [{**tool, "function": tool}]}
+    deep = b'{"a":' * depth + b"{}" + b"}" * depth
+
+    status, answer = await ask(open_session(), path, orjson.dumps(body).replace(b'"@"', deep))
+
+    assert status == 400
+    assert answer["error"]["message"]
+
+
+async def test_the_memory_of_large_requests_is_given_back(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "GIVE_BACK_S", 0.05)
+    session, sizes = open_session(), list[float]()
+    body = orjson.dumps({"model": "m", "messages": short_messages(300_000)})
+    for _ in range(6):
+        assert (await ask(session, COUNT, body))[0] == 413
+        await asyncio.sleep(0.3)
+        sizes.append(resident_mib())
+
+    assert sizes[-1] - sizes[0] < 30, sizes
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "caps", "line", "status"),
+    [
+        (COUNT, 300_000, {}, None, 413),
+        ("/v1/messages", 1, {"max_context_tokens": 10}, None, 400),
+        ("/v1/messages", 1, {"max_turns": 0}, None, 400),
+        ("/v1/messages", 1, {"requests_per_minute": 0}, None, 400),
+        ("/v1/messages", 1, {}, EngineError("broken", hint="mend it"), 500),
+        ("/v1/messages", 1, {}, ValueError("broken"), 500),
+    ],
+)
+async def test_a_request_that_fails_is_freed_without_a_garbage_collection(
+    open_session: OpenSession,
+    engine: RecordingEngine,
+    path: str,
+    text: int,
+    caps: dict[str, float],
+    line: Exception | None,
+    status: int,
+) -> None:
+    """A collection of everything is rare in a large process; refused bodies took gigabytes."""
+    session = open_session(**caps)
+    body = orjson.dumps({"model": "m", "messages": short_messages(text), "max_tokens": 9})
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            engine.lines = [line] if line else []
+            assert (await ask(session, path, body))[0] == status
+        await asyncio.sleep(0.01)
+        frames = [
+            one.f_code.co_qualname
+            for one in gc.get_objects()
+            if isinstance(one, FrameType) and one.f_code.co_filename == router.__file__
+        ]
+    finally:
+        gc.enable()
+
+    assert frames == []
+
+
+async def test_long_work_leaves_the_event_loop(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step over a request of 9,000 messages runs in a thread, and others are answered."""
+    here, threads = threading.get_ident(), dict[str, int]()
+
+    def note(cls: type, name: str) -> None:
+        was: Callable[..., Any] = getattr(cls, name)
+
+        def noting(self: Any, request: Any, *rest: Any) -> Any:
+            items = request.messages if isinstance(request, ChatRequest) else request["messages"]
+            if len(items) > 1000:
+                threads[name] = threading.get_ident()
+            return was(self, request, *rest)
+
+        monkeypatch.setattr(cls, name, noting)
+
+    note(Anthropic, "parse")
+    note(MessageTree, "match")
+    note(type(RecordingEngine().family), "render")
+    body = {"model": "m", "messages": short_messages(9_001)}
+    (status, answer), (small, _) = await asyncio.gather(
+        ask(open_session("large"), COUNT, body),
+        ask(open_session("small"), COUNT, {"model": "m", "messages": short_messages(1)}),
+    )
+
+    assert (status, small) == (200, 200), answer
+    assert answer["input_tokens"] > 9_001
+    assert set(threads) == {"parse", "match", "render"}
+    assert here not in threads.values()
+
+
+@pytest.mark.parametrize("broken", [b"[" * 5000, b'"' + b"\\n" * 5000, b'"\\ud83d"'])
+async def test_a_body_that_is_repaired_or_refused_leaves_the_event_loop(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, broken: bytes
+) -> None:
+    threads: list[int] = []
+
+    def noting(*packed: Any) -> Any:
+        threads.append(threading.get_ident())
+        return bodies.read_object(*packed)
+
+    monkeypatch.setattr(router, "read_object", noting)
+    await ask(open_session(), COUNT, b'{"model":"m","messages":' + broken + b"}")
+
+    assert threads not in ([], [threading.get_ident()])
+
+
+async def test_the_session_that_used_least_comes_first() -> None:
+    """Use is what counts, not the number of requests."""
+    turns, served = FairTurns(1), list[str]()
+    await turns.wait("loud")
+
+    async def use(session: str) -> None:
+        await turns.wait(session)
+        served.append(session)
+        turns.leave(session, 5.0 if session == "loud" else 1.0)
+
+    asked = ["loud", "loud", "quiet", "quiet", "calm", "quiet"]
+    tasks = [asyncio.create_task(use(name)) for name in asked]
+    await asyncio.sleep(0)
+    turns.leave("loud", 5.0)
+    await asyncio.gather(*tasks)
+
+    assert served == ["quiet", "calm", "quiet", "quiet", "loud", "loud"]
+    assert turns._used == {}, "nothing is kept once nobody waits"
+
+
+async def test_a_client_that_leaves_frees_its_turn_when_its_work_has_ended() -> None:
+    turns, began, gate = FairTurns(1), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        gate.wait()
+
+    task = asyncio.create_task(turns.run("loud", work))
+    await asyncio.to_thread(began.wait)
+    waiting = [asyncio.create_task(turns.run("quiet", lambda: 7)) for _ in range(2)]
+    task.cancel()
+    await asyncio.sleep(0.01)
+    waiting[0].cancel()
+    assert not waiting[1].done(), "the thread of the cancelled request still works"
+    gate.set()
+
+    assert await waiting[1] == 7
+    assert task.cancelled() or await asyncio.wait({task})
+
+
+async def test_a_session_that_worked_long_rests_while_others_go_on() -> None:
+    turns = FairTurns(1)
+    await turns.run("loud", lambda: sum(range(2_000_000)))
+    loud = asyncio.create_task(turns.run("loud", lambda: None))
+    await turns.run("quiet", lambda: None)
+
+    assert not loud.done()
+    await loud
+
+
+async def test_what_a_session_remembers_of_refused_and_counted_requests_is_bounded(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests whose texts, tools and calls are all new leave a bounded trace, whatever sizes."""
+    monkeypatch.setattr(history, "_MOST_TEXT_KEYS", 1000)
+    free = SessionLimits(max_turns=10**6, requests_per_minute=10**6)
+    session = gateway.open("s", sampling=Sampling(9), limits=free)
+    for number in range(20):
+        text = f"{number} " * 20_000
+        tool = {"name": f"t{number}", "description": text, "input_schema": {}}
+        call = {"type": "tool_use", "id": "a", "name": "t", "input": {"x": text}}
+        result = {"type": "tool_result", "tool_use_id": "a"}
+        talk: list[Any] = [{"role": "user", "content": f"{number}.{n}"} for n in range(100)]
+        talk[1::2] = [{"role": "assistant", "content": f"{number}-{n}"} for n in range(50)]
+        talk += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+        body = {"model": "m", "max_tokens": 9, "messages": talk, "tools": [tool]}
+        for path in (COUNT, "/v1/messages"):
+            status, answer = await ask(session, path, body)
+            assert status == 200, answer
+    tree = session.conversation._history
+
+    assert len(tree._text_keys) <= 1000
+    assert max(map(_bytes_of, tree._roots)) < 200
+    assert max(_bytes_of(key) for point in tree._roots.values() for key in _keys(point)) < 500
+
+
+def _keys(point: Any) -> list[Any]:
+    below = [key for there in point.next.values() for key in _keys(there)]
+    return [*point.next, *below]
+
+
+def _bytes_of(key: Any) -> int:
+    if isinstance(key, bytes | str):
+        return len(key)
+    return sum(map(_bytes_of, key)) if isinstance(key, tuple | frozenset) else 8

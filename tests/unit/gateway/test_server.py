@@ -1,0 +1,505 @@
+"""The gateway over HTTP: keys, limits, errors, lost replies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.errors import BudgetError, EngineError, EngineLostError, GatewayError
+from swerl.core.turn import Sampling
+from swerl.gateway import conversation as state
+from swerl.gateway import router, sessions
+from swerl.gateway.limits import SessionLimits
+from swerl.gateway.server import Gateway
+from swerl.gateway.sessions import Session
+from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway.conftest import OpenSession
+
+ASK = {"role": "user", "content": "fix it"}
+PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
+
+
+def body(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "m", "max_tokens": 500, "messages": list(messages or (ASK,)), **more}
+
+
+async def post(
+    session: Session, path: str = PATHS["anthropic"], *, url: str = "", **sent: Any
+) -> tuple[int, Any]:
+    headers = {"x-api-key": session.key, "Authorization": f"Bearer {session.key}"}
+    headers |= sent.pop("headers", {})
+    async with aiohttp.ClientSession() as http:
+        target = (url or session.url) + path
+        async with http.post(target, headers=headers, **sent) as response:
+            return response.status, await response.json(content_type=None)
+
+
+async def test_two_turns_become_a_chain_of_exact_tokens(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
+    session = open_session()
+    _, first = await post(session, json=body())
+    await post(session, json=body(ASK, {"role": "assistant", "content": first["content"]}, ASK))
+
+    trajectory = await session.close()
+
+    one, two = trajectory.turns
+    assert (one.parent, two.parent) == (None, 0)
+    assert engine.calls[1].prompt == one.prompt_ids + one.output_ids + two.prompt_ids
+    assert two.output_ids == engine.calls[1].output
+    assert two.logprobs == engine.calls[1].logprobs
+    assert await session.close() is trajectory
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"Authorization": "Bearer wrong", "x-api-key": ""}, 401), ({"Authorization": ""}, 200)],
+)
+async def test_only_keys_of_open_sessions_are_served(
+    open_session: OpenSession, headers: dict[str, str], status: int
+) -> None:
+    got, answer = await post(open_session(), json=body(), headers=headers)
+
+    assert got == status
+    if status == 401:
+        assert answer["error"]["type"] == "authentication_error"
+
+
+async def test_a_closed_session_is_served_no_more(open_session: OpenSession) -> None:
+    session = open_session()
+    await session.close()
+
+    status, answer = await post(session, json=body())
+
+    assert status == 401
+    assert "no open session" in answer["error"]["message"]
+
+
+async def test_sessions_see_nothing_of_each_other(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    one, two = open_session("one"), open_session("two")
+    _, said = await post(one, json=body())
+    await post(two, json=body(ASK, {"role": "assistant", "content": said["content"]}, ASK))
+
+    turns = (await two.close()).turns
+    assert [turn.parent for turn in turns] == [None]
+    assert engine.calls[1].session == "two"
+
+
+async def test_a_session_id_is_open_once(open_session: OpenSession) -> None:
+    session = open_session("same")
+    with pytest.raises(GatewayError, match="already open"):
+        open_session("same")
+    await session.close()
+    open_session("same")
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize(
+    ("sent", "status", "word"),
+    [
+        ({"data": b"{nonsense"}, 400, "not valid JSON"),
+        ({"data": b""}, 400, "not valid JSON"),
+        ({"data": b"\xff\xfe"}, 400, "not valid JSON"),
+        ({"data": b"[" * 5000}, 400, "not valid JSON"),
+        ({"json": []}, 400, "must be a JSON object"),
+        ({"json": {}}, 400, "messages: Field required"),
+        ({"json": {"model": "m", "messages": []}}, 400, "at least one message"),
+        ({"json": {"model": "m", "messages": "hi"}}, 400, "valid array"),
+        ({"json": {"model": "m", "messages": [7]}}, 400, "messages.0"),
+        ({"json": {"model": "m", "messages": [{"role": 7}]}}, 400, "messages.0.role"),
+        ({"json": {"model": "m", "messages": [{"role": "king", "content": ""}]}}, 400, "king"),
+        ({"json": {"messages": [ASK]}}, 400, "model: Field required"),
+        ({"json": body(max_tokens=0)}, 400, "greater than or equal to 1"),
+        ({"json": body(max_tokens=True)}, 400, "valid integer"),
+        ({"json": body(stream="yes")}, 400, "valid boolean"),
+        ({"json": body(tools=[{}])}, 400, "tools.0"),
+        ({"data": b" " * 70000}, 413, "larger than 65536 bytes"),
+        ({"data": b"junk", "headers": {"Content-Encoding": "gzip"}}, 400, "body"),
+    ],
+)
+async def test_a_bad_request_is_refused_in_the_vendors_shape(
+    engine: RecordingEngine,
+    open_session: OpenSession,
+    path: str,
+    sent: dict[str, Any],
+    status: int,
+    word: str,
+) -> None:
+    got, answer = await post(open_session(max_body_bytes=65536), path, **sent)
+
+    assert got == status
+    assert word in answer["error"]["message"]
+    assert "type" in answer["error"]
+    assert engine.calls == []
+
+
+async def test_a_prompt_over_the_context_stops_the_agent(open_session: OpenSession) -> None:
+    session = open_session(max_context_tokens=20)
+    long = body({"role": "user", "content": "x" * 100})
+
+    status, answer = await post(session, json=long)
+    _, openai_answer = await post(session, PATHS["openai"], json=long)
+
+    assert status == 400
+    assert answer["error"] == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: 119 tokens > 19 maximum",
+    }
+    assert openai_answer["error"]["code"] == "context_length_exceeded"
+    assert session.limit == "max_context_tokens"
+
+
+async def test_an_agent_that_makes_room_after_a_refusal_is_at_no_limit(
+    open_session: OpenSession,
+) -> None:
+    session = open_session(max_context_tokens=60)
+    await post(session, json=body({"role": "user", "content": "x" * 100}))
+    assert session.limit == "max_context_tokens"
+
+    status, _ = await post(session, json=body({"role": "user", "content": "x"}))
+
+    assert status == 200
+    assert session.limit == ""
+
+
+async def test_turns_are_capped_and_a_failed_call_costs_none(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.lines = [EngineLostError("gone"), Message(Role.ASSISTANT, "one")]
+    session = open_session(max_turns=1)
+
+    statuses = [(await post(session, json=body()))[0] for _ in range(3)]
+
+    assert statuses == [529, 200, 400]
+    assert session.limit == "max_turns"
+    assert len((await session.close()).turns) == 1
+
+
+async def test_an_agent_in_a_loop_is_stopped(open_session: OpenSession) -> None:
+    session = open_session(requests_per_minute=2)
+
+    answers = [await post(session, json=body()) for _ in range(3)]
+
+    assert [status for status, _ in answers] == [200, 200, 400]
+    assert "loop" in answers[2][1]["error"]["message"]
+    assert session.limit == "requests_per_minute"
+
+
+async def test_the_client_may_lower_the_reply_length_and_nothing_else(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    session = open_session(sampling=Sampling(200, temperature=0.7, seed=5), max_context_tokens=120)
+    wishes = {"temperature": 0, "top_p": 0.1, "top_k": 1, "stop_sequences": ["x"], "seed": 1}
+    await post(session, json=body(**wishes))
+    await post(session, json=body(**wishes) | {"max_tokens": 3})
+
+    first, second = (call.sampling for call in engine.calls)
+    assert first.max_new_tokens == 120 - len(engine.calls[0].prompt)
+    assert second.max_new_tokens == 3
+    assert (first.temperature, first.top_p, first.top_k) == (0.7, 1.0, -1)
+    assert first.stop_token_ids == engine.family.stop_ids
+    assert first.seed != second.seed
+
+
+async def test_the_same_seed_gives_the_same_seeds_turn_by_turn(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    for name in ("a", "b"):
+        session = open_session(name, sampling=Sampling(9, seed=5))
+        await post(session, json=body())
+        await post(session, json=body())
+
+    seeds = [call.sampling.seed for call in engine.calls]
+    assert seeds[:2] == seeds[2:]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [
+        (EngineLostError("connection refused"), 529, None),
+        (EngineError("wrong shape"), 500, "false"),
+        (ValueError("a bug"), 500, "false"),
+    ],
+)
+async def test_a_failing_engine_is_a_server_error_and_the_session_keeps_it(
+    engine: RecordingEngine,
+    open_session: OpenSession,
+    error: Exception,
+    status: int,
+    retry: str | None,
+) -> None:
+    engine.lines = [error]
+    session = open_session()
+    headers = {"x-api-key": session.key}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(session.url + PATHS["anthropic"], json=body(), headers=headers) as response,
+    ):
+        answer = await response.json()
+
+    assert response.status == status
+    assert response.headers.get("x-should-retry") == retry
+    assert answer["type"] == "error"
+    assert isinstance(session.failure, EngineError)
+    assert (await session.close()).turns == ()
+
+
+async def test_an_engine_that_comes_back_is_no_failure(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.lines = [EngineLostError("gone")]
+    session = open_session()
+    await post(session, json=body())
+    await post(session, json=body())
+
+    assert session.failure is None
+
+
+async def test_an_engine_that_is_too_slow_is_aborted(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.gate = asyncio.Event()
+    session = open_session(model_call_s=0.05)
+
+    status, answer = await post(session, json=body())
+
+    assert (status, answer["error"]["type"]) == (504, "timeout_error")
+    assert isinstance(session.failure, BudgetError)
+    assert engine.aborted == ["s"]
+
+
+async def test_an_engine_that_does_not_even_answer_an_abort_is_broken(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(session: str) -> None:
+        raise EngineLostError("gone")
+
+    engine.gate = asyncio.Event()
+    monkeypatch.setattr(engine, "abort", lost)
+    session = open_session(model_call_s=0.05)
+
+    await post(session, json=body())
+
+    assert isinstance(session.failure, EngineError)
+    assert "no reply within 0.05 s and does not answer" in str(session.failure)
+
+
+async def test_a_client_that_goes_away_aborts_its_reply_which_is_counted(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "RETRY_S", 0.01)
+    engine.gate = asyncio.Event()
+    engine.lines = [Message(Role.ASSISTANT, "a long answer")]
+    session = open_session()
+    asking = asyncio.create_task(post(session, json=body()))
+    await engine.started.wait()
+
+    asking.cancel()
+    await asyncio.wait({asking})
+    await engine.abort_seen.wait()
+
+    trajectory = await session.close()
+    assert trajectory.turns == ()
+    assert trajectory.dropped == {"aborted": 2}
+
+
+async def test_closing_a_session_ends_what_it_is_generating(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.gate = asyncio.Event()
+    session = open_session()
+    asking = asyncio.create_task(post(session, json=body()))
+    await engine.started.wait()
+
+    trajectory = await session.close()
+
+    assert engine.aborted == ["s"]
+    assert trajectory.dropped == {"aborted": 2}
+    assert (await asking)[0] >= 400
+
+
+async def test_pings_keep_a_streaming_client_waiting_and_late_errors_are_events(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "PING_S", 0.02)
+    engine.gate = asyncio.Event()
+    engine.lines = [EngineError("broke")]
+    session = open_session()
+    headers = {"x-api-key": session.key}
+    url = session.url + PATHS["anthropic"]
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(url, json=body(stream=True), headers=headers) as response,
+    ):
+        first = await response.content.readuntil(b"\n\n")
+        engine.gate.set()
+        rest = await response.read()
+
+    assert first == b": ping\n\n"
+    assert rest.lstrip(b": ping\n").startswith(b"event: error\ndata: {")
+    assert b"api_error" in rest
+
+
+async def test_an_attached_socket_serves_its_session_alone_without_a_key(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    session, other = open_session("inside"), open_session("other")
+    sock = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    await session.attach(sock)
+
+    for headers in ({}, {"x-api-key": "anything"}, {"x-api-key": other.key}):
+        status, _ = await post(session, url=url, json=body(), headers=headers)
+        assert status == 200
+
+    assert {call.session for call in engine.calls} == {"inside"}
+    assert session.endpoint(url + "/").url == url
+    await session.close()
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await post(session, url=url, json=body())
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("HEAD", "/", 200),
+        ("HEAD", "/api/hello", 200),
+        ("GET", "/", 200),
+        ("GET", "/healthz", 200),
+        ("GET", "/v1/models", 401),
+        ("GET", "/flush_cache", 404),
+        ("POST", "/update_weights_from_disk", 404),
+        ("GET", "/v1/messages", 404),
+    ],
+)
+async def test_checks_are_answered_and_nothing_else_is_reachable(
+    gateway: Gateway, method: str, path: str, status: int
+) -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(method, gateway.url + path) as response,
+    ):
+        assert response.status == status
+
+
+async def test_a_taken_port_is_one_clear_error(gateway: Gateway, engine: RecordingEngine) -> None:
+    port = int(gateway.url.rsplit(":", 1)[1])
+
+    with pytest.raises(GatewayError) as caught:
+        async with Gateway(engine=engine, family=engine.family, port=port):
+            pass
+
+    assert str(caught.value) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert "port to 0" in caught.value.hint
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "999.1.1.1"])
+async def test_an_address_of_another_machine_is_one_clear_error(
+    engine: RecordingEngine, host: str
+) -> None:
+    with pytest.raises(GatewayError, match=f"cannot listen on {host}:0: ") as caught:
+        async with Gateway(engine=engine, family=engine.family, host=host):
+            pass
+
+    assert "address of this machine" in caught.value.hint
+
+
+async def test_on_turn_gets_the_messages_of_each_turn(
+    gateway: Gateway, engine: RecordingEngine
+) -> None:
+    call = ToolCall("", "bash", {"cmd": "ls"})
+    engine.lines = [Message(Role.ASSISTANT, "I look.", tool_calls=(call,))]
+    told: list[Any] = []
+    session = gateway.open("s", sampling=Sampling(500), limits=SessionLimits(), on_turn=told.append)
+    await post(session, json=body())
+
+    assert told[0].new_messages == (Message(Role.USER, "fix it"),)
+    assert told[0].reply.message.text == "I look."
+    assert told[0].turn == (await session.close()).turns[0]
+
+
+async def test_more_requests_than_slots_wait_their_turn(
+    engine: RecordingEngine, open_session: OpenSession
+) -> None:
+    engine.gate = asyncio.Event()
+    session = open_session(max_concurrency=2)
+    asking = [
+        asyncio.create_task(post(session, json=body({"role": "user", "content": f"sub {n}"})))
+        for n in range(5)
+    ]
+    await asyncio.sleep(0.1)
+    assert len(engine.calls) == 2
+
+    engine.gate.set()
+    assert [(await one)[0] for one in asking] == [200] * 5
+    assert len((await session.close()).turns) == 5
+
+
+async def test_an_idle_connection_does_not_hold_up_the_close(
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sessions, "_SHUTDOWN_S", 600.0
+    )  # a close that waits for idle ones never ends
+    session = open_session()
+    sock = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    await session.attach(sock)
+    async with aiohttp.ClientSession() as http:
+        async with http.post(url + PATHS["anthropic"], json=body()) as response:
+            await response.read()
+
+        async with asyncio.timeout(30):
+            trajectory = await session.close()
+    assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-api-key": "sk-swerl-guess"}])
+async def test_a_gateway_on_a_shared_address_requires_a_session_key(
+    engine: RecordingEngine, headers: dict[str, str]
+) -> None:
+    async with Gateway(engine=engine, family=engine.family, host="0.0.0.0") as gateway:
+        session = gateway.open("s", sampling=Sampling(max_new_tokens=9), limits=SessionLimits())
+        assert gateway.url.startswith("http://127.0.0.1:")
+        async with aiohttp.ClientSession(gateway.url, headers=headers) as http:
+            asked = [http.post(path, json=body()) for path in PATHS.values()]
+            for asking in (*asked, http.get("/v1/models")):
+                async with asking as refused:
+                    assert refused.status == 401
+        assert not engine.calls
+        assert (await post(session, json=body()))[0] == 200
+
+
+async def test_a_new_session_takes_a_key_over_and_outlives_the_old_one(gateway: Gateway) -> None:
+    old = gateway.open("old", sampling=Sampling(9), limits=SessionLimits())
+    new = gateway.open("new", sampling=Sampling(9), limits=SessionLimits(), key=old.key)
+    await old.close()
+
+    status, _ = await post(new, json=body())
+
+    assert status == 200
+    assert len((await new.close()).turns) == 1
+
+
+async def test_on_refused_is_called_for_each_error(engine: RecordingEngine) -> None:
+    told: list[tuple[str, str]] = []
+
+    def note(session: str, error: Exception) -> None:
+        told.append((session, str(error)))
+
+    async with Gateway(engine=engine, family=engine.family, on_refused=note) as gateway:
+        session = gateway.open("s", sampling=Sampling(9), limits=SessionLimits())
+        await post(session, json={"model": "m"})
+        await session.close()
+        await post(session, json=body())
+
+    assert told == [("s", "messages: Field required"), ("", told[1][1])]
+    assert "no open session" in told[1][1]

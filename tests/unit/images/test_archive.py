@@ -1,0 +1,197 @@
+"""Images from files, as the tools write them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core.errors import ImageError, InputError
+from swerl.images.archive import import_images
+from swerl.images.manifest import INDEX_TYPES, sha256
+from swerl.images.store import Store
+from tests.unit.images.layers import Entry, folder, make_tar
+
+Push = Callable[..., Awaitable[None]]
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+async def copied(
+    registry: Any, push: Push, make_image: Make, tmp_path: Path
+) -> Callable[[str], Path]:
+    """An image of two layers as skopeo writes it to a place of this kind."""
+    if shutil.which("skopeo") is None:
+        pytest.skip("skopeo is not installed (apt-get install skopeo)")
+    await push(make_image("a", "b"), "swe/task", "v1")
+
+    def copy(kind: str) -> Path:
+        path = tmp_path / "out"
+        source = f"docker://{registry.host}/swe/task:v1"
+        argv = ["skopeo", "copy", "-q", "--src-tls-verify=false", source, f"{kind}:{path}"]
+        if kind == "docker-archive":
+            argv[-1] += ":swe/task:v1"
+        subprocess.run(argv, check=True)
+        return path
+
+    return copy
+
+
+@pytest.mark.parametrize("kind", ["oci", "oci-archive", "docker-archive"])
+def test_the_output_of_skopeo_is_imported(
+    copied: Callable[[str], Path], store: Store, kind: str
+) -> None:
+    (found,) = import_images(copied(kind), store, name="swe/mine")
+    assert found.reference == "docker.io/swe/mine:latest"
+    assert [(path / "etc/motd").read_text() for path in found.layers] == ["a", "b"]
+    assert store.find("swe/mine") == found
+
+
+def test_image_keeps_the_name_that_it_was_saved_under(
+    copied: Callable[[str], Path], store: Store
+) -> None:
+    (found,) = import_images(copied("docker-archive"), store)
+    assert found.reference == "docker.io/swe/task:v1"
+
+
+def test_layout_without_a_name_asks_for_one(copied: Callable[[str], Path], store: Store) -> None:
+    with pytest.raises(InputError, match="has no name") as caught:
+        import_images(copied("oci"), store)
+    assert "--name" in caught.value.hint
+
+
+def test_root_file_system_becomes_one_layer(store: Store, tmp_path: Path) -> None:
+    data = make_tar(folder("./etc"), Entry("./etc/motd", b"root"), Entry("./bin/sh"))
+    for file in (data, gzip.compress(data)):
+        path = tmp_path / "root.tar"
+        path.write_bytes(file)
+        (found,) = import_images(path, store, name="swe/root")
+        assert (found.layers[0] / "etc/motd").read_bytes() == b"root"
+        assert "/usr/bin" in found.env["PATH"]
+
+
+def layout(folder: Path, image: Any, **entry: Any) -> Path:
+    """Write an image as an OCI layout by hand."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True, exist_ok=True)
+    body = image.manifest.body
+    for digest, data in {**image.blobs, sha256(body): body}.items():
+        (blobs / digest.removeprefix("sha256:")).write_bytes(data)
+    entry = {"digest": sha256(body), "size": len(body), **entry}
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
+    return folder
+
+
+def test_the_name_of_a_layout_is_used_if_it_is_whole(
+    store: Store, make_image: Make, tmp_path: Path
+) -> None:
+    notes = {"io.containerd.image.name": "ghcr.io/swe/task:v2", "org.opencontainers.x": "v2"}
+    (found,) = import_images(layout(tmp_path / "l", make_image("a"), annotations=notes), store)
+    assert found.reference == "ghcr.io/swe/task:v2"
+    tag_only = {"org.opencontainers.image.ref.name": "latest"}
+    with pytest.raises(InputError, match="has no name"):
+        import_images(layout(tmp_path / "m", make_image("a"), annotations=tag_only), store)
+
+
+def test_list_of_platforms_is_reduced(
+    store: Store,
+    make_image: Make,
+    make_index: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    amd, arm = make_image("amd"), make_image("arm")
+    index = make_index(amd64=amd.manifest, arm64=arm.manifest)
+    blobs = {
+        **amd.blobs,
+        **arm.blobs,
+        **{sha256(i.manifest.body): i.manifest.body for i in (amd, arm)},
+    }
+    whole = type(amd)(blobs, index)
+    path = layout(tmp_path / "l", whole, mediaType=INDEX_TYPES[0])
+    (found,) = import_images(path, store, name="swe/task")
+    assert found.digest == arm.manifest.digest
+
+
+def test_image_of_another_platform_is_refused(
+    store: Store, make_image: Make, tmp_path: Path
+) -> None:
+    path = layout(
+        tmp_path / "l", make_image("a"), platform={"os": "linux", "architecture": "s390x"}
+    )
+    with pytest.raises(InputError, match="has no image for linux/"):
+        import_images(path, store, name="swe/task")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda path, image: (path / "index.json").write_text("{"), "is not JSON"),
+        (lambda path, image: (path / "index.json").write_text("[]"), "is malformed"),
+        (lambda path, image: blob(path, image.layers[0]).unlink(), "lacks blobs/sha256"),
+        (
+            lambda path, image: blob(path, image.layers[0]).write_bytes(b"x"),
+            "does not match its content",
+        ),
+        (
+            lambda path, image: blob(path, image.manifest.digest).write_bytes(b"{}"),
+            "does not match its content",
+        ),
+    ],
+)
+def test_damaged_layout_is_one_clear_error(
+    store: Store, make_image: Make, tmp_path: Path, harm: Any, words: str
+) -> None:
+    image = make_image("a")
+    path = layout(tmp_path / "l", image)
+    harm(path, image)
+    with pytest.raises(ImageError, match=words) as caught:
+        import_images(path, store, name="swe/task")
+    assert caught.value.hint
+    assert store.names() == []
+
+
+def blob(path: Path, digest: str) -> Path:
+    return path / "blobs" / "sha256" / digest.removeprefix("sha256:")
+
+
+def test_file_that_is_no_image_is_your_input(store: Store, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("no tar")
+    tar = tmp_path / "some.tar"
+    tar.write_bytes(make_tar(Entry("readme")))
+    (tmp_path / "folder").mkdir()
+    for path, words in (
+        (text, "neither a folder nor a tar"),
+        (tar, "is not an image"),
+        (tmp_path / "folder", "is not an image"),
+        (tmp_path / "none", "does not exist"),
+    ):
+        with pytest.raises(InputError, match=words):
+            import_images(path, store, name="swe/task")
+    assert store.names() == []
+
+
+def test_file_cut_short_is_one_clear_error(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "root.tar"
+    path.write_bytes(make_tar(Entry("etc/motd", bytes(20_000)))[:10_000])
+    with pytest.raises(ImageError):
+        import_images(path, store, name="swe/task")
+    assert store.names() == []
+
+
+def test_docker_save_with_a_path_that_leads_out_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("{}")
+    (tmp_path / "l").mkdir()
+    entry = {"Config": "../secret", "RepoTags": ["a/b:c"], "Layers": []}
+    (tmp_path / "l" / "manifest.json").write_text(json.dumps([entry]))
+    with pytest.raises(ImageError, match="lacks"):
+        import_images(tmp_path / "l", store)

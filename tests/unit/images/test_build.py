@@ -1,0 +1,251 @@
+"""Source images: built from an archive, whole or not at all, and graded in a real sandbox."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from swerl.core import plugins
+from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.sandbox import Limits
+from swerl.images.build import (
+    SourceLayer,
+    SourceSpec,
+    build,
+    make_task,
+    misfits,
+    read_specs,
+    run_inside,
+    unpack,
+)
+from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
+from swerl.tasks.datasets import find_converter
+from tests.unit.data_converters.examples import EXAMPLES
+
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+FILES = {
+    "PKG-INFO": "Metadata-Version: 2.1\nName: tinycalc\nVersion: 1.0\n",
+    "pyproject.toml": (
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    ),
+    "backend.py": (
+        "from pathlib import Path\n\n\n"
+        "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
+        "    info = Path(folder, 'tinycalc-1.0.dist-info')\n"
+        "    info.mkdir()\n"
+        "    Path(info, 'METADATA').write_text(Path('PKG-INFO').read_text())\n"
+        "    return info.name\n"
+    ),
+    "tinycalc.py": "def add(a, b):\n    return a - b\n",
+}
+SPEC = SourceSpec(
+    instance_id="example__tinycalc-1",
+    sdist="tinycalc==1.0",
+    python=THIS_PYTHON,
+    install="mkdir build && cp tinycalc.py build",
+    env={"TINYCALC": "yes"},
+    test_cmd="python -c 'import tinycalc'",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder, and a package index of one small project of our own."""
+    if not shutil.which("bwrap"):
+        pytest.skip("bubblewrap is not installed")
+    folder = tmp_path_factory.mktemp("cache")
+    index = tmp_path_factory.mktemp("index")
+    with tarfile.open(index / "tinycalc-1.0.tar.gz", "w:gz") as archive:
+        for name, text in FILES.items():
+            entry = tarfile.TarInfo(f"tinycalc-1.0/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWERL_CACHE", str(folder))
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(index))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def builds(home: Path) -> list[list[str]]:
+    """The steps of two builds of one image that began at the same time."""
+    steps: list[list[str]] = [[], []]
+    with ThreadPoolExecutor() as pool:
+        references = list(pool.map(lambda said: build(SPEC, said.append), steps))
+    assert references == ["built:example__tinycalc-1"] * 2
+    return steps
+
+
+@pytest.fixture(scope="module")
+def image(home: Path, builds: list[list[str]]) -> Path:
+    return home / "images" / "example__tinycalc-1"
+
+
+def test_two_builds_of_one_image_do_the_work_once(builds: list[list[str]]) -> None:
+    assert sorted(map(len, builds)) == [0, 4]
+
+
+def test_image_describes_its_layer_and_environment(image: Path) -> None:
+    body = json.loads((image / "image.json").read_text())
+    assert body["layers"] == ["layer"]
+    assert body["binds"] == [sys.base_prefix]
+    assert body["env"]["TINYCALC"] == "yes"
+    assert body["env"]["PATH"].startswith("/opt/venv/bin:")
+
+
+def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
+    testbed = image / "layer" / "testbed"
+    git = ["git", "-c", "safe.directory=*", "-C", str(testbed)]
+    log = subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True, check=True)
+    status = subprocess.run([*git, "status", "--short"], capture_output=True, text=True, check=True)
+    assert (log.stdout, status.stdout) == ("base\n", "")
+    assert (testbed / "build").is_dir(), "what the install step wrote belongs to the base"
+
+
+def test_a_standing_image_is_not_built_again(image: Path) -> None:
+    steps: list[str] = []
+    build(SPEC, steps.append)
+    assert steps == []
+
+
+def test_tests_do_not_decide_whether_to_build_again(image: Path) -> None:
+    steps: list[str] = []
+    build(SPEC.model_copy(update={"test_cmd": "other"}), steps.append)
+    assert steps == []
+
+
+def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
+    before = (image / "image.json").read_text()
+    with pytest.raises(ImageError, match="exit code 7"):
+        build(SPEC.model_copy(update={"install": "exit 7"}))
+    assert (image / "image.json").read_text() == before
+    assert not list(image.parent.glob(".example__tinycalc-1.?*/*"))
+
+
+def test_steps_have_no_network(image: Path) -> None:
+    layer = SourceLayer(image / "layer", find_python(THIS_PYTHON), image, {"PATH": "/usr/bin:/bin"})
+    reach = "import socket; socket.create_connection(('192.0.2.1', 80), 1)"
+    with pytest.raises(ImageError, match="Network is unreachable"):
+        run_inside(layer, ["/opt/venv/bin/python", "-c", reach])
+
+
+async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
+    local = plugins.load("sandboxes", "local")
+    backend = local.build(local.Options())
+    async with backend.open("built:example__tinycalc-1", Limits(), workdir="/testbed") as sandbox:
+        code = (
+            "import os, sys, tinycalc as t; print(sys.prefix, t.add(3, 1), os.environ['TINYCALC'])"
+        )
+        done = await sandbox.run(["python", "-c", code], cwd="/testbed")
+    assert done.text == "/opt/venv 2 yes\n"
+
+
+def test_diffs_that_do_not_apply_are_reported(image: Path) -> None:
+    fitting = (
+        "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1,3 +1,3 @@\n [build-system]\n"
+        '-requires = []\n+requires = [1]\n build-backend = "backend"\n'
+    )
+    other = fitting.replace("= []", "= [2]")
+    there = fitting.replace("= []", "= [3]").replace("= [1]", "= []")
+    testbed = image / "layer" / "testbed"
+
+    def said(test_patch: str, patch: str) -> list[str]:
+        row = {**EXAMPLES["swe-bench"], "test_patch": test_patch, "patch": patch}
+        return misfits(find_converter("swe-bench").to_task(row), testbed)
+
+    assert said(fitting, fitting) == []
+    (line,) = said(fitting, other)
+    assert line.startswith("its solution does not apply: patch failed: pyproject.toml:1")
+    assert said(there, fitting) == [
+        "its test patch does not apply: the release already includes it"
+    ]
+
+
+def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"source archive tinycalc==9\.9.*No matching") as caught:
+        fetch_sdist(Path(sys.executable), "tinycalc==9.9", tmp_path)
+    assert "pip config list" in caught.value.hint
+
+
+def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot fetch wheels"):
+        fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
+
+
+def test_missing_python_says_how_to_get_it() -> None:
+    with pytest.raises(ImageError, match=r"no Python 2\.4") as caught:
+        find_python("2.4")
+    assert "pyenv install 2.4" in caught.value.hint
+
+
+def test_broken_archive_is_one_clear_error(tmp_path: Path) -> None:
+    archive = tmp_path / "tinycalc-1.0.tar.gz"
+    archive.write_bytes(b"no archive")
+    layer = SourceLayer(tmp_path / "layer", find_python(THIS_PYTHON), tmp_path, {})
+    with pytest.raises(ImageError, match="cannot be unpacked"):
+        unpack(layer, archive)
+
+
+NO_NAME = '[{"instance_id": "../a", "sdist": "a==1", "python": "3.9", "test_cmd": "true"}]'
+
+
+@pytest.mark.parametrize("text", ["{", '[{"instance_id": "a"}]', '[{"sdist": 3}]', NO_NAME])
+def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "specs.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="not a list of instance specs"):
+        read_specs(path)
+
+
+def test_row_of_another_instance_is_refused() -> None:
+    with pytest.raises(TaskError, match="the row belongs to other"):
+        make_task(SPEC, {"instance_id": "other"})
+
+
+@pytest.mark.parametrize("dataset", ["swe-gym", "r2e-gym"])
+def test_rows_of_other_datasets_make_tasks(dataset: str) -> None:
+    row = EXAMPLES[dataset]
+    task = find_converter(dataset).to_task(row)
+    made = make_task(SPEC.model_copy(update={"instance_id": task.id}), row, dataset)
+    assert made.image == f"built:{task.id}" and made.grading.test_command == SPEC.test_cmd
+    assert made.grading.expected == task.grading.expected
+    with pytest.raises(TaskError, match="the row belongs to"):
+        make_task(SPEC, row, dataset)
+
+
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
+)
+def test_old_pips_get_no_unknown_flags(tmp_path: Path, said: str, flags: list[str]) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\n")
+    python.chmod(0o755)
+    assert _isolated(python) == flags
+
+
+# Real instances
+
+
+def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
+    folder = shared_dir / "instances"
+    rows = _rows(folder)
+    for spec in read_specs(folder / "instances.json"):
+        task = make_task(spec, rows[spec.instance_id])
+        assert task.grading.fail_to_pass
+        assert not set(task.grading.pass_to_pass) & {e.test for e in spec.p2p_exceptions}
+
+
+def _rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "rows.jsonl").open() as lines:
+        return {row["instance_id"]: row for row in map(json.loads, lines)}

@@ -1,0 +1,186 @@
+"""What goes first is what is needed last, and never what somebody uses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import ImageError, InputError
+from swerl.images.gc import collect
+from swerl.images.store import Named, Snapshot, Store
+from tests.unit.images.layers import Entry, add_image, hardlink
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Three images of 1,000 bytes over a base of 5,000."""
+    made = Store(tmp_path / "store")
+    for number, name in enumerate("abc"):
+        reference = f"docker.io/swe/{name}:latest"
+        layers = [Entry("base", bytes(5000))], [Entry(name, name.encode() * 1000)]
+        digest = add_image(made, reference, *layers)
+        made.name(Named(reference, digest, pulled_unix_s=float(number)))
+    return made
+
+
+def there(store: Store) -> str:
+    """The images that are in the store and ready."""
+    found = ""
+    for name in "abc":
+        try:
+            store.find(f"swe/{name}")
+        except ImageError:
+            continue
+        found += name
+    return found
+
+
+def disk(store: Store) -> int:
+    """Bytes of blobs and of files in layers."""
+    folders = (store.root / "blobs", *(store.root / "layers").glob("*/tree"))
+    return sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file())
+
+
+def test_layers_with_copies_stay_with_their_image(tmp_path: Path) -> None:
+    store = Store(tmp_path / "links")
+    for name in "ab":
+        reference = f"docker.io/swe/{name}:latest"
+        add_image(store, reference, [Entry("file", name.encode())], [hardlink("link", "file")])
+    collect(store, ["swe/b"])
+    assert (store.find("swe/b").layers[1] / "link").read_bytes() == b"b"
+    assert len(list((store.root / "layers").iterdir())) == 2
+
+
+def test_unneeded_images_are_removed(store: Store) -> None:
+    before = disk(store)
+    done = collect(store, ["swe/b"])
+    assert there(store) == "b"
+    assert before - disk(store) == done.freed_bytes > 2000
+    assert done.kept_bytes == disk(store)
+    assert [*(store.root / "work").iterdir()] == []
+
+
+def test_shared_layer_stays_with_the_last_image_that_needs_it(store: Store) -> None:
+    (base,) = {store.find(f"swe/{name}").layers[0] for name in "abc"}
+    collect(store, ["swe/c"])
+    assert base.is_dir()
+    collect(store, [])
+    assert not base.exists()
+    assert disk(store) == 0
+
+
+def test_needed_last_goes_first_under_a_limit(store: Store) -> None:
+    keep = ["swe/c", "swe/a", "swe/b", "swe/a"]
+    done = collect(store, keep, max_bytes=disk(store) - 1)
+    assert there(store) == "ac"
+    collect(store, keep, max_bytes=disk(store) - 1)
+    assert there(store) == "c"
+    assert [named.reference for named in done.removed] == ["docker.io/swe/b:latest"]
+
+
+def test_not_needed_goes_before_needed_and_oldest_first(store: Store) -> None:
+    collect(store, ["swe/a"], max_bytes=disk(store) - 1)
+    assert there(store) == "ac"
+    collect(store, ["swe/a"], max_bytes=disk(store) - 1)
+    assert there(store) == "a"
+
+
+def test_limit_that_holds_removes_nothing(store: Store) -> None:
+    done = collect(store, [], max_bytes=disk(store))
+    assert (done.freed_bytes, there(store)) == (0, "abc")
+
+
+def test_image_may_be_kept_by_digest(store: Store) -> None:
+    collect(store, [f"cache.lan/other@{store.named('swe/b').digest}", "host", "dir:/x"])
+    assert there(store) == "b"
+
+
+def test_dry_run_changes_nothing(store: Store) -> None:
+    before = disk(store)
+    done = collect(store, [], dry_run=True)
+    assert (len(done.removed), done.freed_bytes) == (3, before)
+    assert (disk(store), there(store)) == (before, "abc")
+
+
+def test_image_of_an_open_sandbox_stays(store: Store) -> None:
+    with store.use("swe/b"):
+        done = collect(store, [])
+        assert there(store) == "b"
+        assert [named.reference for named in done.in_use] == ["docker.io/swe/b:latest"]
+    collect(store, [])
+    assert there(store) == ""
+
+
+USE = """
+import sys, time
+from pathlib import Path
+from swerl.images.store import Store
+with Store(Path(sys.argv[1])).use("swe/b"):
+    print("using", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_image_that_another_process_uses_stays_until_it_dies(store: Store) -> None:
+    argv = [sys.executable, "-c", USE, str(store.root)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        collect(store, [])
+        assert there(store) == "b"
+        process.kill()
+        process.wait()
+    collect(store, [])
+    assert there(store) == ""
+
+
+def test_parts_of_no_image_go(store: Store) -> None:
+    orphan = store.blob(store.put(b"orphan"))
+    partial = store.partial("sha256:" + "0" * 64)
+    partial.parent.mkdir()
+    partial.write_bytes(b"half")
+    done = collect(store, ["swe/a", "swe/b", "swe/c"])
+    assert (done.num_parts, orphan.exists(), partial.exists()) == (2, False, False)
+    assert there(store) == "abc"
+
+
+def test_part_that_a_pull_is_bringing_stays(store: Store) -> None:
+    digest = store.put(b"half an image")
+    with store.owner().using([digest]):
+        collect(store, [])
+        assert store.blob(digest).exists()
+
+
+def test_empty_store_has_nothing_to_free(tmp_path: Path) -> None:
+    store = Store(tmp_path / "none")
+    assert collect(store, ["swe/a"]).freed_bytes == 0
+    assert not store.root.exists()
+
+
+def test_bad_input_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="is not an image name"):
+        collect(store, ["Not A Name"])
+    with pytest.raises(InputError, match="cannot shrink"):
+        collect(store, [], max_bytes=-1)
+    assert there(store) == "abc"
+
+
+def test_a_snapshot_goes_with_its_image_or_when_it_is_unused(store: Store) -> None:
+    digests = {named.reference: named.digest for named in store.names()}
+    for name, days in (("a", 0), ("b", 0), ("b", 40)):
+        layer_id = f"sha256:{hashlib.sha256(f'{name}{days}'.encode()).hexdigest()}"
+        digest = digests[f"docker.io/swe/{name}:latest"]
+        with store.owner().scratch() as folder:
+            (folder / "tree").mkdir()
+            (folder / "tree/new").write_text("changed")
+            store.add_snapshot(folder, layer_id, Snapshot(f"swe/{name}", digest, digest))
+        note = store.layer(layer_id) / "layer.json"
+        os.utime(note, (time.time() - days * 86_400,) * 2)
+    collect(store, ["swe/b"])
+    assert [found.base for found in store.snapshots().values()] == ["swe/b"]

@@ -1,0 +1,92 @@
+"""The real instances that come with swerl: specs without data, and one command to a verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.main import typer_app
+from swerl.core.errors import ImageError, InputError, UnknownNameError
+from swerl.images import build, instances
+
+NAME = "pallets__flask-4045"
+DATA = {"problem_statement", "patch", "test_patch", "hints_text", "FAIL_TO_PASS", "PASS_TO_PASS"}
+
+
+def swerl(*arguments: object) -> object:
+    words = [str(each) for each in arguments]
+    return CliRunner().invoke(typer_app, words, catch_exceptions=False)
+
+
+def test_the_specs_hold_no_data_of_the_dataset() -> None:
+    raw = json.loads((Path(instances.__file__).with_name("instances.json")).read_text())
+    assert not [key for each in raw for key in each if key in DATA]
+    assert NAME in instances.shipped()
+
+
+@pytest.mark.parametrize("spec", instances.shipped().values(), ids=instances.shipped())
+def test_an_environment_is_pinned_whole(spec: instances.Instance) -> None:
+    assert spec.frozen
+    assert all(pin.count("==") == 1 for pin in spec.pins)
+
+
+def test_a_mistyped_instance_gets_the_nearest_ones() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        swerl("rollout", "--instance", "pallets__flask-4054")
+    assert NAME in caught.value.hint
+
+
+def test_a_file_without_the_row_is_two_lines(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instance_id": "a__b-1"}\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "swerl.cli", "rollout", "--instance", NAME, "--tasks", str(rows)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    _, error, hint = done.stderr.splitlines()
+    assert NAME in error
+    assert "--tasks" in hint
+
+
+def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "a-1.tar.gz"
+    archive.write_bytes(b"other")
+    with pytest.raises(ImageError, match="another checksum"):
+        build._check_sum(archive, "0" * 64)
+
+
+@pytest.mark.slow
+def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path) -> None:
+    rows = shared_dir / "instances" / "rows.jsonl"
+    words = ["rollout", "--instance", NAME, "--tasks", rows, "--json"]
+    for script, verdict in (("gold", "solved"), ("noop", "unsolved")):
+        done = subprocess.run(
+            [sys.executable, "-m", "swerl.cli", *map(str, words), "--engine", f"scripted:{script}"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        if any(reason in done.stderr for reason in ("no Python", "cannot fetch", "bubblewrap")):
+            pytest.skip(done.stderr.strip())
+        assert json.loads(done.stdout)["verdict"] == verdict, done.stderr
+
+
+def test_the_docs_list_every_instance() -> None:
+    page = Path(__file__).parents[3] / "docs" / "start" / "first-task.md"
+    listed = set(re.findall(r"^- `(\S+__\S+)`", page.read_text(), re.MULTILINE))
+    assert listed == instances.shipped().keys()
+
+
+def test_without_the_hub_the_hint_names_no_option_of_another_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    spec = instances.shipped()[NAME]
+    with pytest.raises(InputError, match="needs the packages") as error:
+        instances.prepare(spec, None, print)
+    assert "--rows" not in error.value.hint and "rows of a file" in error.value.hint

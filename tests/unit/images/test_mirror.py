@@ -1,0 +1,186 @@
+"""Mirroring from one real registry to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import Target
+from swerl.core.task import GradingSpec, Task
+from swerl.images.mirror import Mirrored, Way, mirror, rewrite
+from tests.unit.images.mirrors import failure
+from tests.unit.images.pulls import Make, Push
+
+
+async def test_image_arrives_at_second_registry_byte_for_byte(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make, tmp_path: Path
+) -> None:
+    image, second = make_image("a", "b"), start_registry()
+    await push(image, "swe/task", "v1")
+    report = await copy([f"{registry.host}/swe/task:v1"], f"{second.host}/mirror")
+    pinned = report.images[0].pinned
+    assert pinned.reference == f"{second.host}/mirror/swe/task@{image.manifest.digest}"
+    assert report.num_blobs(Way.MOVED) == 3
+    assert report.moved_bytes == sum(len(data) for data in image.blobs.values())
+    again = await mirror([pinned.reference], Target(registry.host, "back"), tmp_path / "other.json")
+    assert again.images[0].pinned.digest == image.manifest.digest
+    assert second.half_written() == []
+
+
+async def test_second_run_moves_no_blob_and_asks_the_source_nothing(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "swe/task")
+    second = start_registry()
+    await copy([f"{faulty.host}/swe/task"], f"{second.host}/m")
+    asked = len(faulty.asked)
+    report = await copy([f"{faulty.host}/swe/task"], f"{second.host}/m")
+    assert report.moved_bytes == 0
+    assert report.images[0].blobs == {}
+    assert len(faulty.asked) == asked > 0
+
+
+async def test_same_registry_mounts_instead_of_moving(
+    registry: Any, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a", "b"), "swe/task")
+    report = await copy([f"{registry.host}/swe/task"], f"{registry.host}/copy")
+    assert (report.num_blobs(Way.MOUNTED), report.num_blobs(Way.MOVED)) == (3, 0)
+    assert registry.half_written() == []
+
+
+async def test_layer_that_images_share_crosses_once(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    second, names = start_registry(), []
+    for number in range(4):
+        await push(make_image("shared base", f"own {number}"), f"swe/task{number}")
+        names.append(f"{registry.host}/swe/task{number}")
+    report = await copy(names, f"{second.host}/m")
+    assert report.num_blobs(Way.MOVED) == 1 + 4 * 2
+    assert report.num_blobs(Way.MOUNTED) == 3
+
+
+async def test_index_is_reduced_to_linux_amd64(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, make_index: Make, copy: Make
+) -> None:
+    amd, arm = make_image("amd"), make_image("arm")
+    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
+    for image in (amd, arm):
+        await push(image, "swe/task", image.manifest.digest)
+    await push(type(amd)({}, index), "swe/task", "multi")
+    report = await copy([f"{registry.host}/swe/task:multi"], f"{start_registry().host}/m")
+    assert report.images[0].pinned.digest == amd.manifest.digest
+    assert report.num_blobs(Way.MOVED) == 2
+
+
+async def test_an_index_without_amd64_lists_its_platforms(
+    registry: Any, push: Push, make_image: Make, make_index: Make, copy: Make
+) -> None:
+    arm = make_image("arm")
+    await push(arm, "swe/task", arm.manifest.digest)
+    await push(type(arm)({}, make_index(arm64=arm.manifest)), "swe/task", "multi")
+    report = await copy([f"{registry.host}/swe/task:multi"], f"{registry.host}/m")
+    assert "has no image for linux/amd64 | it has linux/arm64" in failure(report)
+
+
+async def test_locked_image_keeps_its_digest_when_the_tag_moves(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    old, name = make_image("old"), f"{registry.host}/swe/task"
+    await push(old, "swe/task")
+    await copy([name], f"{registry.host}/first")
+    await push(make_image("new"), "swe/task")
+    report = await copy([name], f"{registry.host}/first")
+    assert report.images[0].pinned.digest == old.manifest.digest
+
+
+async def test_missing_image_stops_no_other(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "swe/good")
+    names = [f"{registry.host}/swe/{name}" for name in ("gone", "good")]
+    report = await copy(names, f"{start_registry().host}/m")
+    assert "has no swe/gone:latest" in failure(report)
+    assert [done.image for done in report.images if done.pinned] == [names[1]]
+
+
+async def test_rewrite_reads_images_from_elsewhere(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "hub/swe/task", "v1")
+    report = await copy(
+        ["swe/task:v1"],
+        f"{start_registry().host}/m",
+        rewrites={"docker.io/": f"{registry.host}/hub/"},
+    )
+    assert not report.failed
+    assert report.images[0].image == "swe/task:v1"
+
+
+async def test_local_images_are_counted_and_left_alone(registry: Any, copy: Make) -> None:
+    report = await copy(["host", "built:a", "dir:/b", "host"], f"{registry.host}/m")
+    assert (report.images, report.num_local) == ((), 3)
+
+
+async def test_two_images_for_one_name_are_refused(copy: Make) -> None:
+    with pytest.raises(InputError, match="would both become"):
+        await copy(["a.example/swe/task:1", "b.example/swe/task:1"], "127.0.0.1:9/m")
+
+
+async def test_tasks_are_rewritten_to_pinned_mirror_names(
+    registry: Any, push: Push, make_image: Make, copy: Make, tmp_path: Path
+) -> None:
+    image, name = make_image("a"), f"{registry.host}/swe/task"
+    await push(image, "swe/task")
+    await copy([name], f"{registry.host}/m")
+    (task,) = rewrite([_task(name)], tmp_path / "lock.json")
+    assert task.image == f"{registry.host}/m/swe/task@{image.manifest.digest}"
+    with pytest.raises(ImageError, match="is not in"):
+        rewrite([_task("swe/other")], tmp_path / "lock.json")
+
+
+async def test_the_result_of_every_image_is_reported_as_it_ends(
+    registry: Any, push: Push, make_image: Make, tmp_path: Path
+) -> None:
+    await push(make_image("a"), "swe/task")
+    told: list[Mirrored] = []
+    await mirror(
+        [f"{registry.host}/swe/task"],
+        Target(registry.host, "m"),
+        tmp_path / "lock.json",
+        on_done=told.append,
+    )
+    assert [done.image for done in told] == [f"{registry.host}/swe/task"]
+
+
+async def test_blobs_of_earlier_runs_are_mounted_too(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    second, names = start_registry(), []
+    for number in range(3):
+        await push(make_image("shared base", f"own {number}"), f"swe/task{number}")
+        names.append(f"{registry.host}/swe/task{number}")
+    await copy(names[:2], f"{second.host}/m")
+    report = await copy(names[2:], f"{second.host}/m")
+    assert (report.num_blobs(Way.MOUNTED), report.num_blobs(Way.MOVED)) == (1, 2)
+
+
+async def test_list_is_reduced_to_the_platform_asked_for(
+    registry: Any, push: Push, make_image: Make, make_index: Make, copy: Make
+) -> None:
+    amd, arm = make_image("amd"), make_image("arm")
+    for image in (amd, arm):
+        await push(image, "swe/task", image.manifest.digest)
+    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
+    await push(type(amd)({}, index), "swe/task", "multi")
+    name = f"{registry.host}/swe/task:multi"
+    report = await copy([name], f"{registry.host}/m", platform=("linux", "arm64"))
+    assert report.images[0].pinned.digest == arm.manifest.digest
+
+
+def _task(image: str) -> Task:
+    return Task("t", "o/r", image, "/repo", "fix it", GradingSpec(grader="command"))

@@ -1,0 +1,225 @@
+"""Mirroring where registries misbehave, ask for logins, or the mirror is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from swerl.core.errors import ImageError, InputError
+from swerl.core.image_reference import Target
+from swerl.images.mirror import Way, mirror
+from tests.unit.images.mirrors import failure
+from tests.unit.images.pulls import Make, Push
+
+MIRROR = """
+import asyncio, sys
+from pathlib import Path
+from swerl.images.mirror import mirror
+from swerl.core.image_reference import parse_target
+print("begun", flush=True)
+report = asyncio.run(mirror(sys.argv[3:], parse_target(sys.argv[2]), Path(sys.argv[1])))
+sys.exit(bool(report.failed))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda _, body: web.Response(body=b"x" * len(body)), "sent content that does not match"),
+        (lambda _, body: web.Response(body=body[: len(body) // 2]), "sent"),
+        (lambda _, body: web.Response(status=404), "has no swe/task@"),
+        (lambda _, body: web.Response(status=401), "docker login"),
+        (lambda _, body: web.Response(status=503), "answered 503"),
+    ],
+    ids=["wrong bytes", "half a blob", "404", "401", "503"],
+)
+async def test_broken_blob_is_one_clear_error_and_leaves_nothing(
+    faulty: Any,
+    start_registry: Make,
+    push: Push,
+    make_image: Make,
+    copy: Make,
+    fault: Any,
+    words: str,
+) -> None:
+    image, second = make_image("a", "b"), start_registry()
+    await push(image, "swe/task")
+    faulty.answers[image.layers[1]] = fault
+    report = await copy([f"{faulty.host}/swe/task"], f"{second.host}/m")
+    assert words in failure(report)
+    assert second.half_written() == []
+    assert not list(second.folder.rglob("_manifests/tags/*"))
+    faulty.answers.clear()
+    healed = await copy([f"{faulty.host}/swe/task"], f"{second.host}/m")
+    assert not healed.failed
+    assert healed.num_blobs(Way.MOVED) == 1
+
+
+async def test_connection_lost_in_a_blob_is_tried_again(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    image = make_image("a" * 5000)
+    await push(image, "swe/task")
+
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        faulty.answers.clear()
+        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    faulty.answers[image.layers[0]] = half
+    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
+    assert not report.failed
+    assert sum(image.layers[0] in line for line in faulty.asked) == 2
+
+
+async def test_rate_limit_is_waited_out_as_long_as_asked(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "swe/task")
+
+    def busy(request: web.Request, body: bytes) -> web.StreamResponse:
+        faulty.answers.clear()
+        return web.Response(status=429, headers={"Retry-After": "0"})
+
+    faulty.answers["/manifests/latest"] = busy
+    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
+    assert not report.failed
+
+
+async def test_rate_limit_of_hours_is_an_error_at_once(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "swe/task")
+    faulty.answers["/manifests/latest"] = lambda *_: web.Response(
+        status=429, headers={"Retry-After": "21600"}
+    )
+    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
+    assert "run the same command later" in failure(report)
+    assert len(faulty.asked) == 1
+
+
+async def test_manifest_of_another_digest_is_refused(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    image = make_image("a")
+    await push(image, "swe/task")
+    faulty.answers[image.manifest.digest] = lambda _, body: web.Response(body=body + b" ")
+    report = await copy(
+        [f"{faulty.host}/swe/task@{image.manifest.digest}"], f"{start_registry().host}/m"
+    )
+    assert "sent content that does not match" in failure(report)
+
+
+async def test_target_that_is_no_registry_is_one_error(copy: Make) -> None:
+    with pytest.raises(ImageError, match="does not answer"):
+        await copy(["127.0.0.1:9/swe/task"], "127.0.0.1:9/m")
+
+
+async def test_login_of_docker_config_opens_a_closed_registry(
+    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make, tmp_path: Path
+) -> None:
+    await push(make_image("a"), "swe/task")
+    closed = start_registry(auth=_htpasswd(tmp_path))
+    login = base64.b64encode(b"ann:secret").decode()
+    config = tmp_path / "docker.json"
+    config.write_text(json.dumps({"auths": {closed.host: {"auth": login}}}))
+    names = [f"{registry.host}/swe/task"]
+    with pytest.raises(ImageError, match="refuses access"):
+        await copy(names, f"{closed.host}/m")
+    assert not (await copy(names, f"{closed.host}/m", docker_config=config)).failed
+
+
+async def test_bearer_token_is_fetched_for_the_challenged_scope(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
+) -> None:
+    await push(make_image("a"), "swe/task")
+
+    def guard(request: web.Request, body: bytes) -> web.StreamResponse:
+        if request.headers.get("Authorization") == "Bearer t0ken":
+            return web.Response(body=body, content_type=make_image("a").manifest.media_type)
+        realm = f'Bearer realm="http://{faulty.host}/token",service="s",scope="repository:x:pull"'
+        return web.Response(status=401, headers={"WWW-Authenticate": realm})
+
+    def token(request: web.Request, body: bytes) -> web.StreamResponse:
+        assert request.query["scope"] == "repository:x:pull"
+        return web.json_response({"token": "t0ken"})
+
+    faulty.answers.update({"/manifests/latest": guard, "/token": token})
+    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
+    assert not report.failed
+
+
+async def test_lock_that_cannot_be_written_is_found_before_any_transfer(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot write lock file"):
+        await mirror(["swe/task"], Target("127.0.0.1:9"), tmp_path / "none" / "lock.json")
+
+
+async def test_file_that_is_no_lock_is_refused_and_kept(copy: Make, tmp_path: Path) -> None:
+    (tmp_path / "lock.json").write_text("[]")
+    with pytest.raises(InputError, match="not a lock file"):
+        await copy(["swe/task"], "127.0.0.1:9/m")
+    assert (tmp_path / "lock.json").read_text() == "[]"
+
+
+async def test_a_mirror_killed_at_any_moment_continues(
+    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make, tmp_path: Path
+) -> None:
+    second, names = start_registry(), []
+    for number in range(4):
+        await push(make_image(os.urandom(300_000).hex(), f"own {number}"), f"swe/task{number}")
+        names.append(f"{faulty.host}/swe/task{number}")
+    argv = [sys.executable, "-c", MIRROR, str(tmp_path / "lock.json"), f"{second.host}/m", *names]
+    for delay in range(6):
+        process = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        await process.stdout.readline()
+        await asyncio.sleep(0.03 * delay)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    report = await copy(names, f"{second.host}/m")
+    assert not report.failed
+    asked = len(faulty.asked)
+    report = await copy(names, f"{second.host}/m")
+    assert (report.moved_bytes, len(faulty.asked)) == (0, asked)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda *_: web.Response(status=401), "or correct the login"),
+        (lambda *_: web.Response(status=503), "answered 503"),
+        (lambda *_: web.Response(text="<html>"), "answered without a token"),
+        (lambda *_: web.json_response([]), "answered without a token"),
+        (lambda *_: web.json_response({}), "answered without a token"),
+    ],
+)
+async def test_token_that_cannot_be_had_is_one_clear_error(
+    faulty: Any, push: Push, make_image: Make, copy: Make, answer: Any, words: str
+) -> None:
+    await push(make_image("a"), "swe/task")
+    realm = f'Bearer realm="http://{faulty.host}/token",service="s",scope="repository:x:pull"'
+    headers = {"WWW-Authenticate": realm}
+    faulty.answers["/manifests/latest"] = lambda *_: web.Response(status=401, headers=headers)
+    faulty.answers["/token"] = answer
+    assert words in failure(await copy([f"{faulty.host}/swe/task"], f"{faulty.host}/m"))
+
+
+def _htpasswd(folder: Path) -> str:
+    file = folder / "htpasswd"
+    file.write_text("ann:$2b$04$w8TQnQH20FCWqGdBFzMUS.jZCRl2HqUT3L/pBMRjILBOsIvFSxyee\n")
+    return f"auth: {{htpasswd: {{realm: test, path: {file}}}}}"

@@ -1,0 +1,168 @@
+"""Pulling from a real registry into the store."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from swerl.core.errors import InputError
+from swerl.images.manifest import IMAGE_TYPES
+from swerl.images.store import Store
+from tests.unit.images.layers import Entry, hardlink, make_tar
+from tests.unit.images.pulls import Bring, Make, Push, failure
+
+
+async def test_image_is_ready_for_a_sandbox(
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    image = make_image("a", "b")
+    await push(image, "swe/task", "v1")
+    (done,) = await bring(f"{registry.host}/swe/task:v1")
+    assert done.stored is not None
+    assert done.stored.digest == image.manifest.digest
+    assert [(path / "etc/motd").read_text() for path in done.stored.layers] == ["a", "b"]
+    assert done.moved_bytes == sum(len(data) for data in image.blobs.values())
+    assert store.find(f"{registry.host}/swe/task:v1") == done.stored
+    assert list((store.root / "partial").iterdir()) == []
+
+
+async def test_hard_links_to_lower_layers_are_copies_of_their_image(
+    registry: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    links = make_tar(hardlink("b", "a")), make_tar(hardlink("c", "b"))
+    names = []
+    for text in (b"1", b"2"):
+        await push(make_image(make_tar(Entry("a", text)), *links), "swe/task", f"v{text.decode()}")
+        names.append(f"{registry.host}/swe/task:v{text.decode()}")
+    for done, text in zip(await bring(*names), (b"1", b"2"), strict=True):
+        assert done.stored is not None, done.error
+        assert (done.stored.layers[2] / "c").read_bytes() == text
+    assert [done.moved_bytes for done in await bring(*names, refresh=True)] == [0, 0]
+
+
+async def test_second_pull_asks_nothing(
+    faulty: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    await push(make_image("a"), "swe/task")
+    await bring(f"{faulty.host}/swe/task")
+    asked = len(faulty.asked)
+    (done,) = await bring(f"{faulty.host}/swe/task")
+    assert (done.moved_bytes, len(faulty.asked)) == (0, asked)
+
+
+async def test_refresh_follows_a_tag_that_moved(
+    registry: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    await push(make_image("old"), "swe/task")
+    await bring(f"{registry.host}/swe/task")
+    new = make_image("new")
+    await push(new, "swe/task")
+    (kept,) = await bring(f"{registry.host}/swe/task")
+    (fresh,) = await bring(f"{registry.host}/swe/task", refresh=True)
+    assert kept.stored is not None
+    assert fresh.stored is not None
+    assert kept.stored.digest != fresh.stored.digest == new.manifest.digest
+
+
+async def test_layer_that_images_share_comes_once(
+    faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    for number in range(4):
+        await push(make_image("base", f"own {number}"), f"swe/task{number}")
+    await bring(*(f"{faulty.host}/swe/task{number}" for number in range(4)))
+    base = make_image("base", "own 0").layers[0]
+    assert sum(base in line for line in faulty.asked) == 1
+    assert len(list((store.root / "layers").iterdir())) == 5
+
+
+async def test_index_is_reduced_to_this_machine(
+    registry: Any,
+    push: Push,
+    make_image: Make,
+    make_index: Make,
+    bring: Bring,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    amd, arm = make_image("amd"), make_image("arm")
+    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
+    for image in (amd, arm):
+        await push(image, "swe/task", image.manifest.digest)
+    await push(type(amd)({}, index), "swe/task", "multi")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    (done,) = await bring(f"{registry.host}/swe/task:multi@{index.digest}")
+    assert done.stored is not None
+    assert done.stored.digest == arm.manifest.digest
+
+
+async def test_rewrite_reads_from_a_mirror_and_keeps_the_name(
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    image = make_image("a")
+    await push(image, "hub/swe/task", "v1")
+    await bring("swe/task:v1", rewrites={"docker.io/": f"{registry.host}/hub/"})
+    assert store.find("docker.io/swe/task:v1").digest == image.manifest.digest
+    (named,) = store.names()
+    assert named.source == f"{registry.host}/hub/swe/task@{image.manifest.digest}"
+
+
+async def test_local_images_are_left_alone(bring: Bring) -> None:
+    assert await bring("host", "built:a", "dir:/b") == []
+
+
+async def test_a_malformed_name_is_refused(bring: Bring) -> None:
+    with pytest.raises(InputError, match="is not an image name"):
+        await bring("Not/A Name")
+
+
+async def test_login_of_docker_config_opens_a_closed_registry(
+    guarded: Callable[..., Any], make_image: Make, bring: Bring, tmp_path: Path
+) -> None:
+    async with guarded(make_image("a"), "ann:secret") as host:
+        for login, words in (("", "docker login"), ("ann:wrong", "docker login")):
+            config = docker_config(tmp_path, host, login)
+            assert words in failure(await bring(f"{host}/swe/task", docker_config=config))
+        config = docker_config(tmp_path, host, "ann:secret")
+        (done,) = await bring(f"{host}/swe/task", docker_config=config)
+        assert done.stored is not None
+
+
+def docker_config(folder: Path, host: str, login: str) -> Path:
+    config = folder / "docker.json"
+    auth = base64.b64encode(login.encode()).decode()
+    config.write_text(json.dumps({"auths": {host: {"auth": auth}} if login else {}}))
+    return config
+
+
+@pytest.fixture
+def guarded() -> Callable[..., Any]:
+    """A registry of one image that wants a login."""
+
+    @asynccontextmanager
+    async def serve(image: Any, login: str) -> AsyncIterator[str]:
+        wanted = "Basic " + base64.b64encode(login.encode()).decode()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if request.headers.get("Authorization") != wanted:
+                return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
+            if "/manifests/" in request.path:
+                return web.Response(body=image.manifest.body, content_type=IMAGE_TYPES[0])
+            return web.Response(body=image.blobs[request.path.rpartition("/")[2]])
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    return serve

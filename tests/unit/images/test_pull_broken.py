@@ -1,0 +1,158 @@
+"""Pulling images that lie, onto disks that are full, in processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.images.manifest import IMAGE_TYPES, Manifest, sha256
+from swerl.images.pull import PullOptions, pull
+from swerl.images.store import Store
+from tests.unit.images.layers import Entry, hardlink, make_tar
+from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
+
+
+async def test_hard_link_to_nothing_is_one_clear_error(
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    image = make_image("a", make_tar(hardlink("b", "nowhere")))
+    await push(image, "swe/task")
+    told = failure(await bring(f"{registry.host}/swe/task"))
+    assert "links to 'nowhere', which no layer has | push the image again" in told
+    assert list((store.root / "names").glob("*")) == []
+
+
+@pytest.mark.parametrize(
+    ("blob", "tar", "words"),
+    [
+        (gzip.compress(make_tar(Entry("../out"))), make_tar(Entry("../out")), "leads out"),
+        (gzip.compress(make_tar(Entry("a"))), make_tar(Entry("b")), "unpacks to"),
+        (gzip.compress(make_tar(Entry("a")))[:-9], make_tar(Entry("a")), "is cut short"),
+        (b"\x1f\x8bnonsense" * 9, make_tar(Entry("a")), "damaged"),
+    ],
+    ids=["escape", "diff id", "cut gzip", "bad gzip"],
+)
+async def test_layer_that_cannot_be_unpacked_leaves_nothing(
+    registry: Any,
+    push: Push,
+    bring: Bring,
+    store: Store,
+    make_image: Make,
+    blob: bytes,
+    tar: bytes,
+    words: str,
+) -> None:
+    await push(forged(make_image("x"), blob, sha256(tar)), "swe/task")
+    assert words in failure(await bring(f"{registry.host}/swe/task"))
+    assert leftovers(store) == []
+    assert not store.blob(sha256(blob)).exists()
+
+
+async def test_config_of_another_image_is_refused(
+    registry: Any, push: Push, bring: Bring, store: Store, make_image: Make
+) -> None:
+    blob = gzip.compress(make_tar(Entry("a")))
+    await push(forged(make_image("x"), blob, "sha256:short"), "swe/task")
+    assert "not a SHA-256 digest" in failure(await bring(f"{registry.host}/swe/task"))
+    await push(forged(make_image("x"), blob), "swe/task")
+    assert "lists 0 layers, but its manifest 1" in failure(await bring(f"{registry.host}/swe/task"))
+    assert leftovers(store) == []
+
+
+def forged(image: Any, blob: bytes, *diff_ids: str) -> Any:
+    """An image of one layer whose config says what it likes."""
+    rootfs = {"type": "layers", "diff_ids": list(diff_ids)}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": rootfs}).encode()
+    entries = [
+        {"mediaType": kind, "digest": sha256(data), "size": len(data)}
+        for kind, data in (
+            ("application/vnd.oci.image.config.v1+json", config),
+            ("application/vnd.oci.image.layer.v1.tar+gzip", blob),
+        )
+    ]
+    body = {"schemaVersion": 2, "mediaType": IMAGE_TYPES[0], "config": entries[0]}
+    manifest = json.dumps({**body, "layers": entries[1:]}).encode()
+    blobs = {sha256(data): data for data in (config, blob)}
+    return type(image)(blobs, Manifest("forged", manifest, IMAGE_TYPES[0]))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a small disk here: it takes root")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["blob", "layer"])
+async def test_full_disk_is_one_clear_error(
+    registry: Any, push: Push, make_image: Make, small_disk: Path, packed: bool, tmp_path: Path
+) -> None:
+    text = "x" * 6_000_000 if packed else os.urandom(2_000_000).hex()
+    await push(make_image(text), "swe/task")
+    store = Store(small_disk / "store")
+    options = PullOptions(docker_config=tmp_path / "none.json")
+    done = await pull([f"{registry.host}/swe/task"], store, options=options)
+    assert "no space is left" in failure(done)
+    assert "images gc" in failure(done)
+    assert leftovers(store) == []
+
+
+PULL = """
+import asyncio, sys
+from pathlib import Path
+from swerl.images.pull import pull
+from swerl.images.store import Store
+print("begun", flush=True)
+done = asyncio.run(pull(sys.argv[2:], Store(Path(sys.argv[1]))))
+sys.exit(any(each.error for each in done))
+"""
+
+
+def child(store: Store, *images: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PULL, str(store.root), *images]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+async def test_a_pull_killed_at_any_moment_continues(
+    registry: Any, push: Push, make_image: Make, store: Store
+) -> None:
+    image = make_image(*(os.urandom(400_000).hex() for _ in range(6)))
+    await push(image, "swe/task")
+    name = f"{registry.host}/swe/task"
+    for delay in range(6):
+        process = child(store, name)
+        assert process.stdout is not None
+        process.stdout.readline()
+        await asyncio.sleep(0.02 * delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert child(store, name).wait(30) == 0
+    assert len(store.find(name).layers) == 6
+    assert [*(store.root / "work").iterdir(), *(store.root / "partial").iterdir()] == []
+
+
+async def test_two_processes_bring_a_blob_once(
+    faulty: Any, push: Push, make_image: Make, store: Store
+) -> None:
+    image = make_image(*(os.urandom(400_000).hex() for _ in range(4)))
+    await push(image, "swe/task")
+    children = [child(store, f"{faulty.host}/swe/task") for _ in range(2)]
+    codes = [await asyncio.to_thread(each.wait, 30) for each in children]
+    assert codes == [0, 0]
+    for layer in image.layers:
+        assert sum(layer in line for line in faulty.asked) == 1

@@ -1,0 +1,218 @@
+"""Pulling from registries that misbehave: one clear error, or another try."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from swerl.images.manifest import IMAGE_TYPES, sha256
+from swerl.images.store import Store
+from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
+
+
+def status(code: int, **headers: str) -> Any:
+    return lambda *_: web.Response(status=code, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (lambda _, body: web.Response(body=b"x" * len(body)), "sent content that does not match"),
+        (lambda _, body: web.Response(body=body[: len(body) // 2]), "bytes of swe/task@"),
+        (lambda _, body: web.Response(body=body * 2), "sent more than"),
+        (lambda _, body: web.Response(body=b""), "sent 0 of"),
+        (status(404), "has no swe/task@"),
+        (status(401), "docker login"),
+        (status(403), "docker login"),
+        (status(429), "limits the rate of requests"),
+        (status(500), "answered 500"),
+    ],
+    ids=["bytes", "half", "more", "nothing", "404", "401", "403", "429", "500"],
+)
+async def test_blob_that_cannot_be_had_is_one_clear_error(
+    faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store, fault: Any, words: str
+) -> None:
+    image = make_image("a", "b")
+    await push(image, "swe/task")
+    faulty.answers[image.layers[1]] = fault
+    assert words in failure(await bring(f"{faulty.host}/swe/task", workers=1))
+    assert not (store.root / "names").exists()
+    assert [*(store.root / "work").iterdir()] == []
+    faulty.answers.clear()
+    (healed,) = await bring(f"{faulty.host}/swe/task")
+    assert healed.stored is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (status(404), "has no swe/task:latest"),
+        (status(401), "docker login"),
+        (status(429), "limits the rate of requests"),
+        (status(502), "answered 502"),
+        (lambda *_: _manifest(b"{"), "is not JSON"),
+        (lambda *_: _manifest(b"[]"), "not a JSON object"),
+        (lambda *_: _manifest(b"{}"), "lacks"),
+        (lambda *_: _manifest(b'{"config": 3, "layers": []}'), "is malformed"),
+        (lambda *_: _manifest(_body(digest="sha256:../../../../etc/passwd")), "not a SHA-256"),
+        (lambda *_: _manifest(_body(size=-5)), "negative size"),
+        (lambda *_: web.Response(text="<html>", content_type="text/html"), "text/html"),
+        (lambda *_: web.Response(body=bytes(5 << 20)), "larger than 4 MiB"),
+    ],
+    ids=[
+        "404", "401", "429", "502", "no JSON", "list", "empty", "numbers", "path", "size", "page",
+        "huge",
+    ],
+)  # fmt: skip
+async def test_manifest_that_cannot_be_had_is_one_clear_error(
+    faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store, fault: Any, words: str
+) -> None:
+    await push(make_image("a"), "swe/task")
+    faulty.answers["/manifests/latest"] = fault
+    assert words in failure(await bring(f"{faulty.host}/swe/task"))
+    assert leftovers(store) == []
+
+
+def _manifest(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type=IMAGE_TYPES[0])
+
+
+def _body(digest: str = "sha256:" + "0" * 64, size: int = 5) -> bytes:
+    entry = {"digest": digest, "size": size}
+    return json.dumps({"config": entry, "layers": [entry]}).encode()
+
+
+async def test_wrong_digest_in_the_name_is_not_found(
+    registry: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    await push(make_image("a"), "swe/task")
+    digest = sha256(b"another")
+    assert "has no swe/task@sha256" in failure(await bring(f"{registry.host}/swe/task@{digest}"))
+
+
+async def test_manifest_of_another_digest_is_refused(
+    faulty: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    image = make_image("a")
+    await push(image, "swe/task")
+    faulty.answers[image.manifest.digest] = lambda _, body: web.Response(body=body + b" ")
+    done = await bring(f"{faulty.host}/swe/task@{image.manifest.digest}")
+    assert "sent content that does not match" in failure(done)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"<html>", b"{}"])
+async def test_garbage_under_its_right_digest_is_the_same_error_again(
+    faulty: Any, push: Push, make_image: Make, bring: Bring, body: bytes
+) -> None:
+    await push(make_image("a"), "swe/task")
+    name = f"{faulty.host}/swe/task@{sha256(body)}"
+    faulty.answers[f"/manifests/{sha256(body)}"] = lambda *_: _manifest(body)
+    first, second = failure(await bring(name)), failure(await bring(name))
+    assert first == second
+    assert "manifest" in first
+
+
+async def test_registry_that_is_not_there_is_one_error(bring: Bring, store: Store) -> None:
+    assert "does not answer" in failure(await bring("127.0.0.1:9/swe/task"))
+    assert leftovers(store) == []
+
+
+async def test_missing_image_stops_no_other(
+    registry: Any, push: Push, make_image: Make, bring: Bring
+) -> None:
+    await push(make_image("a"), "swe/good")
+    done = await bring(f"{registry.host}/swe/gone", f"{registry.host}/swe/good")
+    assert "has no swe/gone:latest" in failure(done)
+    assert [each.image for each in done if each.stored] == [f"{registry.host}/swe/good"]
+
+
+@pytest.mark.parametrize(
+    "until", ["0", "Fri, 31 Dec 1999 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 -0000", "soon"]
+)
+async def test_rate_limit_is_waited_out_as_long_as_asked(
+    faulty: Any, push: Push, make_image: Make, bring: Bring, until: str
+) -> None:
+    await push(make_image("a"), "swe/task")
+
+    def busy(*_: Any) -> web.StreamResponse:
+        faulty.answers.clear()
+        return web.Response(status=429, headers={"Retry-After": until})
+
+    faulty.answers["/manifests/latest"] = busy
+    (done,) = await bring(f"{faulty.host}/swe/task")
+    assert done.stored is not None
+
+
+async def test_broken_connection_is_resumed_where_it_broke(
+    faulty: Any, push: Push, bring: Bring, make_image: Make
+) -> None:
+    image = make_image(os.urandom(300_000).hex())
+    await push(image, "swe/task")
+    layer = image.layers[0]
+    faulty.answers[layer] = cut_once(faulty)
+    (done,) = await bring(f"{faulty.host}/swe/task")
+    assert done.stored is not None
+    asked = [line for line in faulty.asked if layer in line]
+    assert len(asked) == 2
+    assert "bytes=" in asked[1]
+
+
+async def test_registry_without_ranges_is_asked_for_all(
+    faulty: Any, push: Push, bring: Bring, make_image: Make
+) -> None:
+    image = make_image(os.urandom(300_000).hex())
+    await push(image, "swe/task")
+    cut = cut_once(faulty)
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        if "Range" not in request.headers:
+            return await cut(request, body)
+        return web.Response(body=image.blobs[image.layers[0]])
+
+    faulty.answers[image.layers[0]] = answer
+    faulty.clear = False
+    (done,) = await bring(f"{faulty.host}/swe/task")
+    assert done.stored is not None
+
+
+async def test_a_damaged_partial_download_is_fetched_again(
+    registry: Any, push: Push, bring: Bring, make_image: Make, store: Store
+) -> None:
+    image = make_image(os.urandom(300_000).hex())
+    await push(image, "swe/task")
+    partial = store.partial(image.layers[0])
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"rot" * 1000)
+    (done,) = await bring(f"{registry.host}/swe/task")
+    assert done.stored is not None
+
+
+def cut_once(faulty: Any) -> Any:
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        if getattr(faulty, "clear", True):
+            faulty.answers.clear()
+        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    return half
+
+
+async def test_damaged_manifest_in_the_store_is_not_believed(
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    image = make_image("a")
+    await push(image, "swe/task")
+    store.blob(store.put(image.manifest.body)).write_bytes(b"{")
+    (done,) = await bring(f"{registry.host}/swe/task")
+    assert done.stored is not None
+    assert store.blob(image.manifest.digest).read_bytes() == image.manifest.body

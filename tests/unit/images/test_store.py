@@ -1,0 +1,240 @@
+"""The store: images found by any name, whole or not at all, whoever writes and dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import ImageError, InputError
+from swerl.images import owners
+from swerl.images.manifest import sha256
+from swerl.images.store import Named, Store
+from tests.unit.images.layers import Entry, add_image, layer_file
+
+NAME = "docker.io/swe/task:latest"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_image_is_found_by_every_name_it_has(store: Store) -> None:
+    digest = add_image(store, NAME, [Entry("a")])
+    for name in ("swe/task", "swe/task:latest", NAME, f"swe/task@{digest}", f"swe/task:1@{digest}"):
+        assert store.find(name).digest == digest
+
+
+def test_found_image_is_ready_for_a_sandbox(store: Store) -> None:
+    config = {"Env": ["PATH=/bin", "A=b=c"], "WorkingDir": "/testbed", "User": "1000:1000"}
+    add_image(store, NAME, [Entry("a", b"low")], [Entry("a", b"high")], config=config)
+    found = store.find("swe/task")
+    assert [(layer / "a").read_bytes() for layer in found.layers] == [b"low", b"high"]
+    assert found.env == {"PATH": "/bin", "A": "b=c"}
+    assert (found.workdir, found.user, found.size) == ("/testbed", "1000:1000", 7)
+
+
+def test_layer_that_images_share_is_one_folder(store: Store) -> None:
+    add_image(store, NAME, [Entry("base")], [Entry("a")])
+    add_image(store, "docker.io/swe/other:latest", [Entry("base")], [Entry("b")])
+    one, other = store.find("swe/task"), store.find("swe/other")
+    assert one.layers[0] == other.layers[0]
+    assert len(list((store.root / "layers").iterdir())) == 3
+
+
+def test_layer_that_comes_twice_counts_at_its_highest_place(store: Store) -> None:
+    add_image(store, NAME, [Entry("a", b"1")], [Entry("a", b"2")], [Entry("a", b"1")])
+    assert [(layer / "a").read_bytes() for layer in store.find(NAME).layers] == [b"2", b"1"]
+
+
+def test_missing_image_says_how_to_get_it(store: Store) -> None:
+    with pytest.raises(ImageError, match="swe/gone is not on this machine") as caught:
+        store.find("swe/gone")
+    assert caught.value.hint == "run `swerl images pull swe/gone`"
+    assert not store.root.exists()
+
+
+def test_a_malformed_name_is_refused(store: Store) -> None:
+    with pytest.raises(InputError, match="is not an image name"):
+        store.find("../../etc")
+
+
+@pytest.mark.parametrize("lost", ["layer", "config", "manifest"])
+def test_image_with_a_part_missing_is_not_found(store: Store, lost: str) -> None:
+    digest = add_image(store, NAME, [Entry("a")])
+    manifest = store.manifest(store.named(NAME))
+    config = store.config(manifest)
+    {
+        "layer": store.layer(config.diff_ids[0]) / "layer.json",
+        "config": store.blob(manifest.config().digest),
+        "manifest": store.blob(digest),
+    }[lost].unlink()
+    with pytest.raises(ImageError, match="lacks") as caught:
+        store.find(NAME)
+    assert "images pull" in caught.value.hint
+
+
+@pytest.mark.parametrize("rotten", ["config", "manifest"])
+def test_damaged_document_is_not_believed(store: Store, rotten: str) -> None:
+    digest = add_image(store, NAME, [Entry("a")], config={"Env": ["A=good"]})
+    config = store.manifest(store.named(NAME)).config().digest
+    path = store.blob(config if rotten == "config" else digest)
+    path.write_bytes(path.read_bytes().replace(b"A=good", b"A=evil").replace(b": 2", b": 3"))
+    with pytest.raises(ImageError, match="is damaged") as caught:
+        store.find(NAME)
+    assert "verify --repair" in caught.value.hint
+
+
+def test_a_layer_without_its_record_is_unpacked_again(store: Store) -> None:
+    add_image(store, NAME, [Entry("a", b"x")])
+    (layer,) = (store.root / "layers").iterdir()
+    (layer / "layer.json").unlink()
+    (layer / "tree" / "a").unlink()
+    add_image(store, NAME, [Entry("a", b"x")])
+    assert (store.find(NAME).layers[0] / "a").read_bytes() == b"x"
+
+
+def test_failed_layer_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    file, _ = layer_file(tmp_path / "layer", Entry("a"))
+    store.put(file.read_bytes())
+    with pytest.raises(ImageError, match="unpacks to"):
+        store.add_layer(sha256(file.read_bytes()), sha256(b"other"))
+    assert list((store.root / "work").iterdir()) == []
+    assert not (store.root / "layers").exists()
+
+
+def test_only_its_owner_may_look_into_the_store(store: Store) -> None:
+    add_image(store, NAME, [Entry("a")])
+    assert store.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "store")
+    for act in (store.owner, lambda: store.put(b"x"), lambda: add_image(store, NAME, [])):
+        with pytest.raises(ImageError, match="cannot write the image store") as caught:
+            act()
+        assert "SWERL_CACHE" in caught.value.hint
+
+
+def test_damaged_name_is_one_clear_error(store: Store) -> None:
+    add_image(store, NAME, [Entry("a")])
+    next((store.root / "names").iterdir()).write_text("{")
+    with pytest.raises(ImageError, match="is damaged"):
+        store.find(NAME)
+
+
+# Processes that share a store
+
+ADD = """
+import sys
+from pathlib import Path
+from tests.unit.images.layers import Entry, add_image
+from swerl.images.store import Store
+store = Store(Path(sys.argv[1]))
+print("begun", flush=True)
+for number in range(int(sys.argv[2])):
+    layers = [[Entry(f"{n}/{number}", bytes(2000)) for n in range(50)], [Entry("own")]]
+    add_image(store, f"docker.io/swe/task{number}:latest", *layers)
+"""
+
+
+def child(store: Store, program: str, *arguments: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[3]
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(store.root), *arguments],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_processes_may_write_the_same_images_at_once(store: Store) -> None:
+    children = [child(store, ADD, "10") for _ in range(3)]
+    assert [each.wait(60) for each in children] == [0, 0, 0]
+    for number in range(10):
+        assert len(store.find(f"swe/task{number}").layers) == 2
+    assert list((store.root / "work").iterdir()) == []
+
+
+def test_writer_killed_at_any_moment_leaves_a_store_that_works(store: Store) -> None:
+    for delay in range(8):
+        process = child(store, ADD, "1000")
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.01 * delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for named in store.names():
+        store.find(named.reference)
+    store.remove_leftovers()
+    assert list((store.root / "work").iterdir()) == []
+    add_image(store, NAME, [Entry("a")])
+    assert store.find(NAME)
+
+
+def test_remove_leftovers_keeps_the_files_of_living_processes(store: Store) -> None:
+    with store.owner().scratch() as folder:
+        assert Store(store.root).remove_leftovers() == 0
+        assert folder.is_dir()
+
+
+def test_used_image_is_seen_by_others_until_it_is_left(store: Store) -> None:
+    digest = add_image(store, NAME, [Entry("a")])
+    with store.use(NAME), store.use(NAME), owners.locked(store.root, exclusive=True):
+        assert digest in owners.used(store.root)
+    with owners.locked(store.root, exclusive=True):
+        assert owners.used(store.root) == set()
+
+
+USE = """
+import sys, time
+from pathlib import Path
+from swerl.images.store import Store
+with Store(Path(sys.argv[1])).use("swe/task"):
+    print("using", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_parts_of_a_killed_process_are_free(store: Store) -> None:
+    digest = add_image(store, NAME, [Entry("a")])
+    process = child(store, USE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with owners.locked(store.root, exclusive=True):
+        assert digest in owners.used(store.root)
+    process.kill()
+    process.wait()
+    with owners.locked(store.root, exclusive=True):
+        assert owners.used(store.root) == set()
+
+
+def test_a_forked_child_has_its_own_entry(store: Store) -> None:
+    add_image(store, NAME, [Entry("a")])
+    with store.use(NAME):
+        pid = os.fork()
+        if pid == 0:
+            with store.use(NAME):
+                pass
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        with owners.locked(store.root, exclusive=True):
+            assert owners.used(store.root)
+
+
+def test_names_record_the_source_of_images(store: Store) -> None:
+    digest = add_image(store, NAME, [Entry("a")])
+    store.name(Named(NAME, digest, source="cache.lan/swe/task", pulled_unix_s=5.0))
+    (named,) = store.names()
+    assert (named.source, named.pulled_unix_s) == ("cache.lan/swe/task", 5.0)
+    store.unname(NAME)
+    assert store.names() == []
+    assert json.loads(store.blob(digest).read_bytes())["schemaVersion"] == 2

@@ -1,0 +1,229 @@
+"""The arithmetic of an estimate; every assumption is visible and can be changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from math import ceil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.main import typer_app
+from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.plan import cost as arithmetic
+from swerl.plan.cost import (
+    Assumption,
+    attempts,
+    estimate,
+    example,
+    from_recipe,
+    group_factor,
+    price_book,
+)
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe, RolloutSection
+
+ROOT = Path(__file__).parents[3]
+
+
+def recipe(**sections: object) -> Recipe:
+    return Recipe.model_validate({"name": "r", **sections})
+
+
+def test_an_e2b_sandbox_costs_its_vcpus_and_memory() -> None:
+    per_second = arithmetic.sandbox_dollars_per_second(
+        vcpus=4, memory_gib=8, vcpu_second=0.000014, gib_second=0.0000045
+    )
+    assert per_second == pytest.approx(0.000092)
+    assert per_second * 3600 == pytest.approx(0.331, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("case", "seconds", "episode_dollars", "run_dollars"),
+    [(0, 520, 0.05, 300), (1, 1140, 0.11, 700), (2, 2400, 0.22, 1400)],
+)
+def test_example_reproduces_the_published_sandbox_bill(
+    case: int, seconds: float, episode_dollars: float, run_dollars: float
+) -> None:
+    result = estimate(example())
+    found = result.cases[case]
+    assert result.num_episodes == 6400
+    assert result.num_sandboxes == round(12800 * 1.0204)
+    assert found.episode_sandbox_seconds == seconds
+    assert found.episode_sandbox_dollars == pytest.approx(episode_dollars, abs=0.0055)
+    assert found.sandbox_dollars == pytest.approx(run_dollars, rel=0.05)
+
+
+def test_seconds_are_of_both_sandboxes_together() -> None:
+    doubled = [arithmetic.episode_dollars(0.000092, 2 * s) for s in (520, 1140, 2400)]
+    assert [round(dollars, 2) for dollars in doubled] == [0.10, 0.21, 0.44]
+
+
+def test_example_reproduces_the_published_gpu_bill() -> None:
+    low, _, high = estimate(example()).cases
+    assert (round(low.hours), round(high.hours)) == (33, 50)
+    assert (round(low.gpu_dollars), round(high.gpu_dollars)) == (5333, 8000)
+    assert 5000 < low.total_dollars < high.total_dollars < 10000
+
+
+def test_example_is_the_8_node_recipe() -> None:
+    by_recipe = from_recipe(load([ROOT / "recipes" / "qwen35b_8node.toml"]))
+    assert [(row.key, row.value) for row in by_recipe] == [
+        (row.key, row.value) for row in example()
+    ]
+
+
+def test_every_assumption_can_be_overridden_and_changes_or_keeps_the_result() -> None:
+    for row in example():
+        changed = estimate(example(), [f"{row.key}={row.value * 2 + 1}"])
+        found = {new.key: new for new in changed.assumptions}[row.key]
+        assert (found.value, found.source) == (row.value * 2 + 1, "--assume")
+        before = estimate(example())
+        assert (changed.cases, changed.num_sandboxes) != (before.cases, before.num_sandboxes)
+
+
+def test_key_of_three_cases_sets_them_together() -> None:
+    result = estimate(example(), ["sandbox_seconds=100"])
+    assert [case.episode_sandbox_seconds for case in result.cases] == [100, 100, 100]
+
+
+@pytest.mark.parametrize("setting", ["vcpus", "vcpus=", "vcpus=two", "vcpus=-1", "vcpus=nan"])
+def test_setting_that_is_no_number_is_refused(setting: str) -> None:
+    with pytest.raises(InputError, match="is not key=number"):
+        estimate(example(), [setting])
+
+
+def test_unknown_assumption_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        estimate(example(), ["vcpu=2"])
+    assert "vcpus" in caught.value.hint
+
+
+def test_recipe_on_cpu_with_local_sandboxes_costs_nothing() -> None:
+    result = estimate(from_recipe(recipe()))
+    assert {case.total_dollars for case in result.cases} == {0}
+    assert {case.gpu_hours for case in result.cases} == {0}
+
+
+def test_sandbox_seconds_follow_the_agent_budget() -> None:
+    rows = {row.key: row for row in from_recipe(recipe(budgets={"agent_s": 900}))}
+    assert rows["sandbox_seconds.high"].value == 1200
+    assert "budgets.agent_s = 900" in rows["sandbox_seconds.high"].source
+
+
+def test_evaluations_of_generated_tasks_are_counted() -> None:
+    rows = {row.key: row for row in from_recipe(recipe(steps=45, eval={"every": 15}))}
+    assert rows["eval_episodes"].value == 4 * 300
+    agents = [{"type": "builtin"}, {"type": "pi", "held_out": True}]
+    mixed = recipe(steps=45, eval={"every": 15, "attempts": 3}, harness=agents)
+    rows = {row.key: row for row in from_recipe(mixed)}
+    assert rows["eval_episodes"].value == 4 * 300 * 3 * 2
+    assert "3 attempts each, by 2 agents" in rows["eval_episodes"].source
+
+
+def test_a_gpu_without_a_price_is_an_error_with_a_remedy() -> None:
+    assumed = from_recipe(recipe(cluster={"gpus_per_node": 8, "gpu": "h10"}))
+    with pytest.raises(InputError, match="h10_hour") as caught:
+        estimate(assumed)
+    assert "--assume gpu_hour=" in caught.value.hint
+    assert estimate(assumed, ["gpu_hour=1"]).cases[0].gpu_dollars > 0
+
+
+def test_every_price_has_a_unit_a_source_and_a_date() -> None:
+    for found in price_book().values():
+        assert found.value >= 0
+        assert found.unit.startswith("$ per ")
+        assert found.source
+        assert len(found.date) == len("2026-09")
+
+
+def test_assumptions_name_their_sources() -> None:
+    assert all(isinstance(row, Assumption) and row.source and row.unit for row in example())
+
+
+def test_command_prints_every_assumption_and_case() -> None:
+    shown = CliRunner().invoke(typer_app, ["cost", "estimate"], catch_exceptions=False).output
+    assert all(row.key in shown for row in example())
+    assert all(text in shown for text in ("$0.048", "$0.105", "$0.221", "$8,000"))
+
+
+def test_command_prints_json() -> None:
+    arguments = ["estimate", "--json", "--assume", "gpus=0"]
+    answer = json.loads(
+        CliRunner().invoke(typer_app, ["cost", *arguments], catch_exceptions=False).output
+    )
+    assert [case["gpu_dollars"] for case in answer["cases"]] == [0, 0, 0]
+    assert answer["cases"][0]["total_dollars"] == pytest.approx(306.176 * 1.0204)
+
+
+def test_missing_recipe_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot read recipe"):
+        CliRunner().invoke(
+            typer_app, ["cost", "estimate", str(tmp_path / "none.toml")], catch_exceptions=False
+        )
+
+
+def section(**settings: object) -> RolloutSection:
+    return RolloutSection.model_validate({"group_filter": "zero-variance"} | settings)
+
+
+def test_without_a_filter_every_group_is_trained() -> None:
+    assert group_factor(RolloutSection()) == 1
+
+
+def test_one_group_is_begun_until_it_passes_or_rounds_are_over() -> None:
+    rollout = section(groups_per_step=1, refill_rounds=2)
+    assert group_factor(rollout, 0.5) == pytest.approx(1 + 0.5 + 0.25)
+
+
+def test_oversampling_begins_more_at_once() -> None:
+    rollout = section(groups_per_step=2, oversample=2, refill_rounds=0)
+    assert group_factor(rollout, 0.5) == 2
+
+
+def test_mean_is_that_of_many_steps() -> None:
+    rollout = section(groups_per_step=8, oversample=1.5, refill_rounds=3)
+    chance = random.Random(0)
+
+    def step() -> int:
+        missing, begun = 8, 0
+        for _ in range(4):
+            size = ceil(missing * 1.5)
+            begun += size
+            missing = max(missing - sum(chance.random() < 0.6 for _ in range(size)), 0)
+        return begun
+
+    mean = sum(step() for _ in range(20_000)) / 20_000
+    assert 8 * group_factor(rollout, 0.6) == pytest.approx(mean, rel=0.01)
+
+
+def test_lost_episodes_are_tried_again_as_often_as_allowed() -> None:
+    assert attempts(RolloutSection(refills=0), 0.1) == 1
+    assert attempts(RolloutSection(refills=2), 0.1) == pytest.approx(1.11)
+
+
+def test_an_estimate_counts_rejected_and_retried_episodes() -> None:
+    plain = Recipe.model_validate({"name": "r", "sandbox": {"type": "e2b"}})
+    rollout = {"group_filter": "mixed-verdicts", "oversample": 2.0, "refill_rounds": 0}
+    filtered = plain.model_copy(update={"rollout": RolloutSection.model_validate(rollout)})
+    before, after = (
+        estimate(from_recipe(recipe), ["eval_episodes=0"]) for recipe in (plain, filtered)
+    )
+    assert after.num_episodes == 2 * before.num_episodes
+    assert after.cases[1].sandbox_dollars == pytest.approx(2 * before.cases[1].sandbox_dollars)
+    again = estimate(from_recipe(plain), ["eval_episodes=0", "attempts=3"])
+    assert again.num_sandboxes == 6 * before.num_episodes
+
+
+def test_set_overrides_a_recipe_key_and_assume_an_assumption() -> None:
+    recipe = str(Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml")
+    run = CliRunner()
+    arguments = ["estimate", recipe, "--json", "--set", "cluster.nodes=8", "--set", "steps=7"]
+    answer = json.loads(run.invoke(typer_app, ["cost", *arguments], catch_exceptions=False).output)
+    assert {row["key"]: row["value"] for row in answer["assumptions"]}["steps"] == 7
+    with pytest.raises(InputError, match="overrides a recipe's key"):
+        run.invoke(typer_app, ["cost", "estimate", "--set", "steps=7"], catch_exceptions=False)
+    simulated = run.invoke(typer_app, ["cost", "simulate", recipe, "--steps", "1", "--json"])
+    assert json.loads(simulated.output)["assumptions"]

@@ -1,0 +1,181 @@
+"""The 8-node recipe's plan: layout, memory, cost, and obstacles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from swerl.cli._output import console
+from swerl.cli._plan_view import show_plan
+from swerl.core.errors import RecipeError, UnknownNameError
+from swerl.plan.parameters import model_params
+from swerl.plan.plan import RecipePlan, kernel_modules, plan
+from swerl.plan.shape import shape_of
+from swerl.recipe.load import load
+from swerl.recipe.schema import ModelSection, Recipe
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
+
+
+def planned(*settings: str) -> RecipePlan:
+    return plan(load([RECIPE], settings))
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        planned(*settings)
+    assert caught.value.hint
+    return f"{caught.value} | {caught.value.hint}"
+
+
+def test_8_node_layout_is_the_published_one() -> None:
+    found = planned()
+    layout = found.layout
+    assert layout.num_gpus == layout.ranks == 64
+    assert (layout.tensor, layout.context, layout.data) == (2, 8, 4)
+    assert (layout.expert, layout.expert_tensor, layout.expert_data) == (8, 1, 8)
+    assert (layout.num_engines, layout.gpus_per_engine) == (8, 8)
+    assert found.tokens_per_gpu == 12000
+    assert (found.episodes_per_step, found.num_episodes) == (64, 6400)
+    assert found.sandboxes_at_once == 64
+
+
+def test_8_node_plan_carries_its_bill() -> None:
+    cost = planned().cost
+    assert cost is not None
+    assert [round(case.total_dollars, -2) for case in cost.cases] == [5600, 7400, 9400]
+
+
+def test_plan_shows_every_phase_within_the_gpu() -> None:
+    found = planned().memory
+    assert found is not None
+    assert [phase.name for phase in found.phases] == ["rollout", "train", "update"]
+    assert found.capacity is not None
+    assert all(phase.total < found.capacity for phase in found.phases)
+    assert not any("of a GPU" in note for note in planned().notes)
+
+
+def test_a_layout_that_exceeds_the_gpu_is_refused_with_one_that_fits() -> None:
+    kept = ("trainer.offload_optimizer=false", "trainer.recompute=true")
+    told = refused("trainer.expert_parallel=2", *kept)
+    assert "train needs" in told
+    assert "of the 79.1 GiB of an H100" in told
+    assert "set trainer.expert_parallel = 4" in told
+    planned("trainer.expert_parallel=4", *kept)
+
+
+def test_changes_that_only_fit_together_are_found() -> None:
+    settings = (
+        "trainer.expert_parallel=2",
+        "model.path=GLM-4.6",
+        "cluster.gpus_per_engine=16",
+        "cluster.gpu=h200",
+    )
+    told = refused(*settings)
+    keys = re.findall(r"(trainer\.\w+) = (\w+)", told.rpartition(" | set ")[2])
+    assert len(keys) > 1
+    planned(*settings, *(f"{key}={value}" for key, value in keys))
+
+
+def test_gpu_that_the_plan_does_not_know_is_noted() -> None:
+    assert any("compare by hand" in note for note in planned("cluster.gpu=mi355x").notes)
+
+
+def test_plan_counts_a_runs_disk() -> None:
+    disk = planned("trainer.keep_every=50", "eval.every=10").disk
+    params = model_params(planned().shape).total
+    assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
+    assert disk.kept == 2 + 1 + 2
+    tokens = 64 * 96_000
+    assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8), abs=1)
+    assert disk.most == 6 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
+
+
+def test_plan_counts_groups_that_a_filter_leaves_out() -> None:
+    found = planned("rollout.group_filter=zero-variance", "rollout.oversample=1.5")
+    assert found.episodes_begun > 1.5 * found.episodes_per_step
+    assert found.sandboxes_at_once == 64
+    assert (
+        planned(
+            "rollout.concurrency=96", "rollout.group_filter=zero-variance", "rollout.oversample=1.5"
+        ).sandboxes_at_once
+        == 96
+    )
+
+
+def test_fp32_on_gpus_is_planned_as_such_and_noted() -> None:
+    settings = ("trainer.expert_parallel=64", "trainer.recompute=true")
+    found = planned("trainer.dtype=fp32", *settings)
+    assert found.memory is not None
+    assert found.memory.train.parts["weights"] == pytest.approx(
+        2 * planned(*settings).memory.train.parts["weights"]  # type: ignore[union-attr]
+    )
+    assert any("bf16 halves" in note for note in found.notes)
+
+
+def test_gpu_of_unknown_speed_has_a_plan_without_hours() -> None:
+    assert planned("cluster.gpu=mi355x").simulate() is None
+
+
+def test_twin_recipe_has_a_plan_without_gpus() -> None:
+    found = plan(Recipe(name="twin"))
+    assert (found.layout.num_gpus, found.layout.data, found.memory) == (0, 1, None)
+
+
+def test_the_shape_is_read_from_the_model_folder_if_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"text_config": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, '
+        '"vocab_size": 100, "intermediate_size": 128, "tie_word_embeddings": true}}'
+    )
+    shape = shape_of(ModelSection(path=tmp_path))
+    assert (shape.head_dim, shape.num_kv_heads) == (16, 4)
+    norms = 2 * (2 * 64 + 2 * 16) + 64
+    matrices = 100 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128)
+    assert model_params(shape).total == matrices + norms
+
+
+def test_unknown_model_names_the_nearest_and_the_way_out() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        planned("model.path=Qwen3.6-35B")
+    assert "qwen3.6-35b-a3b" in caught.value.hint
+    assert "config.json" in caught.value.hint
+
+
+def test_only_gpus_for_linear_attention_require_its_kernels() -> None:
+    def needed(name: str, *settings: str) -> tuple[str, ...]:
+        recipe = load([RECIPE.with_name(f"{name}.toml")], settings)
+        return kernel_modules(recipe, shape_of(recipe.model))
+
+    assert needed("qwen35b_8node") == ("fla",)
+    assert needed("qwen35b_8node", "trainer.require_kernels=false") == ()
+    assert needed("qwen4b_1node") == needed("twin_cpu") == ()
+
+
+def test_plan_is_shown_with_layout_hours_and_bill() -> None:
+    with console().capture() as capture:
+        show_plan(load([RECIPE]))
+    shown = " ".join(capture.get().split())
+    wanted = ("= 64 GPUs", "context 8 x data 4", "12,000 a GPU", "$9,442", "Memory of a GPU, GiB")
+    for text in (*wanted, "30.2 full contexts", "waits longest for", "checked: every key"):
+        assert text in shown
+
+
+def test_adapters_take_a_fraction_of_the_memory_of_all_weights() -> None:
+    whole, lora = planned(), planned("trainer.lora.rank=8")
+    assert whole.memory is not None and lora.memory is not None
+    for part, most in (("gradients", 0.02), ("optimizer", 0.02), ("weights", 1.02)):
+        assert lora.memory.train.parts[part] < most * whole.memory.train.parts[part]
+    assert lora.disk.checkpoint < 0.02 * whole.disk.checkpoint
+    (note,) = [note for note in lora.notes if note.startswith("LoRA")]
+    assert f"with all weights {whole.memory.train.total:.1f}" in note
+
+
+def test_adapters_of_no_layer_and_of_another_rank_are_refused() -> None:
+    targets = 'trainer.lora.targets=["attention"]'
+    assert "adapter_rank = 16" in refused("trainer.lora.rank=8", "engine.adapter_rank=16")
+    assert "pause_mode" in refused("trainer.lora.rank=8", "engine.adapter_rank=8", targets)
+    dense = RECIPE.with_name("qwen4b_1gpu_lora.toml")
+    with pytest.raises(RecipeError, match="Qwen3-4B has no layer"):
+        plan(load([dense], ['trainer.lora.targets=["experts"]']))

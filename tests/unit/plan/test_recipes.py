@@ -1,0 +1,82 @@
+"""Every recipe of the repository has a plan that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swerl.cli._plan_view import remarks
+from swerl.core.errors import RecipeError
+from swerl.plan.plan import RecipePlan, plan
+from swerl.recipe.load import load
+
+ROOT = Path(__file__).parents[3]
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
+GPU_RECIPES = [path for path in RECIPES if load([path]).cluster.gpus_per_node]
+
+
+def planned(path: Path) -> RecipePlan:
+    return plan(load([path]))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_what_it_is_and_nothing_that_is_the_default(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# ")
+    recipe = load([path])
+    assert recipe.name.replace("-", "_") == path.stem or path.stem == "twin_cpu"
+
+
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.stem)
+def test_a_gpu_recipe_fits_and_lasts_as_long_as_it_assumes(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    found = planned(path)
+    simulated = found.simulate()
+    assert simulated is not None and found.memory is not None
+    assert found.memory.fits
+    low, _, high = found.recipe.cost.step_minutes
+    assert low <= simulated.own.step_s / 60 <= high
+    assert not any("compare by hand" in note for note in found.notes)
+
+
+def test_the_asynchronous_recipe_makes_thirty_rollouts_a_gpu_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    found = planned(ROOT / "recipes" / "qwen35b_8node_async.toml")
+    simulated = found.simulate()
+    assert simulated is not None and found.episodes_per_step == 512
+    assert 512 / (simulated.own.step_s / 3600) / found.layout.num_gpus >= 30
+    assert not any("idle" in each for each in remarks(found.recipe, simulated))
+
+
+def test_a_plan_names_the_three_keys_that_leave_gpus_idle() -> None:
+    found = planned(ROOT / "recipes" / "qwen35b_8node.toml")
+    simulated = found.simulate()
+    assert simulated is not None
+    (line,) = [each for each in remarks(found.recipe, simulated) if "idle" in each]
+    for key in ("rollout.concurrency = 64", "groups_per_step = 8", "schedule.mode = sync"):
+        assert key in line
+
+
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.stem)
+def test_a_first_call_has_time_to_compile_its_kernels(path: Path) -> None:
+    assert load([path]).budgets.model_call_s >= 120
+
+
+def test_there_is_a_recipe_for_every_size() -> None:
+    sizes = {planned(path).layout.num_gpus for path in GPU_RECIPES}
+    assert sizes == {1, 8, 64}
+
+
+def test_the_model_of_a_run_that_never_began_is_named_with_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        planned(ROOT / "recipes" / "sft_twin.toml")
+    assert "runs/twin/initial_model is not a model folder" in str(caught.value)
+    assert "the run twin makes it" in caught.value.hint

@@ -1,0 +1,319 @@
+"""`swerl eval` on real attempts: resumes after a kill, stops early, writes SWE-bench's files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from typer.testing import CliRunner
+
+from swerl.cli import _output
+from swerl.cli.main import typer_app
+from swerl.core.errors import InputError
+from swerl.core.task import Task, read_tasks, write_tasks
+from swerl.rollout.evaluation import swebench_report
+from swerl.runs.evaluation import TaskResult, read, summary
+from swerl.runs.statistics import Decision
+from swerl.tasks import twin
+from tests.unit.grading.agreement import packages
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of three tasks; output goes to this test, and no table is wrapped."""
+    monkeypatch.setenv("COLUMNS", "200")
+    path = tmp_path / "tasks.jsonl"
+    write_tasks(path, twin.make_tasks(tmp_path / "twin", split="heldout", count=3, seed=0))
+    _output.stdout.cache_clear()
+    _output.stderr.cache_clear()
+    yield path
+    _output.stdout.cache_clear()
+    _output.stderr.cache_clear()
+
+
+def call(file: Path, *arguments: object, code: int = 0) -> str:
+    command = ["eval", *map(str, arguments), "--runs", str(file.parent / "runs")]
+    done = CliRunner().invoke(typer_app, command)
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.stdout
+
+
+def evaluated(file: Path, *arguments: object) -> list[dict[str, Any]]:
+    return json.loads(call(file, file, *arguments, "--json"))
+
+
+def refused(file: Path, *arguments: object) -> InputError:
+    command = ["eval", *map(str, arguments), "--runs", str(file.parent / "runs")]
+    done = CliRunner().invoke(typer_app, command)
+    assert isinstance(done.exception, InputError), (done.output, done.exception)
+    return done.exception
+
+
+def finished(file: Path) -> dict[Path, int]:
+    """Return when each Episode under the run folders was finished."""
+    return {path: path.stat().st_mtime_ns for path in file.parent.rglob("episode.json")}
+
+
+def saved_baseline(file: Path, solved: int, attempts: int = 2) -> Path:
+    """Write the evaluation of a policy that solved each Task so often."""
+    results = [
+        TaskResult(task.id, attempts, solved, ("unsolved",) * attempts, repo=task.repo)
+        for task in read_tasks(file)
+    ]
+    path = file.parent / "baseline.json"
+    path.write_text(json.dumps(summary(results, attempts)))
+    return path
+
+
+def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
+    engines = ("--engine", "scripted:gold", "--engine", "scripted:noop")
+    gold, noop = evaluated(file, *engines, "-k", 2)
+    assert (gold["pass_at_1"]["mean"], noop["pass_at_1"]["mean"]) == (1.0, 0.0)
+    assert (gold["num_attempts"], gold["num_lost"], gold["verdicts"]) == (6, 0, {"solved": 6})
+    assert gold["prompt_tokens"] > gold["sampled_tokens"] > 0 < gold["seconds"]
+    assert (gold["dollars"], gold["missing"]) == (None, [])
+    shown = call(file, "compare", noop["name"], gold["name"])
+    assert "+100.0" in shown
+    assert "noise floor" in shown
+    found = json.loads(call(file, "compare", noop["path"], gold["name"], "--json"))
+    assert (found["num_tasks"], found["num_b_better"], found["p_value"]) == (3, 3, 0.25)
+
+
+def test_agents_are_a_matrix_of_solve_rates_by_repository(file: Path) -> None:
+    first, second, third = read_tasks(file)
+    repos = ("org/two", "org/one", "org/two")
+    tasks = zip((first, second, third), repos, strict=True)
+    write_tasks(file, [replace(task, repo=repo) for task, repo in tasks])
+    replacer = Path(__file__).parents[3] / "examples" / "plugin" / "swerl_example" / "replacer.py"
+    agents = ("--agent", "builtin", "--agent", replacer)
+    shown = call(file, file, "--engine", "scripted:gold", *agents)
+    rows = [line.split() for line in shown.splitlines()]
+    start = rows.index(["pass@1", "org/two", "org/one"])
+    names = [f"eval-tasks-{name}-scripted-gold" for name in ("builtin", "replacer")]
+    assert [row for row in rows[start:] if row and row[0] in names] == [
+        [names[0], "100.0%", "100.0%"], [names[1], "100.0%", "100.0%"],
+    ]  # fmt: skip
+    alone = call(file, file, "--engine", "scripted:gold", *agents[:2])
+    assert "pass@1  org" not in " ".join(alone.split())
+
+
+def test_more_attempts_add_to_fewer_and_tokens_have_a_price(file: Path) -> None:
+    evaluated(file, "--engine", "scripted:gold")
+    first = finished(file)
+    [report] = evaluated(file, "--engine", "scripted:gold", "-k", 2, "--price", 1, 10)
+    assert first.items() <= finished(file).items()
+    assert len(finished(file)) == 6
+    expected = (report["prompt_tokens"] + 10 * report["sampled_tokens"]) / 1e6
+    assert report["dollars"] == pytest.approx(expected)
+
+
+def test_the_table_shows_intervals_verdicts_and_the_comparison(file: Path) -> None:
+    shown = call(
+        file, file, "--engine", "scripted:gold", "--against", saved_baseline(file, 1), "-k", 2
+    )
+    assert "100.0 (" in shown
+    assert "6 solved" in shown
+    assert "+50.0" in shown
+    assert "not paired: 0 tasks only in A, 0 only in B" in " ".join(shown.split())
+
+
+def test_a_sequential_comparison_stops_once_it_is_decided(file: Path) -> None:
+    tasks = twin.make_tasks(file.parent / "twin", split="heldout", count=15, seed=0)
+    write_tasks(file, tasks)
+    base = saved_baseline(file, 0)
+    arguments = ("--against", base, "--sequential", "-k", 4)
+    [report] = evaluated(file, "--engine", "scripted:gold", *arguments)
+    assert report["looks"][-1]["decision"] == Decision.BETTER
+    assert report["looks"][-1]["low"] > 0
+    assert len(finished(file)) == sum(report["verdicts"].values()) < report["num_planned"] == 60
+    again = evaluated(file, "--engine", "scripted:gold", *arguments)
+    assert again[0]["looks"] == report["looks"]
+
+
+def test_only_tasks_of_the_baseline_are_attempted_sequentially(file: Path) -> None:
+    base = saved_baseline(file, 2)
+    more = twin.make_tasks(file.parent / "more", split="heldout", count=5, seed=0)
+    write_tasks(file, more)
+    arguments = ("--against", base, "--sequential")
+    [report] = evaluated(file, "--engine", "scripted:gold", *arguments)
+    assert (report["num_planned"], report["num_attempts"]) == (3, 3)
+    assert report["looks"][-1]["decision"] == Decision.OPEN
+
+
+def test_a_killed_evaluation_resumes_from_its_finished_attempts(file: Path) -> None:
+    runs = file.parent / "runs"
+    command = [
+        *(sys.executable, "-m", "swerl.cli", "eval", str(file), "--engine", "scripted:gold"),
+        *("-k", "8", "--runs", str(runs), "--set", "rollout.concurrency=1"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
+        deadline = time.monotonic() + 120
+        while len(finished(file)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.kill(running.pid, signal.SIGKILL)
+    kept = finished(file)
+    assert 2 <= len(kept) < 24
+    [root] = runs.iterdir()
+    assert refused(file, "compare", root.name, root.name).hint
+    # A half-written attempt has no episode.json.
+    half = min(kept).parent
+    (half / "episode.json").unlink()
+    arguments = ("-k", 8, "--set", "rollout.concurrency=1")
+    [report] = evaluated(file, "--engine", "scripted:gold", *arguments)
+    assert report["verdicts"] == {"solved": 24}
+    after = finished(file)
+    assert {
+        path: when for path, when in kept.items() if path.parent != half
+    }.items() <= after.items()
+
+
+def test_lost_attempts_are_repeated_and_then_counted_as_lost(file: Path) -> None:
+    """A task whose image does not exist is no failure of the policy."""
+    broken, *others = read_tasks(file)
+    write_tasks(file, [replace(broken, image="built:absent"), *others])
+    [report] = evaluated(file, "--engine", "scripted:gold")
+    assert report["num_lost"] == 1
+    assert (report["pass_at_1"]["mean"], report["pass_at_1"]["num_tasks"]) == (1.0, 2)
+    [path] = file.parent.rglob("*.attempt-0.json")
+    assert json.loads(path.read_text())["incomplete_ids"] == [broken.id]
+
+
+async def test_any_openai_compatible_model_is_evaluated_without_token_ids(file: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        usage = {"prompt_tokens": 90, "completion_tokens": 5, "total_tokens": 95}
+        message = {"role": "assistant", "content": "I give up."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with TestServer(app) as server:
+        command = [
+            *(sys.executable, "-m", "swerl.cli", "eval", str(file), "--json", "--model", "m"),
+            *("--engine", f"openai={server.make_url('/v1')}", "--runs", str(file.parent / "runs")),
+        ]
+        pipe = asyncio.subprocess.PIPE
+        running = await asyncio.create_subprocess_exec(*command, stdout=pipe)
+        out, _ = await running.communicate()
+    [report] = json.loads(out)
+    assert report["missing"] == ["token ids", "log-probabilities", "weight versions"]
+    assert (report["prompt_tokens"], report["sampled_tokens"]) == (3 * 90, 3 * 5)
+    assert report["model"] == "m"
+
+
+def test_attempts_are_rows_of_parquet(file: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    evaluated(file, "--engine", "scripted:gold", "-k", 2)
+    [path] = file.parent.rglob("evals/eval.parquet")
+    rows = parquet.read_table(path).to_pylist()
+    assert [row["attempt"] for row in rows] == [0, 1] * 3
+    assert {row["verdict"] for row in rows} == {"solved"}
+
+
+def test_bad_input_is_one_clear_error(file: Path) -> None:
+    assert "--against" in refused(file, file, "--engine", "scripted:gold", "--sequential").hint
+    unknown = refused(file, file, "--engine", "scripted:gold", "--against", "nothing")
+    assert "there is no evaluation" in str(unknown)
+    named = ("--engine", "scripted:gold", "--engine", "scripted:noop", "--set", "name=x")
+    assert "one name" in str(refused(file, file, *named))
+    task = next(iter(read_tasks(file)))
+    write_tasks(file, [task, task])
+    assert "twice" in str(refused(file, file, "--engine", "scripted:gold"))
+    file.write_text("")
+    assert "no task" in str(refused(file, file, "--engine", "scripted:gold"))
+
+
+def test_a_baseline_of_other_tasks_is_refused_before_anything_starts(file: Path) -> None:
+    base = saved_baseline(file, 0)
+    [task, *_] = read_tasks(file)
+    write_tasks(file, [replace(task, id="another")])
+    arguments = ("--engine", "scripted:gold", "--against", base, "--sequential")
+    assert "has no task of" in str(refused(file, file, *arguments))
+    assert not finished(file)
+
+
+ROWS: list[dict[str, Any]] = [
+    {"task": "a", "verdict": "solved", "has_patch": True, "reason": ""},
+    {"task": "b", "verdict": "unsolved", "has_patch": True, "reason": ""},
+    {"task": "c", "verdict": "unsolved", "has_patch": False, "reason": ""},
+    {"task": "d", "verdict": "timeout", "has_patch": True, "reason": ""},
+]
+
+
+def test_predictions_are_what_swebench_reads(file: Path) -> None:
+    evaluated(file, "--engine", "scripted:gold", "-k", 2)
+    for k in (0, 1):
+        [path] = file.parent.rglob(f"swebench/eval/predictions.{k}.jsonl")
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {row["instance_id"] for row in rows} == {task.id for task in read_tasks(file)}
+        for row in rows:
+            assert row.keys() == {"instance_id", "model_name_or_path", "model_patch"}
+            assert row["model_patch"].startswith("diff --git")
+
+
+def test_the_report_has_the_documented_fields() -> None:
+    found = swebench_report([*"abcde"], ROWS)
+    assert found["total_instances"] == 5
+    assert (found["submitted_instances"], found["completed_instances"]) == (4, 3)
+    assert (found["resolved_ids"], found["unresolved_ids"]) == (["a"], ["b", "d"])
+    assert (found["empty_patch_ids"], found["incomplete_ids"]) == (["c"], ["e"])
+    assert (found["error_ids"], found["schema_version"]) == ([], 2)
+
+
+OFFICIAL = """
+import json, os, sys
+from tests.unit.grading.agreement.referee import _package
+_package(sys.argv[1])
+from swebench.harness.reporting import make_run_report
+predictions, tasks = json.load(sys.stdin)
+os.chdir(sys.argv[2])
+print(make_run_report(predictions, tasks, "attempt-0").resolve())
+"""
+"""Writes the report of the swebench package from its own logs."""
+
+
+def test_the_report_equals_that_of_the_official_package(
+    cache: pytest.Cache, tmp_path: Path
+) -> None:
+    folder = packages.fetch(cache, packages.NEW)
+    logs = tmp_path / "logs" / "run_evaluation" / "attempt-0" / "policy"
+    for row in (row for row in ROWS if row["has_patch"]):
+        (logs / row["task"]).mkdir(parents=True)
+        judged = {row["task"]: {"resolved": row["verdict"] == "solved"}}
+        (logs / row["task"] / "report.json").write_text(json.dumps(judged))
+    predictions = {
+        row["task"]: {
+            "instance_id": row["task"],
+            "model_name_or_path": "policy",
+            "model_patch": "diff" if row["has_patch"] else "",
+        }
+        for row in ROWS
+    }
+    asked = json.dumps([predictions, [{"instance_id": name} for name in "abcde"]])
+    command = [sys.executable, "-c", OFFICIAL, str(folder), str(tmp_path)]
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.splitlines()[-1])
+    assert path.name == "policy.attempt-0.json"
+    assert json.loads(path.read_text()) == swebench_report([*"abcde"], ROWS)
+
+
+def test_an_evaluation_is_read_back(file: Path) -> None:
+    [report] = evaluated(file, "--engine", "scripted:gold")
+    found = read(Path(report["path"]))
+    assert found.path.name == "eval.json"
+    task: Task = next(iter(read_tasks(file)))
+    assert found.results[task.id].repo == task.repo

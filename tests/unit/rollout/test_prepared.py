@@ -1,0 +1,498 @@
+"""A prepared sandbox is kept once, and opened again with the same content byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swerl.cluster.sandbox_servers import SpreadBackend
+from swerl.core.changes import Changes, FileKind, TreeFile
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Limits, Mount, new_name
+from swerl.core.task import GradingSpec, Task
+from swerl.harnesses import builtin
+from swerl.images.store import Store, default_store
+from swerl.rollout.parts import Clock, Provisioner
+from swerl.sandboxes import docker, e2b, local
+from swerl.sandboxes._e2b.files import upload_folder
+from swerl.sandboxes._local.image import write_image
+from swerl.sandboxes.e2b_server.app import SandboxServer
+from swerl.sandboxes.e2b_server.served import ServerOptions
+from swerl.tasks import worktree
+
+TASK_IMAGE = "built:prepared"
+HARNESS = builtin.build(builtin.Options())
+LIMITS = Limits(disk_mib=256)
+REPOSITORY = """
+git init -q --template= -b main; git config user.name a; git config user.email a@b
+mkdir -p pkg docs/old; echo broken >pkg/code.py; echo text >docs/old/a; ln -s pkg/code.py link
+printf '#!/bin/sh\\n' >run.sh; chmod 755 run.sh; git add -A; git commit -qm base; git tag v1
+git checkout -q -b later; echo mended >pkg/code.py; git commit -qam fix; git checkout -q main
+mkdir r2e_tests; echo hidden >r2e_tests/test_1.py; mkdir empty; touch -d 2001-02-03 docs/old/a
+"""
+TREE = """
+find . -path ./.git/index -prune -o ! -type d -printf '%y %m %s %T@ %u %p -> %l\\n' | sort
+find . -type d -printf '%m %u %p\\n' | sort
+find . -path ./.git/index -prune -o -type f -exec sha256sum {} + | sort
+git status --porcelain=v2 --branch; git log --all --format='%H %D %s'; git fsck --full 2>&1
+git ls-files --stage; git diff-files; git count-objects -v; git config --list --show-origin
+git describe --tags; ls -A /home /home/agent / /tmp
+"""
+"""Print everything that an agent can see of a repository; the index holds the file system's own
+numbers, so its content is printed by git."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    subprocess.run(["sh", "-ec", REPOSITORY], cwd=folder, check=True)
+    return folder
+
+
+class Counting:
+    """A backend that counts the openings of each image, and can refuse snapshots."""
+
+    def __init__(self, inner: Any = None, *, refuses: bool = False) -> None:
+        self.inner = inner or local.build(local.Options())
+        self.opened: list[str] = []
+        self.refuses = refuses
+
+    @asynccontextmanager
+    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
+        self.opened.append(image if image.startswith("swerl-") else image.partition(":")[0])
+        async with self.inner.open(image, limits, **options) as sandbox:
+            if self.refuses:
+                sandbox.snapshot = refuse
+            yield sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def identify(self, image: str) -> str:
+        return await self.inner.identify(image)
+
+    async def find_snapshot(self, name: str) -> str:
+        return await self.inner.find_snapshot(name)
+
+    async def drop_snapshot(self, name: str) -> None:
+        await self.inner.drop_snapshot(name)
+
+
+class WithoutSnapshots:
+    """A backend that can take no snapshots, as most cannot."""
+
+    def __init__(self, inner: Any = None) -> None:
+        self.open = (inner or local.build(local.Options())).open
+
+
+async def refuse(name: str = "") -> str:
+    raise SandboxError("the disk is full", hint="free some space")
+
+
+class Apart(Counting):
+    """The backend of one of several machines: it does not find the others' snapshots."""
+
+    def __init__(self, machine: str) -> None:
+        super().__init__()
+        self.machine = machine
+
+    @asynccontextmanager
+    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
+        async with super().open(image, limits, **options) as sandbox:
+            take = sandbox.snapshot
+            sandbox.snapshot = lambda name: take(self.machine + name)
+            yield sandbox
+
+    async def find_snapshot(self, name: str) -> str:
+        return await super().find_snapshot(self.machine + name)
+
+
+@asynccontextmanager
+async def served(*machines: Any) -> AsyncIterator[SpreadBackend]:
+    """Yield the backend of a run over a sandbox server for each machine."""
+    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    spread, key = SpreadBackend([f"n{number}" for number, _ in enumerate(machines)]), "k" * 20
+    own = ServerOptions(port=0, max_lifetime_s=math.inf, takes_orders=True)
+    async with AsyncExitStack() as stack:
+        for site, backend in zip(spread.sites, machines, strict=True):
+            url = (await stack.enter_async_context(SandboxServer(backend, key, own))).url
+            options = e2b.Options(
+                api_url=url, sandbox_url=url, image_key="image", creates_per_s=1000
+            )
+            site.serve(e2b.connect(options, key, own=True))
+        yield spread
+
+
+@asynccontextmanager
+async def ordinary(machine: Any) -> AsyncIterator[e2b.E2BBackend]:
+    """Yield the backend of a client of `swerl sandbox serve`; its operator names the image."""
+    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
+    options = ServerOptions(port=0, templates={"task": TASK_IMAGE}, limits=LIMITS)
+    async with SandboxServer(machine, "k" * 20, options) as server:
+        urls = {"api_url": server.url, "sandbox_url": server.url}
+        yield e2b.connect(e2b.Options(**urls, image_key="image", creates_per_s=1000), "k" * 20)
+
+
+def make(backend: Any) -> Provisioner:
+    return Provisioner(backend, LIMITS, concurrency=4)
+
+
+def for_agent(provisioner: Provisioner, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+    return provisioner.for_agent(task, HARNESS, Clock("e", lambda _: None))
+
+
+def task_of(image: str, **fields: Any) -> Task:
+    return Task("a__b-1", "a/b", image, "/repo", "Mend it.", GradingSpec("command"), **fields)
+
+
+async def shown(sandbox: Sandbox) -> str:
+    return (await sandbox.run(["sh", "-c", TREE], cwd="/repo")).text
+
+
+def built(repository: Path) -> str:
+    """Return a `built:` image whose root, and not only the workdir, is an overlay."""
+    layer = repository.parent / "tree"  # the name of the store's layers and of a snapshot
+    shutil.copytree(repository, layer / "repo", symlinks=True)
+    (layer / "root").mkdir()
+    (layer / "root/expected_test_output.json").write_text("{}")
+    (layer / "expected_test_output.json").write_text("{}")
+    write_image(TASK_IMAGE.removeprefix("built:"), [layer])
+    return TASK_IMAGE
+
+
+SETUP = "echo set >pkg/new.py; git add pkg/new.py; rm -r docs; mkdir docs; echo n >docs/b"
+
+
+@pytest.mark.parametrize("kind", ["dir", "built", "setup"])
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_the_view_is_the_same_byte_for_byte(repository: Path, kind: str, stage: str) -> None:
+    image = f"dir:{repository}" if kind == "dir" else built(repository)
+    task = task_of(image, setup=SETUP if kind == "setup" else "", files={"/repo/given": "text"})
+    views = []
+    counting = Counting()
+    provisioners = [make(WithoutSnapshots()), make(counting)]
+    for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
+        opened = for_agent(provisioner, task) if stage == "agent" else provisioner.for_grading(task)
+        async with opened as sandbox:
+            views.append(await shown(sandbox))
+    assert counting.opened == [kind.replace("setup", "built"), "snapshot", "snapshot"]
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+    # The times of files that the image has are equal, too.
+    times = [[line for line in view.splitlines() if " ./docs/old/a " in line] for view in views]
+    assert times[0] == times[1] == times[2] == times[3]
+
+
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_the_view_in_a_container_is_the_same_byte_for_byte(
+    dockerd: str, docker_image: str, stage: str
+) -> None:
+    backend, name = docker.build(docker.Options(base_url=dockerd)), f"test-{new_name()}"
+    async with backend.open(docker_image, LIMITS, workdir="/repo") as sandbox:
+        made = await sandbox.run(["sh", "-ec", REPOSITORY], cwd="/repo")
+        assert made.exit_code == 0, made.text
+        image = await sandbox.snapshot(name)
+    # Root without capabilities may not write into the user's folder.
+    task = task_of(image, setup="echo set >/new", files={"/repo/given": "text"})
+    counting = Counting(backend)
+    provisioners = [make(WithoutSnapshots(backend)), make(counting)]
+    views = []
+    try:
+        for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
+            grading = provisioner.for_grading(task)
+            async with for_agent(provisioner, task) if stage == "agent" else grading as sandbox:
+                views.append(await shown(sandbox))
+    finally:
+        await backend.drop_snapshot(name)
+    assert len({*counting.opened}) == 2 and counting.opened.count(image) == 1
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+
+
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_each_machine_of_a_run_prepares_once_and_shows_the_same(
+    repository: Path, stage: str
+) -> None:
+    task = task_of(built(repository), setup=SETUP, files={"/repo/given": "text"})
+
+    def opened(provisioner: Provisioner) -> AbstractAsyncContextManager[Sandbox]:
+        return for_agent(provisioner, task) if stage == "agent" else provisioner.for_grading(task)
+
+    async with opened(make(WithoutSnapshots())) as sandbox:
+        views = [await shown(sandbox)]
+    machines = [Apart("first"), Apart("second")]
+    async with served(*machines) as spread:
+        for provisioner in (first := make(spread), first, make(spread)):
+            async with opened(provisioner) as one, opened(provisioner) as two:
+                views += [await shown(one), await shown(two)]
+    assert [each.opened for each in machines] == [["built", "snapshot", "snapshot"]] * 2
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+
+
+@pytest.mark.parametrize("stage", ["agent", "grading"])
+async def test_a_client_of_a_server_prepares_once_and_sees_the_same(
+    repository: Path, stage: str
+) -> None:
+    assert built(repository) == TASK_IMAGE
+    task = task_of("task", setup=SETUP, files={"/repo/given": "text"})
+
+    async def seen(provisioner: Provisioner) -> str:
+        agent = for_agent(provisioner, task)
+        async with agent if stage == "agent" else provisioner.for_grading(task) as sandbox:
+            async with sandbox.start(["sh", "-c", TREE], cwd="/repo") as process:
+                chunks = [chunk.data async for chunk in process.output()]
+            return re.sub("swerl-[0-9a-f]{16}", "swerl-", b"".join(chunks).decode())
+
+    machine = Counting()
+    async with ordinary(machine) as client:
+        views = [await seen(make(WithoutSnapshots(client)))]
+        for provisioner in (first := make(client), first, make(client)):
+            views.append(await seen(provisioner))
+    assert machine.opened == ["built", "built", "snapshot", "snapshot"]
+    assert "base" in views[0] and "fatal" not in views[0]
+    for view in views[1:]:
+        assert timeless(view) == timeless(views[0])
+    assert not Store(default_store().root).snapshots()
+
+
+async def test_a_copied_agent_is_kept_on_its_machine_until_it_changes(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, uploads = tmp_path / "agent", []
+
+    async def upload(*given: Any) -> str:
+        uploads.append(given)
+        return await upload_folder(*given)
+
+    # As if the machine had another file system than the controller.
+    monkeypatch.setattr("swerl.sandboxes.e2b_server.served._existing", lambda mounts: [])
+    monkeypatch.setattr("swerl.sandboxes._e2b.sandbox.upload_folder", upload)
+    harness = builtin.build(builtin.Options())
+    monkeypatch.setattr(
+        type(harness), "mounts", lambda self: [Mount(agent, "/opt/agent")], raising=True
+    )
+    task, machine = task_of(built(repository)), Counting()
+    agent.mkdir()
+    async with served(machine) as spread:
+        for word in (b"old", b"newer"):
+            (agent / "word").write_bytes(word)
+            provisioner = make(spread)
+            for _ in range(2):
+                clock = Clock("e", lambda _: None)
+                async with provisioner.for_agent(task, harness, clock) as sandbox:
+                    assert await sandbox.read("/opt/agent/word") == word
+    assert machine.opened == ["built", "snapshot"] * 2 and len(uploads) == 2
+
+
+async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(
+    repository: Path,
+) -> None:
+    class Forgetful(Counting):
+        async def find_snapshot(self, name: str) -> str:
+            found = await super().find_snapshot(name)
+            await self.drop_snapshot(name)
+            return found
+
+    machine = Forgetful()
+    async with served(machine) as spread:
+        for path, backend in (("/repo/a", machine), ("/repo/b", spread)):
+            machine.opened.clear()
+            views, provisioner = [], make(backend)
+            for _ in range(3):
+                task = task_of(f"dir:{repository}", files={path: "text"})
+                async with for_agent(provisioner, task) as sandbox:
+                    views.append(timeless(await shown(sandbox)))
+            assert machine.opened == ["dir", "snapshot", "dir", "dir"]
+            assert views[0] == views[1] == views[2]
+
+
+async def test_a_server_that_ends_before_the_sandbox_opens_loses_this_attempt_alone(
+    repository: Path,
+) -> None:
+    class Ending(Counting):
+        async def find_snapshot(self, name: str) -> str:
+            spread.sites[0].lose("killed")
+            return ""
+
+    task, machines = task_of(f"dir:{repository}"), [Ending(), Counting()]
+    async with served(*machines) as spread:
+        provisioner = make(spread)
+        with pytest.raises(SandboxLostError, match="server on n0 ended: killed"):
+            async with for_agent(provisioner, task):
+                pass
+        async with for_agent(provisioner, task) as sandbox:
+            assert "base" in await shown(sandbox)
+        assert [site.num_open for site in spread.sites] == [0, 0]
+    assert [each.opened for each in machines] == [[], ["dir"]]
+
+
+def timeless(view: str) -> list[str]:
+    """Return a view without the times of files that the preparation itself has written."""
+    year = f"{int(time.time()) // 10**6}"
+    return [
+        " ".join(word for word in line.split(" ") if not word.startswith(year))
+        for line in view.splitlines()
+    ]
+
+
+async def test_concurrent_attempts_wait_for_one_preparation(repository: Path) -> None:
+    backend, task = Counting(), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+
+    async def attempt() -> str:
+        async with for_agent(provisioner, task) as sandbox:
+            return await shown(sandbox)
+
+    views = await asyncio.gather(*(attempt() for _ in range(4)))
+    assert len({"\n".join(timeless(view)) for view in views}) == 1
+    assert sorted(backend.opened) == ["dir", "snapshot", "snapshot", "snapshot"]
+
+
+async def test_without_room_for_a_snapshot_each_sandbox_is_prepared(repository: Path) -> None:
+    backend, task = Counting(refuses=True), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+    for _ in range(2):
+        async with for_agent(provisioner, task) as sandbox:
+            assert "r2e_tests" not in await shown(sandbox)
+    assert backend.opened == ["dir", "dir"]
+
+
+async def test_a_changed_image_or_task_is_prepared_anew(repository: Path) -> None:
+    backend, task = Counting(), task_of(f"dir:{repository}")
+    provisioner = make(backend)
+    async with for_agent(provisioner, task):
+        pass
+    (repository / "pkg/code.py").write_text("edited\n")
+    async with for_agent(provisioner, task) as sandbox:
+        assert await sandbox.read("/repo/pkg/code.py") == b"edited\n"
+    async with for_agent(provisioner, replace(task, files={"/repo/more": "x"})) as sandbox:
+        assert await sandbox.read("/repo/more") == b"x"
+    assert backend.opened == ["dir"] * 3
+
+
+@pytest.mark.parametrize("fields", [{"setup": "sleep 60 &"}, {"files": {"/tmp/given": "x"}}])
+async def test_what_a_snapshot_would_lose_is_prepared_each_time(
+    repository: Path, fields: dict[str, Any]
+) -> None:
+    backend, task = Counting(), task_of(built(repository), **fields)
+    provisioner = make(backend)
+    for _ in range(2):
+        async with for_agent(provisioner, task) as sandbox:
+            if "files" in fields:
+                assert await sandbox.read("/tmp/given") == b"x"
+    assert "snapshot" not in backend.opened
+
+
+BUILD = """
+import asyncio, sys
+from tests.unit.rollout.test_prepared import *
+async def main():
+    print("begins", flush=True)
+    async with for_agent(make(Counting()), task_of(sys.argv[1])):
+        pass
+asyncio.run(main())
+"""
+
+
+def test_a_build_killed_at_any_moment_leaves_nothing_that_is_served(
+    repository: Path, cache: Path
+) -> None:
+    for name in range(200):
+        (repository / f"r2e_tests/big{name}").write_bytes(os.urandom(1000))
+    for number in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BUILD, f"dir:{repository}"], stdout=subprocess.PIPE
+        )
+        assert process.stdout and process.stdout.readline() == b"begins\n"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.04 * number)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        store = Store(cache / "store")
+        for layer_id, found in store.snapshots().items():
+            # Only a finished build is found, and it is whole.
+            assert store.has_layer(layer_id)
+            assert found.base == f"dir:{repository}"
+        store.remove_leftovers()
+        assert not list((cache / "store/work").glob("*"))
+
+
+async def test_collecting_keeps_the_snapshots_of_open_sandboxes(repository: Path) -> None:
+    from swerl.images.gc import collect
+
+    backend, task = local.build(local.Options()), task_of(f"dir:{repository}")
+    async with backend.open(task.image, LIMITS, workdir="/repo") as sandbox:
+        await sandbox.write("/repo/new", b"kept")
+        reference = await sandbox.snapshot("mine")
+    async with backend.open(reference, LIMITS, workdir="/repo") as sandbox:
+        collect(default_store(), [])
+        assert await sandbox.read("/repo/new") == b"kept"
+        assert await backend.find_snapshot("mine") == reference
+    collect(default_store(), [])
+    assert await backend.find_snapshot("mine") == ""
+
+
+@pytest.mark.parametrize("installs", [False, True])
+async def test_one_list_of_the_work_tree_serves_all_attempts(
+    repository: Path, installs: bool
+) -> None:
+    task = task_of(f"dir:{repository}")
+    provisioner = make(Counting())
+    lists = []
+    for _ in range(3):
+        async with for_agent(provisioner, task) as sandbox:
+            if installs:
+                await sandbox.write("/repo/config", b"of the agent program\n")
+            start = await provisioner.list_start(sandbox, task, kept=())
+            await sandbox.write("/repo/pkg/code.py", b"edited\n")
+            taken = await worktree.take(sandbox, "/repo", start)
+            assert taken and list(taken.changes.files) == ["pkg/code.py"]
+            lists.append(start.packed)
+    assert (lists[1] == lists[2]) is not installs
+
+
+async def test_clean_files_of_a_snapshot_are_read_once(repository: Path) -> None:
+    task, provisioner = task_of(f"dir:{repository}"), make(Counting())
+    edit = Changes({"pkg/code.py": TreeFile(b"mended\n"), "link": None})
+    more = Changes({**edit.files, "pkg/new.py": TreeFile(b"new\n")})
+    found = []
+    for changes in (edit, edit, edit, more):
+        async with provisioner.for_grading(task) as sandbox:
+            if len(found) == 2:
+                sandbox.run = refuse  # type: ignore[method-assign,assignment]
+            found.append(await provisioner.compare(sandbox, task, changes))
+    clean = {"pkg/code.py": TreeFile(b"broken\n"), "link": TreeFile(b"pkg/code.py", FileKind.LINK)}
+    assert found[:3] == [Changes(edit.files, clean)] * 3
+    assert found[3] == Changes(more.files, {**clean, "pkg/new.py": None})

@@ -1,0 +1,342 @@
+"""A slime run's rollouts through swerl: real sandboxes, gateway and grading, SGLang's contract."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swerl.core.changes import edits
+from swerl.core.chat import Finish, Message, Role
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import InputError, TaskError
+from swerl.core.grade import Grade, Verdict
+from swerl.core.task import Task, to_row
+from swerl.core.turn import RoutedExperts, Trajectory, Turn
+from swerl.engines.families import tiny
+from swerl.engines.families import tiny as tokenizer
+from swerl.harnesses import builtin
+from swerl.rollout import slime
+from swerl.rollout._slime_samples import to_train_samples
+from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway._wire_engine import WireEngine, wired
+from tests.unit.rollout._fake_slime import (
+    Sample,
+    arguments,
+    own_normalisation,
+    rolled_out,
+    train_data,
+)
+
+RECIPE = """
+name = "for-slime"
+[model]
+family = "tiny"
+[rollout]
+max_context_tokens = 8000
+max_turns = 8
+refills = 1
+[budgets]
+model_call_s = 20
+tool_s = 30
+agent_s = 60
+grading_s = 90
+episode_s = 180
+sandbox_s = 300
+"""
+PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 800}
+DONE = Message(Role.ASSISTANT, "Nothing to do.")
+
+
+@pytest.fixture
+async def engine() -> RecordingEngine:
+    return RecordingEngine()
+
+
+@pytest.fixture
+async def wire(engine: RecordingEngine) -> AsyncIterator[WireEngine]:
+    async with wired(engine) as served:
+        yield served
+
+
+@pytest.fixture
+async def args(wire: WireEngine, tmp_path: Path) -> AsyncIterator[Namespace]:
+    """slime's arguments, with a router that is one server; what is opened is closed again."""
+    tokenizer.save_tokenizer(tokenizer.byte_tokenizer(), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 512}))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    port = int(wire.url.rpartition(":")[2])
+    yield arguments(hf_checkpoint=str(tmp_path), swerl_recipe=str(recipe), sglang_router_port=port)
+    await slime.close()
+
+
+def sample_of(task: Task, index: int = 0) -> Sample:
+    """Return what slime's data source makes of a row that `swerl convert` wrote."""
+    row = json.loads(json.dumps(to_row(task)))
+    return Sample(
+        group_index=0, index=index, prompt=row["prompt"], label=row["label"],
+        metadata=row["metadata"],
+    )  # fmt: skip
+
+
+def gold(task: Task) -> list[Any]:
+    return list(builtin.build(builtin.Options()).script(edits(task.gold_patch), task.workdir))
+
+
+async def test_a_solved_episode_is_one_sample_of_the_exact_tokens(
+    task: Task, engine: RecordingEngine, args: Namespace
+) -> None:
+    engine.lines = gold(task)
+    [[sample]] = await rolled_out(args, [sample_of(task)], slime.generate, PARAMS)
+    last = engine.calls[-1]
+    assert (sample.reward, sample.status, sample.remove_sample) == (
+        1.0, Sample.Status.COMPLETED, False,
+    )  # fmt: skip
+    assert sample.tokens == [*last.prompt, *last.output]
+    start = len(sample.tokens) - sample.response_length
+    assert sample.tokens[:start] == list(engine.calls[0].prompt)
+    assert sample.loss_mask and sample.rollout_log_probs
+    trained = [n for n, one in enumerate(sample.loss_mask) if one]
+    sampled = [one for call in engine.calls for one in call.output]
+    logprobs = [one for call in engine.calls for one in call.logprobs]
+    assert [sample.tokens[start + n] for n in trained] == sampled
+    assert [sample.rollout_log_probs[n] for n in trained] == logprobs
+    assert sample.weight_versions == ["v1"]
+    assert sample.rollout_id == 0
+    assert sample.metadata["swerl_episode"]["verdict"] == "solved"
+    assert sample.metadata["remote_env_info"]
+    assert "submit" in sample.response
+    assert {call.sampling.max_new_tokens for call in engine.calls} == {800}
+    train_data(args, [sample], slime.normalize)
+
+
+async def test_a_rollout_that_forks_is_several_samples_of_one_rollout(
+    task: Task, args: Namespace, monkeypatch: pytest.MonkeyPatch, engine: RecordingEngine
+) -> None:
+    monkeypatch.setattr(builtin.Builtin, "run", _two_conversations(builtin.Builtin.run))
+    engine.lines = [DONE, *gold(task)]
+    [samples] = await rolled_out(args, [sample_of(task, 7)], slime.generate, PARAMS)
+    assert len(samples) == 2
+    assert {one.rollout_id for one in samples} == {7}
+    assert [one.reward for one in samples] == [1.0, 1.0]
+    shares = [one.metadata["swerl_episode"]["share"] for one in samples]
+    assert sum(shares) == pytest.approx(1.0)
+    assert sum(sum(one.loss_mask or ()) for one in samples) == sum(
+        len(call.output) for call in engine.calls
+    )
+
+
+def _two_conversations(run: Any) -> Any:
+    """Let the agent work twice in one sandbox, the second time on other words."""
+
+    async def twice(self: Any, sandbox: Any, task: Task, endpoint: Any, budget_s: float) -> Any:
+        await run(self, sandbox, replace(task, prompt="Look around first."), endpoint, budget_s)
+        return await run(self, sandbox, task, endpoint, budget_s)
+
+    return twice
+
+
+async def test_an_unsolved_rollout_is_a_zero_and_a_lost_one_is_none(
+    task: Task, engine: RecordingEngine, args: Namespace
+) -> None:
+    engine.lines = [DONE]
+    [[unsolved]] = await rolled_out(args, [sample_of(task)], slime.generate, PARAMS)
+    broken = replace(task, image=f"{task.image}-gone")
+    [[lost]] = await rolled_out(args, [sample_of(broken, 1)], slime.generate, PARAMS)
+    assert (unsolved.reward, unsolved.status) == (0.0, Sample.Status.COMPLETED)
+    assert (lost.status, lost.remove_sample) == (Sample.Status.ABORTED, True)
+    assert lost.reward is not None and math.isnan(lost.reward)  # type: ignore[arg-type]
+    assert lost.metadata["swerl_episode"]["verdict"] in {"infra", "invalid"}
+    data = train_data(args, [unsolved, lost], slime.normalize)
+    assert data["rewards"] == [0.0, 0.0]
+    assert data["raw_reward"] == [0.0, 0.0]
+    assert sum(data["loss_masks"][1]) == 0
+    assert not slime.keep_group(args, [[unsolved], [lost]])
+    assert slime.keep_group(args, [[unsolved], [unsolved]])
+
+
+async def test_a_server_that_goes_away_loses_the_rollout(
+    task: Task, wire: WireEngine, engine: RecordingEngine, args: Namespace
+) -> None:
+    engine.lines = [RuntimeError("out of memory")] * 40
+    [[lost]] = await rolled_out(args, [sample_of(task)], slime.generate, PARAMS)
+    assert lost.remove_sample
+    assert lost.metadata["swerl_episode"]["verdict"] == "infra"
+
+
+async def test_evaluation_is_one_sample_with_its_reward(
+    task: Task, engine: RecordingEngine, args: Namespace
+) -> None:
+    engine.lines = gold(task)
+    done = await slime.generate(args, sample_of(task), PARAMS, evaluation=True)
+    assert isinstance(done, Sample)
+    assert (done.reward, done.status) == (1.0, Sample.Status.COMPLETED)
+
+
+async def test_a_cancelled_rollout_leaves_the_next_one_alone(
+    task: Task, engine: RecordingEngine, args: Namespace
+) -> None:
+    engine.gate = asyncio.Event()
+    first = asyncio.create_task(slime.generate(args, sample_of(task), PARAMS))
+    await engine.started.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    engine.gate.set()
+    engine.lines = gold(task)
+    [[sample]] = await rolled_out(args, [sample_of(task, 1)], slime.generate, PARAMS)
+    assert sample.reward == 1.0
+
+
+async def test_the_reward_hook_grades_a_patch_in_a_clean_sandbox(
+    task: Task, args: Namespace
+) -> None:
+    samples = [sample_of(task), sample_of(task, 1), sample_of(task, 2)]
+    samples[0].metadata["patch"] = task.gold_patch
+    samples[2] = sample_of(replace(task, image=f"{task.image}-gone"), 2)
+    found = await slime.reward(args, samples)
+    assert isinstance(found, list)
+    assert found[:2] == [1.0, 0.0]
+    assert math.isnan(found[2]) and samples[2].remove_sample
+    samples[0].reward = 0.25
+    assert await slime.reward(args, samples[0]) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swerl_recipe": None}, "name no swerl recipe"),
+        ({"custom_reward_post_process_path": None}, "normalize rewards over samples"),
+        ({"partial_rollout": True}, "partial-rollout"),
+        ({"group_rm": True}, "group-rm"),
+    ],
+)
+async def test_settings_that_would_train_on_wrong_numbers_are_refused(
+    task: Task, args: Namespace, changes: dict[str, Any], message: str
+) -> None:
+    wrong = Namespace(**{**vars(args), **changes})
+    with pytest.raises(InputError, match=message) as caught:
+        await slime.generate(wrong, sample_of(task), PARAMS)
+    assert caught.value.hint
+
+
+async def test_prefixes_are_refused(task: Task, args: Namespace) -> None:
+    recipe = Path(args.swerl_recipe)
+    recipe.write_text(f"{recipe.read_text()}\n[rollout.prefix]\nshare = 0.5\n")
+    with pytest.raises(InputError, match="slime compares all samples of a prompt"):
+        await slime.generate(args, sample_of(task), PARAMS)
+
+
+async def test_samples_that_are_no_tasks_are_refused(task: Task, args: Namespace) -> None:
+    with pytest.raises(TaskError, match="missing or unknown field"):
+        await slime.generate(args, Sample(index=0, prompt="hi", label="x"), PARAMS)
+    chat = sample_of(task)
+    chat.prompt = [{"role": "user", "content": "hi"}]
+    with pytest.raises(TaskError, match="is a chat"):
+        await slime.generate(args, chat, PARAMS)
+    with pytest.raises(InputError, match=r"top_p = 0\.9"):
+        await slime.generate(args, sample_of(task), PARAMS | {"top_p": 0.9})
+
+
+# What an Episode becomes
+
+
+def recorded(*turns: Turn) -> Episode:
+    """Return a solved Episode of these Turns."""
+    grade = Grade(Verdict.SOLVED, "")
+    return Episode("e", "t", Status.COMPLETED, grade, 1.0, Trajectory("e", turns))
+
+
+def experts(start: int, num_positions: int) -> RoutedExperts:
+    ids = range(6 * start, 6 * (start + num_positions))
+    return RoutedExperts(start, 3, 2, 1, bytes(one % 256 for one in ids))
+
+
+FIRST = Turn(0, None, (1, 2), (3, 4), (-0.5, -1.0), Finish.STOP, "1", routed=experts(0, 3))
+SECOND = Turn(1, 0, (5,), (6,), (-2.0,), Finish.LENGTH, "2", routed=experts(3, 2))
+
+
+def test_experts_of_whole_rows_are_replayed_and_others_lose_the_rollout() -> None:
+    base, family = Sample(index=4, prompt="p"), tiny.build(None)
+    args = arguments(use_rollout_routing_replay=True)
+    [sample] = to_train_samples(base, recorded(FIRST, SECOND), args, family)
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert sample.rollout_routed_experts.tolist() == np.arange(30).reshape(5, 3, 2).tolist()
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
+    [lost] = to_train_samples(base, recorded(FIRST, replace(SECOND, routed=None)), args, family)
+    assert lost.remove_sample
+    assert lost.metadata["swerl_episode"]["verdict"] == "routed experts missing"
+    [plain] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), family)
+    assert plain.rollout_routed_experts is None
+
+
+def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
+    base = Sample(index=4, group_index=2, prompt="p", session_id="s", metadata={"mine": 1})
+    [sample] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), tiny.build(None))
+    assert sample.weight_versions == ["1", "2"]
+    assert sample.status is Sample.Status.TRUNCATED
+    assert (sample.index, sample.group_index, sample.session_id) == (4, 2, "s")
+    assert sample.loss_mask == [1, 1, 0, 1]
+    assert sample.metadata["mine"] == 1
+    assert base.metadata == {"mine": 1}
+
+
+def test_an_episode_in_which_nothing_was_sampled_is_lost() -> None:
+    [lost] = to_train_samples(Sample(index=1), recorded(), arguments(), tiny.build(None))
+    assert lost.remove_sample
+    assert lost.loss_mask == [0]
+
+
+# Prompt A all solved, prompt B all failed, one rollout of A in two samples.
+
+
+def fan_out() -> list[Sample]:
+    """Return slime's flat list: two prompts of four rollouts; A's first has two samples."""
+    rewards = [(0, 0, 1.0)] + [(0, k, 1.0) for k in range(4)] + [(1, k, 0.0) for k in range(4, 8)]
+    return [
+        Sample(group_index=group, index=k, rollout_id=k, reward=reward)
+        for group, k, reward in rewards
+    ]
+
+
+def test_fan_out_moves_no_advantage_here_and_does_in_slime() -> None:
+    args = arguments(n_samples_per_prompt=4, rollout_batch_size=2)
+    raw, rewards = slime.normalize(args, fan_out())
+    assert rewards == [0.0] * 9
+    assert raw == [1.0] * 5 + [0.0] * 4
+    own = own_normalisation(args, fan_out())
+    assert own[:5] == pytest.approx([0.843] * 5, abs=1e-3)
+    assert own[5:] == pytest.approx([-1.054] * 4, abs=1e-3)
+
+
+def test_without_fan_out_or_losses_both_agree() -> None:
+    args = arguments(n_samples_per_prompt=4, rollout_batch_size=2)
+    samples = fan_out()[1:]
+    for sample, reward in zip(samples, (1, 0, 0, 1, 0, 0, 0, 1), strict=True):
+        sample.reward = float(reward)
+    _, rewards = slime.normalize(args, samples)
+    assert rewards == pytest.approx(own_normalisation(args, samples), abs=1e-6)
+
+
+def test_a_rollout_has_one_vote_and_a_lost_one_none() -> None:
+    args = arguments(n_samples_per_prompt=3, grpo_std_normalization=False)
+    samples = [
+        Sample(group_index=0, index=0, reward=1.0),
+        Sample(group_index=0, index=0, reward=1.0),
+        Sample(group_index=0, index=1, reward=0.0),
+        Sample(group_index=0, index=2, reward=math.nan, remove_sample=True),
+    ]
+    raw, rewards = slime.normalize(args, samples)
+    assert rewards == [0.5, 0.5, -0.5, 0.0]
+    assert raw == [1.0, 1.0, 0.0, 0.5]
+    with pytest.raises(InputError, match="no group_index"):
+        slime.normalize(args, [Sample(index=0, reward=1.0)])

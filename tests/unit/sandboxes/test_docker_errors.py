@@ -1,0 +1,256 @@
+"""Every failure around the `docker` backend is one clear error and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from swerl.core.errors import (
+    ImageError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+    SwerlError,
+)
+from swerl.core.sandbox import Limits, Mount, new_name
+from swerl.sandboxes import docker
+from swerl.sandboxes._docker.api import limits_held
+
+from ...services import dockerd as services_dockerd
+from ...services.daemon import CannotRunError, Daemon
+from ...services.image import BaseImage
+from .helpers import LIMITS, WORKDIR, sh, until
+
+
+@pytest.fixture
+def backend(dockerd: str) -> docker.DockerBackend:
+    return docker.build(docker.Options(base_url=dockerd))
+
+
+async def refuse(
+    backend: docker.DockerBackend, image: str, kind: type[SwerlError], **options: object
+) -> SwerlError:
+    """Open a sandbox that cannot be had; return the error, after a look that nothing is left."""
+    name = new_name()
+    with pytest.raises(kind) as raised:
+        async with backend.open(image, LIMITS, workdir=WORKDIR, name=name, **options):  # type: ignore[arg-type]
+            pass
+    assert name not in {live.name for live in await backend.live()}
+    assert raised.value.hint, raised.value
+    return raised.value
+
+
+async def test_an_image_that_the_registry_lacks(
+    backend: docker.DockerBackend, registry: str
+) -> None:
+    error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
+    assert "nobody/nothing" in str(error)
+    assert "check the name" in error.hint
+
+
+async def test_an_image_that_may_not_be_pulled(dockerd: str, registry: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd, may_pull=False))
+    error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
+    assert "may_pull" in error.hint
+
+
+async def test_a_wrong_digest(backend: docker.DockerBackend, pushed_image: str) -> None:
+    name = pushed_image.rpartition(":")[0]
+    error = await refuse(backend, f"{name}@sha256:{'0' * 64}", ImageError)
+    assert "sha256:000" in str(error)
+
+
+@pytest.mark.parametrize("image", ["host", "dir:/tmp", "Not A Name", "-x", ""])
+async def test_an_invalid_image_name(backend: docker.DockerBackend, image: str) -> None:
+    await refuse(backend, image, ImageError)
+
+
+CODES = {401: "UNAUTHORIZED", 404: "MANIFEST_UNKNOWN", 429: "TOOMANYREQUESTS", 500: "UNKNOWN"}
+
+
+@asynccontextmanager
+async def answering(status: int) -> AsyncIterator[str]:
+    """Run a registry that answers every request for an image so."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/v2/":
+            return web.json_response({})
+        body = {"errors": [{"code": CODES[status], "message": "no"}]}
+        return web.json_response(body, status=status)
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(401, "login"), (404, "check the name"), (429, "limits pulls"), (500, "docker")],
+)
+async def test_a_registry_that_refuses(
+    backend: docker.DockerBackend, status: int, hint: str
+) -> None:
+    async with answering(status) as address:
+        error = await refuse(backend, f"{address}/some/image:1", ImageError)
+    assert hint in error.hint, error
+
+
+async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:
+    async with backend.open(pushed_image, LIMITS, workdir=WORKDIR) as sandbox:
+        assert await sh(sandbox, "echo pulled") == "pulled\n"
+
+
+async def test_a_container_name_in_use(backend: docker.DockerBackend, docker_image: str) -> None:
+    name = new_name()
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name) as sandbox:
+        with pytest.raises(SandboxError, match="already") as raised:
+            async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name):
+                pass
+        assert name in raised.value.hint
+        assert await sh(sandbox, "echo mine") == "mine\n"
+
+
+async def test_a_mount_that_does_not_exist(
+    backend: docker.DockerBackend, docker_image: str, tmp_path: Path
+) -> None:
+    mounts = [Mount(tmp_path / "absent", "/opt/tool")]
+    error = await refuse(backend, docker_image, SandboxError, mounts=mounts)
+    assert "absent" in str(error)
+
+
+async def test_a_runtime_that_the_daemon_lacks(dockerd: str, docker_image: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd, runtime="no-such-runtime"))
+    error = await refuse(backend, docker_image, SandboxError)
+    assert "runtimes" in error.hint
+
+
+async def test_gvisor_cannot_end_commands(dockerd: str, docker_image: str) -> None:
+    if not shutil.which("runsc"):
+        pytest.skip("runsc (gVisor) is not installed")
+    backend = docker.build(docker.Options(base_url=dockerd, runtime="runsc"))
+    error = await refuse(backend, docker_image, SandboxError)
+    assert "/proc/PID/limits" in error.hint
+
+
+async def test_a_user_that_the_image_lacks(dockerd: str, docker_image: str) -> None:
+    backend = docker.build(docker.Options(base_url=dockerd, user="no-such-user"))
+    error = await refuse(backend, docker_image, SandboxError)
+    assert "no-such-user" in str(error)
+
+
+@pytest.fixture
+def image_without_shell(dockerd: str) -> Iterator[str]:
+    from docker import DockerClient
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("empty"))
+    client, name = DockerClient(base_url=dockerd), "swerl-test/no-shell"
+    client.api.import_image_from_data(buffer.getvalue(), repository=name, tag="1")
+    yield f"{name}:1"
+    client.images.remove(f"{name}:1")
+    client.close()
+
+
+async def test_an_image_without_a_shell(
+    backend: docker.DockerBackend, image_without_shell: str
+) -> None:
+    error = await refuse(backend, image_without_shell, SandboxError)
+    assert "/bin/sh" in error.hint
+
+
+async def test_a_full_disk_inside(backend: docker.DockerBackend, docker_image: str) -> None:
+    limits = Limits(memory_mib=64, num_processes=32, disk_mib=256, lifetime_s=60)
+    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
+        with pytest.raises(SandboxError, match="No space left") as raised:
+            await sandbox.write("/dev/shm/big", bytes(40 << 20))
+        assert "disk_mib" in raised.value.hint
+
+
+async def test_a_file_over_the_disk_limit(backend: docker.DockerBackend, docker_image: str) -> None:
+    limits = Limits(memory_mib=256, num_processes=32, disk_mib=8, lifetime_s=60)
+    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
+        with pytest.raises(SandboxError) as raised:
+            await sandbox.write("/tmp/big", bytes(9 << 20))
+        assert "disk_mib" in raised.value.hint
+
+
+@pytest.mark.parametrize("url", ["unix:///no/such.sock", "tcp://127.0.0.1:1", "nonsense://x"])
+async def test_no_daemon(url: str) -> None:
+    backend = docker.build(docker.Options(base_url=url))
+    for look in (backend.live(), backend.remove("x")):
+        with pytest.raises(SandboxUnavailableError) as raised:
+            await look
+        assert raised.value.hint
+
+
+async def test_a_daemon_behind_ssh_gives_a_hint_to_forward_its_socket() -> None:
+    from swerl.sandboxes._docker import api
+
+    with pytest.raises(SandboxUnavailableError) as raised:
+        api._address("http+docker://ssh", "ssh://me@machine")
+    assert "ssh -nNT -L" in raised.value.hint
+
+
+@pytest.fixture
+def own_dockerd(base_image: BaseImage) -> Iterator[Daemon]:
+    """A daemon that a test may kill, with the image loaded."""
+    from docker import DockerClient
+
+    try:
+        daemon = services_dockerd.start()
+    except CannotRunError as error:
+        pytest.skip(str(error))
+    client = DockerClient(base_url=daemon.address)
+    client.images.load(base_image.archive.read_bytes())
+    client.close()
+    yield daemon
+    daemon.stop()
+
+
+async def test_a_daemon_that_is_killed_during_a_command(
+    own_dockerd: Daemon, base_image: BaseImage
+) -> None:
+    backend = docker.build(docker.Options(base_url=own_dockerd.address))
+    with pytest.raises(SandboxError) as closing:
+        async with backend.open(base_image.name, LIMITS, workdir=WORKDIR) as sandbox:
+            running = asyncio.ensure_future(sandbox.run(["sleep", "600"]))
+            await until(sandbox, "sleep 600", 1)
+            own_dockerd.process.kill()
+            with pytest.raises(SandboxLostError, match="daemon no longer answers") as raised:
+                await running
+            assert raised.value.hint
+            with pytest.raises(SandboxLostError):
+                await sandbox.read("/etc/passwd")
+    assert closing.value.hint
+
+
+async def test_the_first_error_is_the_one_raised(
+    own_dockerd: Daemon, base_image: BaseImage
+) -> None:
+    backend = docker.build(docker.Options(base_url=own_dockerd.address))
+    with pytest.raises(ZeroDivisionError):
+        async with backend.open(base_image.name, LIMITS, workdir=WORKDIR):
+            own_dockerd.process.kill()
+            own_dockerd.process.wait()
+            raise ZeroDivisionError
+
+
+def test_podman_without_root_holds_no_limit_with_the_first_cgroups() -> None:
+    info = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True, "CgroupVersion": "1"}
+    assert limits_held(info) == {"memory", "pids", "cpu"}
+    assert limits_held({**info, "Rootless": True}) == set()
+    assert limits_held({**info, "Rootless": True, "CgroupVersion": "2"})

@@ -1,0 +1,176 @@
+"""The `local` backend on machines that lack something, and as an unprivileged user."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.liveness import pid_namespace
+from swerl.core.sandbox import Limits, new_name
+from swerl.sandboxes import local
+from swerl.sandboxes._local import limits, process
+
+from . import other_user
+from .helpers import eventually, sh
+
+LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_named_isolator_that_is_missing_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SandboxUnavailableError) as raised:
+        local.build(local.Options(isolator="bwrap"))
+    assert "unshare" in raised.value.hint
+    local.build(local.Options())
+
+
+async def test_output_that_is_not_kept_is_not_read_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, num_bytes = os.read, 0
+
+    def counting(fd: int, most: int) -> bytes:
+        nonlocal num_bytes
+        data = read(fd, most)
+        num_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(process.os, "read", counting)
+    backend = local.build(local.Options(output_cap_mib=0.5))
+    async with backend.open("host", LIMITS, workdir="/testbed") as opened:
+        done = await opened.run(["sh", "-c", "head -c 30M /dev/zero; echo late >&2; exit 3"])
+
+    assert (done.exit_code, done.truncated, done.stderr) == (3, True, b"late\n")
+    assert len(done.stdout) == 1 << 19
+    assert num_bytes < 2 << 20
+
+
+CROWDED = """
+import asyncio, sys
+FILL = "b'x' * (300 << 20)"
+from swerl.core.errors import SandboxLostError
+from swerl.core.sandbox import Limits
+from swerl.sandboxes import local
+
+async def main():
+    limits = Limits(memory_mib=int(sys.argv[1]), disk_mib=16, lifetime_s=60)
+    try:
+        async with local.build(local.Options()).open("host", limits, workdir="/w") as sandbox:
+            print((await sandbox.run(["python3", "-c", FILL])).exit_code)
+    except SandboxLostError as error:
+        print(error.from_inside, error)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "printed"), [(64, "137"), (2048, "False sandbox .* ran out of memory")]
+)
+def test_a_command_killed_for_memory_that_others_used_is_a_lost_sandbox(
+    memory_mib: int, printed: str
+) -> None:
+    """The kernel kills a sandbox's process first; exit code 137 would count as its own fault."""
+    parent = limits.find().get("memory")
+    if parent is None:
+        pytest.skip("this user cannot create a memory cgroup")
+    group = parent / f"crowded-{os.getpid()}"
+    group.mkdir()
+    try:
+        is_new = (group / "memory.max").exists()
+        (group / ("memory.max" if is_new else "memory.limit_in_bytes")).write_text(str(200 << 20))
+        enter = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
+        argv = ["sh", "-c", enter, str(group), sys.executable, "-c", CROWDED, str(memory_mib)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    finally:
+        group.rmdir()
+
+    assert re.match(printed, done.stdout), done.stdout + done.stderr
+
+
+def test_a_machine_without_user_namespaces_gives_a_hint() -> None:
+    script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
+    child = """
+import asyncio
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.sandbox import Limits
+from swerl.sandboxes._local import limits
+from swerl.sandboxes import local
+async def main():
+    try:
+        async with local.build(local.Options(isolator="unshare")).open(
+            "host", Limits(), workdir="/testbed"
+        ):
+            print("opened")
+    except SandboxUnavailableError as error:
+        print(error.hint)
+asyncio.run(main())
+"""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", script, child],
+        env={"PATH": path, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    if "max_user_namespaces" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(f"cannot make such a machine here: {done.stderr.strip()}")
+    assert "user.max_user_namespaces" in done.stdout, done
+
+
+async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    dead = scratch / f"swerl-999999999-{pid_namespace()}dead"
+    dead.mkdir()
+    backend = local.build(local.Options(scratch=scratch))
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        await sandbox.write("/testbed/f", b"on disk")
+        assert [path.name for path in scratch.iterdir()] == [sandbox.id]
+        assert await sh(sandbox, "cat f") == "on disk"
+    await eventually(lambda: not list(scratch.iterdir()))
+
+
+def test_sweep_keeps_folders_of_running_controllers(tmp_path: Path) -> None:
+    living = tmp_path / new_name()
+    living.mkdir()
+    (tmp_path / f"swerl-999999999-{pid_namespace()}x").mkdir()
+    assert local.sweep(tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [living.name]
+
+
+PYTHONPATH = ":".join(filter(None, sys.path))
+
+
+def test_the_suite_passes_as_an_unprivileged_user() -> None:
+    done = subprocess.run(
+        [
+            *(*other_user.command(), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("--basetemp", f"/tmp/swerl-unprivileged-{os.getpid()}", "tests/unit/sandboxes"),
+            *("--ignore", "tests/unit/sandboxes/test_local.py"),
+            *("--ignore", "tests/unit/sandboxes/test_local_kill.py"),
+            *("-k", "not e2b and not docker and not relay and not snapshot"),
+        ],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+def test_only_other_users_than_root_need_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.shutil, "which", lambda name, **_: f"/opt/{name}")
+    for user, uses in ((0, ""), (1000, "/opt/bwrap")):
+        monkeypatch.setattr(local.os, "geteuid", lambda user=user: user)
+        backend = local.build(local.Options())
+        assert backend._bwrap == uses
+        assert local.build(local.Options(isolator="bwrap"))._bwrap == "/opt/bwrap"

@@ -1,0 +1,325 @@
+"""Every model line in Megatron-Core against transformers and AdamW, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from swerl.core.learning import Batch
+from swerl.core.sample import Sample
+from swerl.engines.families import tiny
+from swerl.plan.layout import Layout
+from swerl.plan.parameters import rank_params
+from swerl.plan.shape import shape_from_config
+from swerl.recipe.schema import LoraSection
+from swerl.training import batch as batches
+from swerl.training.model_folder import copy_tokenizer
+from tests.unit.engines.families.lines import LINES, build, config_of, per_expert, weights_of
+from tests.unit.training.rank.family_ranks import run_ranks
+from tests.unit.training.rank.references import record_experts, replaying
+
+STEPS = 3
+LR, WARMUP, DECAY, BETAS = 1e-3, 2, 0.1, (0.9, 0.98)
+ONE_KEY_HEAD = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line under one layout."""
+
+    line: str
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Of the line's config."""
+    replay: bool = False
+    """Whether an engine's noisy choices of experts are recorded and replayed."""
+
+    @property
+    def name(self) -> str:
+        layout = "-".join(f"{key.removesuffix('_parallel')}{n}" for key, n in self.layout.items())
+        return f"{self.line}-{layout}" + "-changed" * bool(self.changes) + "-replay" * self.replay
+
+
+ONE_RANK = [
+    *(Job(line) for line in LINES),
+    Job("qwen3_5_moe", {"recompute": True}, replay=True),
+    Job("glm4_moe", replay=True),
+]
+BF16 = [Job("qwen3_5_moe", {"dtype": "bf16"}), Job("glm4_moe", {"dtype": "bf16"})]
+TWO_RANKS = [
+    Job("qwen3_5_moe"),
+    Job("qwen3_moe", {"expert_parallel": 2}),
+    Job("qwen3_5_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
+    Job("qwen3_5_moe", {"context_parallel": 2, "recompute": True}, replay=True),
+    Job("qwen3_5", {"context_parallel": 2}, ONE_KEY_HEAD),
+    Job("glm4_moe", {"tensor_parallel": 2, "expert_tensor_parallel": 2}, replay=True),
+    Job("glm4_air", {"pipeline_parallel": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("families")
+    (root / "tokenizer").mkdir()
+    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
+    return root
+
+
+@pytest.fixture(scope="module")
+def ranks(work: Path) -> Mapping[int, Mapping[str, Any]]:
+    """What each job found, by its number of ranks and its name."""
+    jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS}
+    specs = {count: [_spec(work, job, count) for job in each] for count, each in jobs.items()}
+    run_ranks(work / "jobs.json", specs)
+    return {
+        count: {
+            job.name: torch.load(one["out"], weights_only=False)
+            for job, one in zip(jobs[count], specs[count], strict=True)
+        }
+        for count in jobs
+    }
+
+
+@pytest.fixture(scope="module")
+def one_rank(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return ranks[1]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    return ranks[2]
+
+
+@pytest.mark.parametrize("job", ONE_RANK, ids=lambda job: job.name)
+def test_a_line_trains_as_in_transformers(job: Job, one_rank: Mapping[str, Any]) -> None:
+    _compare(job, one_rank[job.name])
+
+
+@pytest.mark.parametrize("job", TWO_RANKS, ids=lambda job: job.name)
+def test_two_ranks_train_as_transformers_does(job: Job, two_ranks: Mapping[str, Any]) -> None:
+    _compare(job, two_ranks[job.name])
+
+
+@pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
+def test_in_bf16_routers_and_decays_are_still_fp32(job: Job, one_rank: Mapping[str, Any]) -> None:
+    found, model = one_rank[job.name], _build(job)
+    params = list(model.parameters())
+    optimizer = _adamw(params)
+    for number, (batch, stats) in enumerate(zip(_batches(job), found["stats"], strict=True)):
+        loss, norm = _step(model, optimizer, params, batch, number)
+        assert stats["loss"] == pytest.approx(loss, rel=2e-3)
+        assert stats["grad_norm"] == pytest.approx(norm, rel=1e-2)
+    wide = {name for name, value in found["weights"].items() if value.dtype is torch.float32}
+    kept = ("A_log", "e_score_correction_bias")
+    assert wide == {name for name in found["weights"] if name.endswith(kept)}
+
+
+def test_replay_closes_the_gap_to_an_engine_that_routes_otherwise(
+    one_rank: Mapping[str, Any],
+) -> None:
+    """The engine's noise changes some choices; without its record the trainer is far away."""
+    engine = _build(Job("qwen3_5_moe"))
+    batch = _batches(Job("qwen3_5_moe", replay=True))[0]
+    with torch.no_grad():
+        sampled = [_logp(engine, row) for row in batch.samples]
+
+    without, replayed = (
+        _mean_gap(one_rank[name]["logprobs"], sampled)
+        for name in ("qwen3_5_moe-", "qwen3_5_moe-recomputeTrue-replay")
+    )
+    print(f"mean gap to the engine: {without:.1e}, replayed {replayed:.1e}")  # noqa: T201
+    assert without >= 1e-3
+    assert replayed <= 1e-6
+
+
+def test_replaying_ones_own_choices_changes_nothing() -> None:
+    job = Job("glm4_moe")
+    model = _build(job)
+    row = _rows(0)[0]
+    with torch.no_grad():
+        recorded = replace(row, routed=(record_experts(model, row, noise=0.0),))
+        assert torch.equal(_logp(model, row), _logp(model, recorded))
+
+
+def _compare(job: Job, found: Mapping[str, Any]) -> None:
+    """Hold a job's log-probabilities, three steps and weights against transformers'."""
+    model, steps = _build(job), _batches(job)
+    with torch.no_grad():
+        expected = [_logp(model, row) for row in steps[0].samples]
+    worst = max(
+        float((torch.tensor(row[1:]) - logp).abs().max())
+        for row, logp in zip(found["logprobs"], expected, strict=True)
+    )
+    assert worst <= 1e-5
+    params = [param for param in model.parameters() if param.requires_grad]
+    optimizer = _adamw(params)
+    for number, (batch, stats) in enumerate(zip(steps, found["stats"], strict=True)):
+        loss, norm = _step(model, optimizer, params, batch, number)
+        assert stats["loss"] == pytest.approx(loss, rel=1e-5)
+        assert stats["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    _count(job, found["num_params"])
+    weights = weights_of(model)
+    published = weights if job.line == "qwen3_5_moe" else per_expert(weights)
+    assert found["weights"].keys() == published.keys()
+    sure = _sure(job, model, optimizer)
+    gaps = {
+        name: float(((found["weights"][name] - value).abs() * sure[name]).max())
+        for name, value in published.items()
+    }
+    name, gap = max(gaps.items(), key=lambda pair: pair[1])
+    assert gap <= (3e-5 if any("experts" in name for name in published) else 1e-5), name
+    print(f"{job.name}: logp {worst:.1e}, weights {gap:.1e}")  # noqa: T201  read with -s
+
+
+def _count(job: Job, num_params: int, lora: LoraSection | None = None) -> None:
+    """Hold a rank's parameters against the memory plan's; stages differ by their ends."""
+    if "pipeline_parallel" in job.layout:
+        return
+    sizes = {
+        kind: job.layout.get(f"{kind}_parallel", 1)
+        for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")
+    }
+    layout = Layout(
+        num_nodes=1,
+        gpus_per_node=2,
+        colocated=True,
+        ranks=2,
+        num_engines=1,
+        gpus_per_engine=1,
+        **sizes,
+    )
+    shape = shape_from_config(job.line, config_of(_build(job)))
+    planned = rank_params(shape, layout, lora)
+    assert num_params == planned.dense + planned.expert
+
+
+def _sure(
+    job: Job, model: torch.nn.Module, optimizer: torch.optim.AdamW
+) -> dict[str, torch.Tensor]:
+    """Mark the weights whose gradients are more than rounding: Adam moves all of them as far."""
+    marks = {
+        name: torch.ones_like(value, dtype=torch.bool) for name, value in weights_of(model).items()
+    }
+    for name, param in model.named_parameters():
+        size = optimizer.state[param]["exp_avg_sq"].sqrt()
+        marks[name] = (size == 0) | (size > 1e-6)
+    flat = torch.cat([mark.flatten() for mark in marks.values()])
+    assert float(flat.float().mean()) >= 0.98
+    return marks if job.line == "qwen3_5_moe" else per_expert(marks)
+
+
+def _step(
+    model: torch.nn.Module,
+    optimizer: torch.optim.AdamW,
+    params: list[torch.nn.Parameter],
+    batch: Batch,
+    number: int,
+) -> tuple[float, float]:
+    losses = []
+    for row in batch.samples:
+        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
+        weight = mask + 0.1 * (1 - mask)
+        losses.append(-(_logp(model, row) * weight).sum() / weight.sum() / batch.num_episodes)
+    loss = torch.stack(losses).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = LR * min(1.0, (number + 1) / WARMUP)
+    optimizer.step()
+    return loss.item(), norm.item()
+
+
+def _adamw(params: list[torch.nn.Parameter]) -> torch.optim.AdamW:
+    groups = [
+        {"params": [param for param in params if param.ndim > 1], "weight_decay": DECAY},
+        {"params": [param for param in params if param.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=BETAS)
+
+
+def _logp(model: torch.nn.Module, row: Sample) -> torch.Tensor:
+    """Return the log-probability of each token but the first, with recorded experts if any."""
+    ids = torch.tensor(list(row.ids))
+    with replaying(model, row):
+        logits = model(ids[None, :-1]).logits[0]
+    return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+
+
+def _mean_gap(rows: Sequence[Sequence[float]], sampled: Sequence[torch.Tensor]) -> float:
+    gaps = [(torch.tensor(row[1:]) - logp).abs() for row, logp in zip(rows, sampled, strict=True)]
+    return float(torch.cat(gaps).mean())
+
+
+def _batches(job: Job) -> list[Batch]:
+    found = []
+    engine = _build(job) if job.replay else None
+    torch.manual_seed(7)
+    for step in range(STEPS):
+        rows = _rows(step)
+        if engine is not None:
+            rows = [replace(row, routed=(record_experts(engine, row, noise=0.5),)) for row in rows]
+        found.append(Batch(step, tuple(rows), len(rows)))
+    return found
+
+
+def _rows(step: int) -> list[Sample]:
+    rng = random.Random(step)
+    rows = []
+    for number in range(5):
+        length = rng.randint(20, 60)
+        mask = [0] * 5 + [int(place % 20 < 12) for place in range(length - 5)]
+        rows.append(
+            Sample(
+                episode=f"episode-{number}",
+                task="task",
+                ids=tuple(rng.randrange(320) for _ in range(length)),
+                mask=tuple(mask),
+                logprobs=(0.0,) * length,
+                weight_versions=(),
+                advantage=1.0,
+            )
+        )
+    return rows
+
+
+def _build(job: Job) -> torch.nn.Module:
+    return build(job.line, **job.changes)
+
+
+def _spec(work: Path, job: Job, num_ranks: int, name: str = "") -> dict[str, Any]:
+    folder = work / f"{num_ranks}-{name or job.name}"
+    folder.mkdir()
+    model = _build(job)
+    copy_tokenizer(work / "tokenizer", folder)
+    (folder / "config.json").write_text(json.dumps(config_of(model), default=str))
+    save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
+    files = [folder / f"{step}.parquet" for step in range(STEPS)]
+    for file, batch in zip(files, _batches(job), strict=True):
+        batches.write(file, batch)
+    options = {
+        "checkpoint_dir": str(folder),
+        "publish_dir": str(folder),
+        "log_dir": str(folder),
+        "lr": LR,
+        "warmup_steps": WARMUP,
+        "weight_decay": DECAY,
+        "tokens_per_micro_batch": 100,
+        "routing_replay": job.replay,
+        "ranks": num_ranks,
+        **job.layout,
+    }
+    return {
+        "model": str(folder),
+        "out": str(folder / "found.pt"),
+        "batches": [str(file) for file in files],
+        "options": options,
+    }

@@ -1,0 +1,152 @@
+"""Dollars, efficiency and memory of a step, and the cap on what a run may spend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.events import Event, Notice, PhaseEnded, StepEnded
+from swerl.plan.memory import GPUS
+from swerl.plan.parameters import row_cost
+from swerl.plan.shape import shape_of
+from swerl.recipe.load import load
+from swerl.recipe.schema import Recipe
+from swerl.runs.history import RunHistory
+from swerl.runs.layout import open_run
+from swerl.training.efficiency import CostMeter
+
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
+HOUR = 64 * 2.5
+"""Dollars of an hour of the GPUs."""
+
+
+class Run:
+    """A cost meter with a clock set by hand."""
+
+    def __init__(self, *settings: str, spent: float | None = None) -> None:
+        self.recipe = load([RECIPE], settings)
+        self.events: list[Event] = []
+        self.now = 0.0
+        past = RunHistory({} if spent is None else {0: {"dollars": spent}})
+        self.costs = CostMeter(self.recipe, self.events.append, past, clock=lambda: self.now)
+
+    def step(self, **metrics: float) -> Mapping[str, float]:
+        self.costs(StepEnded(0, metrics))
+        last = self.events[-1] if isinstance(self.events[-1], StepEnded) else self.events[-2]
+        assert isinstance(last, StepEnded)
+        return last.metrics
+
+    def notices(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
+
+def test_dollars_are_those_of_gpus_and_sandboxes() -> None:
+    run = Run()
+    run.now = 1800
+    for phase, seconds in (
+        ("boot", 10),
+        ("hide_future", 5),
+        ("agent", 900),
+        ("grade", 90),
+        ("test", 80),
+    ):
+        run.costs(PhaseEnded("a", phase, seconds))
+    metrics = run.step()
+    assert metrics["sandbox_s"] == 1000
+    assert metrics["dollars"] == pytest.approx(HOUR / 2 + 1000 * 0.000092)
+    assert run.step()["sandbox_s"] == 0
+    assert sum(isinstance(event, PhaseEnded) for event in run.events) == 5
+
+
+def test_dollars_of_earlier_starts_are_counted() -> None:
+    run = Run(spent=100.0)
+    run.now = 3600
+    assert run.step()["dollars"] == pytest.approx(100 + HOUR)
+
+
+def test_run_is_spent_at_its_cap_and_warns_once() -> None:
+    run = Run("cost.max_dollars=150")
+    run.now = 3300
+    assert not run.costs.is_spent()
+    run.now = 3600
+    assert run.costs.is_spent()
+    assert run.costs.is_spent()
+    assert run.notices() == ["$160.00 are spent of cost.max_dollars = 150"]
+
+
+def test_spent_run_is_refused_until_its_cap_is_raised() -> None:
+    with pytest.raises(RunError, match=r"has spent \$160.00 of cost.max_dollars = 150") as caught:
+        Run("cost.max_dollars=150", spent=160.0)
+    assert "--set cost.max_dollars" in caught.value.hint
+    Run("cost.max_dollars=200", spent=160.0)
+
+
+def test_cap_without_a_price_is_refused() -> None:
+    with pytest.raises(RecipeError, match="no price is set for mi355x_hour") as caught:
+        Run("cost.max_dollars=150", "cluster.gpu=mi355x")
+    setting = caught.value.hint.split()[1].replace("DOLLARS", "2")
+    run = Run("cost.max_dollars=150", "cluster.gpu=mi355x", setting)
+    run.now = 3600
+    assert run.costs.dollars() == 64 * 2
+
+
+def test_recipes_own_prices_override_the_price_book() -> None:
+    run = Run("cost.prices.e2b_vcpu_second=0.5", "cost.prices.e2b_gib_second=0.25")
+    run.costs(PhaseEnded("a", "agent", 10))
+    assert run.step()["dollars"] == 10 * (4 * 0.5 + 8 * 0.25)
+
+
+def test_without_a_price_there_are_no_dollars() -> None:
+    assert "dollars" not in Run("cluster.gpu=a100").step()
+
+
+def test_raised_cap_is_no_other_recipe(tmp_path: Path) -> None:
+    def opened(steps: int, **cost: object) -> None:
+        recipe = Recipe.model_validate({"name": "r", "steps": steps, "cost": cost})
+        with open_run(tmp_path / "r", recipe.model_dump(mode="json")):
+            pass
+
+    opened(5, max_dollars=1)
+    opened(5, max_dollars=2, prices={"h100_hour": 3})
+    assert '"max_dollars": 2.0' in (tmp_path / "r" / "recipe.resolved.json").read_text()
+    with pytest.raises(RecipeError, match="steps"):
+        opened(6, max_dollars=3)
+
+
+def test_mfu_is_the_models_own_arithmetic_over_the_gpus_peak() -> None:
+    run = Run()
+    lengths = [30_000, 50_000]
+    pairs = sum(length**2 for length in lengths)
+    metrics = run.step(train_s=100, executed_tokens=sum(lengths), executed_token_pairs=pairs)
+    work = sum(row_cost(shape_of(run.recipe.model)).of(length) for length in lengths)
+    assert metrics["mfu"] == pytest.approx(work / (100 * 64 * GPUS["h100"].bf16_flops))
+
+
+def test_sampling_rate_is_over_the_time_that_nothing_else_takes() -> None:
+    metrics = Run().step(step_s=100, train_s=30, publish_s=5, save_s=5, sampled_tokens=6000)
+    assert metrics["sampled_tokens_per_s"] == 100
+
+
+def test_measured_memory_is_compared_with_the_plan() -> None:
+    run = Run()
+    planned = run.step(peak_memory_gib=63.0)["planned_memory_gib"]
+    # 71.4 GiB less 4.5 of contexts and 3.1 of gaps.
+    assert planned == pytest.approx(63.8, abs=0.1)
+    assert not run.notices()
+    for measured in (planned * 1.2, planned * 1.2):
+        run.step(peak_memory_gib=measured)
+    assert run.notices() == ["memory: planned 63.8, measured 76.5 GiB (+20%); the plan is off"]
+
+
+def test_on_cpu_no_efficiency_is_reported() -> None:
+    events: list[Event] = []
+    costs = CostMeter(Recipe(name="r"), events.append, RunHistory())
+    costs(StepEnded(0, {"train_s": 1.0, "executed_tokens": 5, "executed_token_pairs": 25}))
+    [ended] = events
+    assert isinstance(ended, StepEnded)
+    assert ended.metrics["dollars"] == 0
+    assert "mfu" not in ended.metrics
+    assert "planned_memory_gib" not in ended.metrics

@@ -1,0 +1,263 @@
+import json
+import os
+import re
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import RecipeError
+from swerl.core.events import EvalEnded, Event, Notice, StepEnded
+from swerl.recipe.schema import MetricsSection, Recipe
+from swerl.training import metric_sinks
+from swerl.training.metric_sinks import open_sinks
+
+ROOT = Path(__file__).parents[3]
+
+
+def ignore(event: Event) -> None:
+    """Drop an event."""
+
+
+def _recipe(*sinks: str) -> Recipe:
+    return Recipe(name="a", metrics=MetricsSection(sinks=sinks))
+
+
+def test_without_a_sink_events_go_nowhere(tmp_path: Path) -> None:
+    with open_sinks(_recipe(), tmp_path, ignore) as listen:
+        listen(StepEnded(0, {"reward": 0.5}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sink_that_is_not_installed_is_refused_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "trackio", None)
+    with pytest.raises(RecipeError) as caught, open_sinks(_recipe("trackio"), tmp_path, ignore):
+        pass
+    assert "swerl[trackio]" in caught.value.hint
+
+
+def test_weights_and_biases_gets_every_step_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with open_sinks(_recipe("wandb"), tmp_path, ignore) as listen:
+        listen(StepEnded(0, {"reward": 0.5}))
+        listen(EvalEnded(1, "heldout", 0.25, 4))
+    [logged] = tmp_path.rglob("*.wandb")
+    deadline = time.monotonic() + 20  # its own process may still be writing
+    while b"eval/heldout" not in logged.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert b"reward" in logged.read_bytes()
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+from swerl.recipe.schema import MetricsSection, Recipe
+from swerl.core.events import EvalEnded, StepEnded
+from swerl.training.metric_sinks import open_sinks
+
+for step in (0, 1):  # a run that is resumed goes on under its name
+    recipe = Recipe(name="a", metrics=MetricsSection(sinks=("trackio",)))
+    with open_sinks(recipe, Path(), print) as listen:
+        listen(StepEnded(step, {"reward": 0.5}))
+        listen(EvalEnded(step + 1, "heldout", 0.25, 4, k=2))
+"""
+
+
+def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", TRACKED], env=environment, check=True, timeout=120)
+    rows = sqlite3.connect(tmp_path / "swerl.db").execute("select step, metrics from metrics")
+    logged = {(step, name) for step, text in rows for name in json.loads(text)}
+    assert {(0, "reward"), (1, "reward"), (1, "eval/heldout"), (2, "eval/heldout")} <= logged
+    assert (2, "eval/heldout_pass_at_2") in logged
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]]:
+    """An OTLP collector on loopback: its address, and the (resource, metrics) of each export."""
+    pb2 = pytest.importorskip(
+        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
+        reason="needs the extra swerl[otel]",
+    )
+    received: list[tuple[dict[str, str], dict[str, list[float]]]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/metrics":
+                for resource in pb2.ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                    about = {
+                        each.key: each.value.string_value for each in resource.resource.attributes
+                    }
+                    values = {
+                        metric.name: [
+                            point.as_double or point.as_int for point in metric.gauge.data_points
+                        ]
+                        for scope in resource.scope_metrics
+                        for metric in scope.metrics
+                    }
+                    received.append((about, values))
+            self.send_response(200 if self.path == "/v1/metrics" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", received
+        server.shutdown()
+
+
+def test_an_opentelemetry_collector_gets_steps_and_evaluations(
+    tmp_path: Path, collector: tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]
+) -> None:
+    url, received = collector
+    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=f"{url}/")
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, ignore) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+        listen(StepEnded(1, {"reward": 0.5, "loss": -0.125}))
+        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
+    about, values = received[-1]
+    assert (about["service.name"], about["service.namespace"]) == ("swerl", "mine")
+    assert about["service.instance.id"] == "a"
+    assert values["swerl.reward"] == [0.5]
+    assert values["swerl.loss"] == [-0.125]
+    assert values["swerl.eval.heldout"] == [0.75]
+    assert "swerl.eval.heldout_pass_at_2" in values
+    assert values["swerl.step"] == [2]
+
+
+@pytest.fixture
+def real_collector(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Rotel, an OpenTelemetry collector of its own: its address, and the log of all that it got."""
+    rotel = pytest.importorskip("rotel", reason="needs the collector rotel from PyPI")
+    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
+        http, grpc = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b))
+    program = Path(rotel.__file__).parent / "rotel-agent"
+    debug = ("--debug-log=metrics", "--debug-log-verbosity=detailed", "--exporter=blackhole")
+    endpoints = (f"--otlp-http-endpoint={http}", f"--otlp-grpc-endpoint={grpc}")
+    log = tmp_path / "rotel.log"
+    with log.open("w") as out:
+        process = subprocess.Popen([program, "start", *endpoints, *debug], stdout=out, stderr=out)
+    try:
+        host, port = http.split(":")
+        until = time.monotonic() + 60
+        while time.monotonic() < until and process.poll() is None:
+            with suppress(OSError), socket.create_connection((host, int(port))):
+                break
+            time.sleep(0.05)
+        yield f"http://{http}", log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_collector_of_others_reads_names_values_and_the_run(
+    tmp_path: Path, real_collector: tuple[str, Path]
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
+    url, log = real_collector
+    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=url)
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+        listen(StepEnded(1, {"reward": 0.5}))
+        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
+    assert events == []
+    until = time.monotonic() + 20
+    while "swerl.eval.heldout_pass_at_2" not in log.read_text() and time.monotonic() < until:
+        time.sleep(0.05)
+    told = log.read_text()
+    for attribute in ("service.name: Str(swerl)", "service.namespace: Str(mine)", "run: Str(a)"):
+        assert f"-> {attribute}" in told
+    found = re.findall(r"Name: (\S+)$.*?^Value: (\S+)", told, re.MULTILINE | re.DOTALL)
+    assert {"swerl.step": "2", "swerl.reward": "0.5", "swerl.eval.heldout": "0.75"}.items() <= dict(
+        found
+    ).items()
+
+
+def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
+    for name in ("_EXPORT_S", "_SEND_S"):
+        monkeypatch.setattr(metric_sinks, name, 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"http://127.0.0.1:{port}")
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        until = time.monotonic() + 60
+        while not events and time.monotonic() < until:
+            listen(StepEnded(0, {"reward": 0.25}))
+            time.sleep(0.05)
+        listen(StepEnded(1, {"reward": 0.25}))
+    [notice] = events
+    assert isinstance(notice, Notice)
+    assert "otel failed; events.jsonl has all of them" in notice.text
+    assert f"http://127.0.0.1:{port}" in notice.text
+
+
+def test_a_collector_that_refuses_the_last_export_is_reported(
+    tmp_path: Path, collector: tuple[str, object]
+) -> None:
+    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"{collector[0]}/elsewhere")
+    events: list[Event] = []
+    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
+        listen(StepEnded(0, {"reward": 0.25}))
+    [notice] = events
+    assert isinstance(notice, Notice)
+    assert "/elsewhere/v1/metrics did not take them" in notice.text
+
+
+def test_a_sink_that_fails_is_reported_once_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise ConnectionError("no route")
+
+    def accept(*arguments: object, **settings: object) -> None:
+        pass
+
+    sink = types.SimpleNamespace(init=accept, log=refuse, finish=accept)
+    monkeypatch.setitem(sys.modules, "trackio", sink)
+    events: list[Event] = []
+    with open_sinks(_recipe("trackio"), tmp_path, events.append) as listen:
+        for step in range(3):
+            listen(StepEnded(step, {"reward": 0.5}))
+    [notice] = events
+    assert isinstance(notice, Notice)
+    assert "trackio failed" in notice.text and "no route" in notice.text
+
+
+def test_every_metric_that_the_docs_explain_is_reported_somewhere() -> None:
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(names) > 60
+    files = (ROOT / "src" / "swerl").rglob("*.py")
+    source = "\n".join(path.read_text() for path in files)
+    assert [name for name in names if not _is_reported(name, source)] == []
+
+
+def _is_reported(name: str, source: str) -> bool:
+    """Whether a string of the source is the name without its ending, such as `_s` or `_d1`."""
+    part = re.sub(r"(_s|_d\d+|_positive|_negative|^PHASE_)(?=$|\w)", "", name)
+    return any(f'"{each}' in source for each in (name, part)) or f"{name}: float" in source

@@ -1,0 +1,417 @@
+"""The memory plan: parameters to the last one, bytes by hand, and a real Megatron model's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from swerl.core.errors import RecipeError
+from swerl.core.learning import Batch
+from swerl.plan.activations import Splits, activation_bytes, layer_bytes, logit_bytes
+from swerl.plan.layout import Layout, layout
+from swerl.plan.memory import (
+    BF16,
+    FP32,
+    MemoryPlan,
+    Precision,
+    kv_cache,
+    plan_memory,
+    state_bytes,
+    token_bytes,
+    training_state,
+)
+from swerl.plan.parameters import active_params, model_params, rank_params
+from swerl.plan.plan import plan
+from swerl.plan.shape import Shape, shape_from_config, shape_of
+from swerl.recipe.load import load
+from swerl.recipe.schema import ModelSection, Recipe
+from swerl.training import batch as batches
+from swerl.training.options import TrainerOptions, WorkerSettings
+from tests.unit.training.rank.activation_rank import CONFIGS
+
+MakeBatch = Callable[..., Batch]
+RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
+ONE_NODE = {
+    "name": "dense",
+    "model": {"path": "Qwen3-8B", "family": "qwen3"},
+    "trainer": {
+        "ranks": 8,
+        "tensor_parallel": 2,
+        "dtype": "bf16",
+        "recompute": True,
+        "tokens_per_micro_batch": 32768,
+    },
+    "rollout": {"max_context_tokens": 32768, "max_new_tokens": 8192},
+    "cluster": {"gpus_per_node": 8, "gpus_per_engine": 2},
+    "engine": {"type": "sglang"},
+}
+GIB = 2**30
+
+
+def known(name: str) -> Shape:
+    return shape_of(ModelSection(path=Path(name)))
+
+
+def eight_nodes(*settings: str) -> tuple[Recipe, Shape, Layout]:
+    recipe = load([RECIPE], settings)
+    shape = shape_of(recipe.model)
+    return recipe, shape, layout(recipe, shape)
+
+
+def one_node(**trainer: object) -> tuple[Recipe, Shape, Layout]:
+    recipe = Recipe.model_validate(ONE_NODE | {"trainer": ONE_NODE["trainer"] | trainer})
+    shape = shape_of(recipe.model)
+    return recipe, shape, layout(recipe, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "active"),
+    [
+        ("Qwen3-0.6B", 596_049_920, 0.60),
+        ("Qwen3-4B", 4_022_468_096, 4.02),
+        ("Qwen3-8B", 8_190_735_360, 8.19),
+        ("Qwen3-30B-A3B", 30_532_122_624, 3.35),
+        ("Qwen3.6-35B-A3B", 34_660_610_688, 3.45),
+        ("GLM-4.5-Air", 106_852_245_504, 13.42),
+        ("GLM-4.6", 352_797_814_784, 33.63),
+    ],
+)
+def test_parameter_counts_are_those_of_transformers_models(
+    name: str, params: int, active: float
+) -> None:
+    shape = known(name)
+    assert model_params(shape).total == params
+    assert active_params(shape) / 1e9 == pytest.approx(active, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "qwen3_5_moe_text", "glm4_moe"])
+def test_any_config_counts_as_transformers_builds_it(kind: str) -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = CONFIG_MAPPING[kind](
+        num_hidden_layers=8, hidden_size=96, intermediate_size=80, moe_intermediate_size=24
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_from_config(kind, config.to_dict())
+    assert model_params(shape).total == sum(each.numel() for each in model.parameters())
+
+
+def test_ranks_of_all_stages_hold_the_whole_model_once() -> None:
+    _, shape, found = eight_nodes()
+    rank = rank_params(shape, found)
+    params = model_params(shape)
+    split = 2 * (rank.dense - params.whole - params.key_value // 2) + params.key_value
+    assert split + params.whole + 8 * rank.expert == params.total
+
+
+def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
+    _, shape, found = eight_nodes()
+    splits = Splits.of(found)
+    assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
+    # Two norms of 2048 for half of the positions: input and output.
+    norms = 2 * 1024 * (2 + 2)
+    # 4096 channels; 8 heads of queries and keys, 16 of values and of 64 in a chunk.
+    linear = 4096 * 2 + 8 * 2 * 128 * 2 + 16 * (128 + 64) * 2 + 16 * 6 * 4
+    # The norm of 2048 values: input, gate and output.
+    linear += 2048 * 3 * 2
+    # 2048 queries, their gates, 256 keys and values; copies of the first two; both rotated.
+    attention = (2 * 2048 + 2 * 256) * 2 + 2 * 2048 * 2 + 2304 * 2
+    # The output, log-sums, and its product with the gate; keys and values of eight ranks, and the
+    # output reordered.
+    attention += 2 * 2048 * 2 + 8 * 4 + (2048 + 2 * 256 * 8) * 2
+    # Eight experts for half of the positions; the shared one and its gate; the router.
+    experts = 4 * (2048 + 3 * 512) * 2 + (3 * 256 + 1024) * 2 + 3.5 * 128 * 4
+    assert layer_bytes(shape, splits, 0) == norms + linear + experts
+    assert layer_bytes(shape, splits, 3) == norms + attention + experts
+
+
+@pytest.mark.parametrize("kind", ["delta", "attention", "dense"])
+def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
+    """Within 5 %: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
+    command = [sys.executable, "-m", "tests.training.rank.activation_rank", kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    shape = shape_from_config(kind, CONFIGS[kind])
+    planned = layer_bytes(shape, Splits(tensor=1, sequence=1, expert_tensor=1), 0)
+    assert found["held"] == pytest.approx(planned, rel=0.05)
+
+
+def test_hybrid_models_plan_is_the_one_computed_by_hand() -> None:
+    recipe, shape, found = eight_nodes("trainer.recompute=true")
+    gradients = 1024 * 2 + 2 * 4096 * 2
+    whole = max(layer_bytes(shape, Splits.of(found), layer) for layer in (0, 3))
+    kept = 40 * 2048 + whole + 2048 + gradients
+    by_hand = 12_000 * kept
+    assert activation_bytes(shape, found, positions=12_000, recompute=True) == by_hand
+    # 2,162 positions are a chunk of at most 2^28 logits; all 12,000 would take 8.3 GiB.
+    assert logit_bytes(shape, found, positions=12_000) == 2_162 * 124_160 * 6
+    assert logit_bytes(shape, found, positions=2_000) == 2_000 * 124_160 * 6
+    planned = plan_memory(recipe, shape, found)
+    train = planned.train.parts
+    # 33 x 10^9 in experts over 8; the other 2.4 x 10^9 over 2.
+    assert train["weights"] == pytest.approx(9.8, abs=0.05)
+    assert train["gradients"] == pytest.approx(2 * train["weights"])
+    rank = rank_params(shape, found)
+    master = 4 * (rank.dense / 32 + rank.expert / 8)  # the moments are offloaded
+    assert train["optimizer"] == pytest.approx(master / GIB)
+    assert train["reference"] == 0
+    assert token_bytes(shape, 8) == 10 * 2 * 256 * 2
+    assert state_bytes(shape, 8) == 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2) / 8
+    # SGLang's own default keeps 512 MiB, 1.5 a token of a chunk of 8,192, 128 a GPU, 2 a reply of
+    # the largest graph and 8 a graph of prompts; contexts of both processes and collectives: 4.5.
+    kept = (512 + 1.5 * 8192 + 8 * 128 + 16 * 2 + 58 * 8) / 1024
+    assert planned.cache.share == 0.812 == int(1000 * (1 - kept / (79.1 - 4.5))) / 1000
+    assert planned.cache.graphs == 1 + (16 * 2 + 58 * 8) / 1024
+    pool = (0.812 * (79.1 - 4.5) - model_params(shape).total * 2 / 8 / GIB) * GIB
+    assert planned.cache.pool == pytest.approx(pool / GIB)
+    # 0.9 of 1.9 parts hold states, one of them as padding; a running request keeps five.
+    states = int(pool * 0.9 / 1.9 // state_bytes(shape, 8))
+    assert planned.cache.running == (states - 1) // 5 == 663
+    assert planned.cache.tokens == int((pool - states * state_bytes(shape, 8)) / 10_240)
+    rollout = planned.phases[0]
+    assert rollout.total == pytest.approx(79.1, abs=0.1) and rollout.total <= 79.1
+
+
+def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
+    recipe, shape, found = one_node()
+    # 36 layers of 192,937,984 split and 8,448 whole; two embeddings; key-value heads split too.
+    dense = (36 * 192_937_984 + 2 * 151_936 * 4096) // 2 + 36 * 8_448 + 4096
+    assert rank_params(shape, found).dense == dense
+    state = training_state(rank_params(shape, found), found)
+    assert state.weights == dense * 2
+    assert state.gradients == dense * 4
+    assert state.optimizer == dense / 4 * 12
+    queries, keys, width = 2048, 512, 6144
+    # Norms: input and output; the projection, copied queries, both rotated; the output.
+    kept = 2 * 2048 * 4 + (queries + 2 * keys) * 2 + queries * 2 + (queries + keys) * 2
+    kept += queries * 2 + 16 * 4 + 3 * width * 2
+    assert layer_bytes(shape, Splits.of(found), 0) == kept
+    whole = activation_bytes(shape, found, positions=1, recompute=False)
+    assert whole == 36 * kept + 4096 + (2048 + 2 * width) * 2
+    assert token_bytes(shape, 2) == 2 * 36 * 4 * 128 * 2
+    cache = kv_cache(recipe, shape, found, gpu_gib=80)
+    free = 80 - 4.5
+    assert cache.pool == pytest.approx(cache.share * free - 8_190_735_360 * 2 / 2 / GIB)
+    assert cache.running is None
+
+
+def test_shared_prefixes_are_planned_with_two_copies_of_all_keys() -> None:
+    _, shape, found = one_node(tensor_parallel=1)
+    plain, shared = (
+        activation_bytes(shape, found, positions=1, recompute=True, shared=shared)
+        for shared in (False, True)
+    )
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    # Recomputation keeps one whole layer: its queries and two copies of keys and values.
+    assert shared - plain == (queries + 2 * 2 * keys) * 2
+
+
+def test_a_first_stage_holds_a_micro_batch_for_each_stage() -> None:
+    _, shape, found = one_node(tensor_parallel=1)
+    _, _, staged = one_node(tensor_parallel=1, pipeline_parallel=4)
+    alone = activation_bytes(shape, found, positions=1, recompute=False)
+    first = activation_bytes(shape, staged, positions=1, recompute=False)
+    assert first - alone == 3 * 4096 * 2
+
+
+def total(planned: MemoryPlan, part: str) -> float:
+    return planned.train.parts[part]
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("trainer.recompute=false", "activations"),
+        ("trainer.offload_optimizer=false", "optimizer"),
+        ("trainer.expert_parallel=4", "weights"),
+        ("trainer.tokens_per_micro_batch=24000", "activations"),
+    ],
+)
+def test_each_memory_saving_setting_lowers_its_own_part(setting: str, part: str) -> None:
+    saving = plan_memory(*eight_nodes("trainer.recompute=true"))
+    recipe, shape, found = eight_nodes("trainer.recompute=true", setting)
+    assert total(plan_memory(recipe, shape, found), part) > 1.5 * total(saving, part)
+
+
+def test_the_first_layers_may_be_recomputed_and_the_others_keep_theirs() -> None:
+    _, shape, found = one_node(tensor_parallel=1)
+    layer, entry = layer_bytes(shape, Splits.of(found), 0), 4096 * 2
+
+    def held(recompute: bool | int) -> float:
+        return activation_bytes(shape, found, positions=1, recompute=recompute)
+
+    assert held(1) - held(False) == entry - layer
+    # The last kept layer and a recomputed one are never whole at once.
+    assert held(36) - held(35) == entry
+    assert held(36) == held(50) == held(True)
+
+
+def test_gpus_of_their_own_hold_no_second_copy() -> None:
+    apart = plan_memory(*eight_nodes("cluster.colocate=false", "cluster.nodes=12"))
+    together = plan_memory(*eight_nodes())
+    assert "engine's weights" not in apart.phases[2].parts
+    assert apart.phases[2].parts["gradients"] == together.train.parts["gradients"]
+    assert apart.host < together.host
+
+
+def test_reference_policy_is_a_second_copy_of_the_weights() -> None:
+    planned = plan(load([RECIPE], ["algorithm.kl_coef=0.05", "trainer.recompute=true"])).memory
+    assert planned is not None
+    assert total(planned, "reference") == total(planned, "weights")
+
+
+@pytest.mark.parametrize(
+    "flags", ['["--mem-fraction-static","0.5"]', '["--mem-fraction-static=0.5"]']
+)
+def test_engines_own_flag_sets_its_share(flags: str) -> None:
+    recipe, shape, found = eight_nodes(f"engine.flags={flags}")
+    cache = kv_cache(recipe, shape, found, gpu_gib=80)
+    # Of the memory that is free when the engine starts, beside the sleeping trainer.
+    assert cache.weights + cache.pool == pytest.approx(0.5 * (80 - 4.5))
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(RecipeError, match="not a fraction of a GPU"):
+        plan_memory(*eight_nodes('engine.flags=["--mem-fraction-static"]'))
+
+
+def test_an_engine_too_small_for_one_context_is_refused() -> None:
+    with pytest.raises(RecipeError, match="less than one context") as caught:
+        plan(load([RECIPE], ['engine.flags=["--mem-fraction-static", "0.11"]']))
+    assert "gpus_per_engine" in caught.value.hint
+
+
+def test_an_engine_whose_share_leaves_the_trainers_context_no_room_is_refused() -> None:
+    with pytest.raises(RecipeError, match="rollout needs") as caught:
+        plan(load([RECIPE], ['engine.flags=["--mem-fraction-static=0.97"]']))
+    assert "raise cluster.gpus_per_engine" in caught.value.hint
+
+
+def test_a_plan_that_no_change_can_fit_is_reported() -> None:
+    with pytest.raises(RecipeError, match="train needs") as caught:
+        plan(
+            Recipe.model_validate(
+                ONE_NODE
+                | {
+                    "model": {"path": "GLM-4.6", "family": "glm4"},
+                    "trainer": ONE_NODE["trainer"] | {"expert_parallel": 8},
+                    "cluster": {"gpus_per_node": 8, "gpus_per_engine": 8, "gpu": "b200"},
+                    "algorithm": {"type": "gspo", "mismatch": "token-tis"},
+                }
+            )
+        )
+    assert "more or larger GPUs" in caught.value.hint
+
+
+MEASURE = """
+import json, sys
+from pathlib import Path
+import torch
+from swerl.training.options import WorkerSettings
+from swerl.training import batch as batches
+from swerl.training.rank import worker
+
+def bytes_of(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+def measure(model, wrapped, optimizer):
+    adam = optimizer.chained_optimizers[0]
+    states = [value for state in adam.optimizer.state.values() for name, value in state.items()
+              if name in ("exp_avg", "exp_avg_sq")]
+    masters = [shard for group in adam.shard_fp32_from_float16_groups for shard in group]
+    return {
+        "weights": bytes_of(model.parameters()),
+        "gradients": bytes_of(buffer.grad_data for buffer in wrapped.buffers),
+        "optimizer": bytes_of(states) + bytes_of(masters),
+    }
+
+settings = WorkerSettings.model_validate_json(sys.argv[1])
+worker._join_ranks(settings)
+learner = worker.RankCommands(settings)._learner
+learner.step(batches.read(Path(sys.argv[2])))
+found = {"fp32": measure(learner.model, learner.parallel_model, learner.optimizer)}
+
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from swerl.training.rank.optimizer import wrap
+model = learner._build().bfloat16()
+wrapped = wrap(model)
+config = OptimizerConfig(optimizer="adam", lr=1e-4, bf16=True, params_dtype=torch.bfloat16,
+                         use_distributed_optimizer=True)
+optimizer = get_megatron_optimizer(config, [wrapped])
+wrapped.zero_grad_buffer()
+optimizer.step()
+found["bf16"] = measure(model, wrapped, optimizer)
+print("FOUND", json.dumps(found), flush=True)
+"""
+
+
+def measured(
+    model: Path, options: TrainerOptions, work: Path, batch: Batch
+) -> list[Mapping[str, Mapping[str, int]]]:
+    """Return the bytes that real Megatron-Core ranks hold after a step, one entry a rank."""
+    work.mkdir(parents=True)
+    batches.write(work / "batch.parquet", batch)
+    ranks = []
+    for rank in range(options.ranks):
+        settings = WorkerSettings(
+            model=model,
+            family="tiny",
+            algorithm="sft",
+            algorithm_options={},
+            options=options,
+            rendezvous=f"file://{work / 'rendezvous'}",
+            rank=rank,
+        )
+        command = [sys.executable, "-c", MEASURE, settings.model_dump_json()]
+        ranks.append(
+            subprocess.Popen(
+                [*command, str(work / "batch.parquet")], stdout=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for each in ranks:
+            each.kill()
+    assert not any(rank.returncode for rank in ranks)
+    return [json.loads(output.rpartition("FOUND ")[2]) for output in outputs]
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "ranks"), [(1, 1), (2, 2), (1, 2)], ids=["one", "tensor", "data"]
+)
+def test_real_megatron_ranks_hold_the_planned_bytes(
+    tiny_model: Path,
+    options: TrainerOptions,
+    random_batch: MakeBatch,
+    tmp_path: Path,
+    tensor_parallel: int,
+    ranks: int,
+) -> None:
+    sizes = {"ranks": ranks, "tensor_parallel": tensor_parallel}
+    recipe = Recipe.model_validate(
+        {"name": "tiny", "model": {"path": str(tiny_model)}, "trainer": sizes}
+    )
+    shape = shape_of(recipe.model)
+    found = layout(recipe, shape)
+    held = measured(
+        tiny_model, options.model_copy(update=sizes), tmp_path / "work", random_batch(0)
+    )
+    precisions: dict[str, Precision] = {"fp32": FP32, "bf16": BF16}
+    for name, precision in precisions.items():
+        state = training_state(rank_params(shape, found), found, precision)
+        assert [rank[name]["weights"] for rank in held] == [state.weights] * ranks
+        owned = sum(rank[name]["optimizer"] for rank in held)
+        assert owned == state.optimizer * ranks
+        for rank in held:
+            # Megatron pads each parameter to 64 numbers and the buffer to its ranks' multiple.
+            padding = rank[name]["gradients"] - state.gradients
+            assert 0 <= padding <= 0.02 * state.gradients
