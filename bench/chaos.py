@@ -6,7 +6,7 @@
     python bench/chaos.py --ray             ranks and engine on a Ray cluster, which fails too
     python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry,
                                             or `swerl sandbox serve` ("server")
-    python bench/chaos.py --kinds controller --kill --each 25 --set rollout.prefix.share=0.5
+    python bench/chaos.py --kinds controller --kill --each 25
                                             kill -9 of the controller, never a stop
 
 A fault kills a process of the run, or stops it for 1 to 60 s (controller, engine, trainer ranks,
@@ -270,8 +270,8 @@ class Chaos:
             verdict = json.loads(path.read_text())["verdict"]
             require(verdict != "timeout" or any(map(self.faults.get, SLOW)), f"{path}: {verdict}")
 
-    def check_resumed(self) -> tuple[int, int]:
-        """Return how often Episodes went on after a recorded Turn, and those with a prefix.
+    def check_resumed(self) -> int:
+        """Return how often Episodes went on after a recorded Turn.
 
         If only the controller was killed, no recorded Turn is lost.
         """
@@ -282,7 +282,7 @@ class Chaos:
         ]
         lost = sum(each["lost_tokens"] for each in ends)
         require(not lost or set(self.faults) != {"controller killed"}, f"{lost} tokens were lost")
-        return events.count(" goes on after turn "), sum("fork" in each for each in ends)
+        return events.count(" goes on after turn ")
 
     def weights(self) -> list[str]:
         """Return what a deterministic run reproduces: the sampled rows of each step."""
@@ -444,14 +444,14 @@ def torment(folder: Path, given: argparse.Namespace, ray: services.RayCluster | 
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         chaos.check_verdicts()
-        resumed, forked = chaos.check_resumed()
+        resumed = chaos.check_resumed()
         same = chaos.weights() == calm.weights()
         total += chaos.faults
         seconds = time.monotonic() - began_s
         print(
             f"run {number}: {chaos.faults.total()} faults, {seconds:.0f} s, "
-            f"{len(chaos.finished)} episodes kept, {resumed} went on after a turn, {forked} from a "
-            f"prefix, equal to the undisturbed run: {same}",
+            f"{len(chaos.finished)} episodes kept, {resumed} went on after a turn, "
+            f"equal to the undisturbed run: {same}",
             flush=True,
         )
         if not same and all(kind.startswith(REPLAYED) for kind in chaos.faults):

@@ -32,7 +32,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
             "rewind": "train.rewind",
             "preflight": "train.preflight",
             "manifest": "train.manifest",
-            "receive": "train.receive",
         },
         "Train by a recipe; show, stop and resume runs.",
     ),

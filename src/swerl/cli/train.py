@@ -231,31 +231,3 @@ def manifest(
     else:
         text = slurm(chosen, source, hours=hours)
     typer.echo(text, nl=False)
-
-
-def receive(
-    folder: Annotated[Path, typer.Argument(help="Folder for two whole versions, and their files.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")
-    ] = 30100,
-) -> None:
-    """Take a run's weights for the engines of this machine, which shares no disk with the run.
-
-    SWERL_WEIGHTS_KEY is set here and for the run, whose recipe has engine.receiver_port.
-    """
-    import asyncio
-
-    from swerl.cli._run import run
-    from swerl.engines._delta import require_zstandard
-    from swerl.engines._delta_http import Receiver, weights_key
-
-    async def serve() -> None:
-        async with Receiver(folder, weights_key()).listen(host, port) as listening:
-            line = f"weights for {folder} at port {listening}, until Ctrl-C"
-            console().print(line, soft_wrap=True, markup=False)
-            console().file.flush()  # a script that starts it in the background waits for this line
-            await asyncio.Event().wait()
-
-    require_zstandard()
-    run(serve(), after=f"start it again to continue: {folder} is kept")

@@ -14,9 +14,7 @@ from pathlib import Path
 from swerl.cluster.checks import gpu_uuids
 from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
-from swerl.core.learning import WeightRef
 from swerl.engines import sglang
-from swerl.engines._delta import fetch
 from swerl.engines.sglang import serves
 from swerl.recipe.schema import ClusterSection
 
@@ -75,10 +73,6 @@ class NodeServer:
 
     async def stop(self) -> None:
         await end_server(self._process)
-
-    async def fetch(self, weights: WeightRef) -> None:
-        """Rebuild weights on the node from their delta. Raises ClusterError, EngineError."""
-        await self.node.call(fetch, weights)
 
     async def ended(self) -> str:
         """Wait for its end and return the reason."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swerl.core.grade import LEARNABLE, Grade, Verdict
@@ -75,11 +75,6 @@ class Episode:
         """True if the Episode is a result of the policy."""
         return self.grade.verdict in LEARNABLE
 
-    @property
-    def prefix(self) -> tuple[str, int] | None:
-        """The Episode that it continues, and the number of its Turns; None from the start."""
-        return (self.fork.episode, self.fork.turn) if self.fork else None
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -91,17 +86,6 @@ class Group:
     """Name of its agent in the training of several; else empty."""
 
     @property
-    def subgroups(self) -> tuple[Group, ...]:
-        """Its Episodes by the prefix that they began from: only those of one are compared."""
-        found: dict[tuple[str, int] | None, list[Episode]] = {}
-        for each in self.episodes:
-            found.setdefault(each.prefix, []).append(each)
-        return tuple(replace(self, episodes=tuple(part)) for part in found.values())
-
-    @property
     def has_signal(self) -> bool:
-        """True if learnable Episodes that are compared have different rewards."""
-        return any(
-            len({episode.reward for episode in part.episodes if episode.learnable}) > 1
-            for part in self.subgroups
-        )
+        """True if its learnable Episodes have different rewards."""
+        return len({episode.reward for episode in self.episodes if episode.learnable}) > 1

@@ -20,9 +20,6 @@ class WeightRef:
     path: Path
     version: str
     checksum: str
-    delta: Path | None = None
-    """Its changes since the version before, from which each machine rebuilds `path`; None if `path`
-    is whole for every machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,6 @@ async def connect(
         for host in hosts:
             server = servers[host.url]
             server.gpus = host.gpus
-            server.fetch = host.fetch
             restarts, turn = settings.retries, pool.starting
             jobs.append(supervise(host, server, restarts=restarts, notify=notify, turn=turn))
         tasks = [asyncio.create_task(job) for job in jobs]

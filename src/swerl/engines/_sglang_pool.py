@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -53,8 +53,6 @@ class ClientSettings:
     adapters: Literal["", "folder", "endpoint"] = ""
     """How servers load adapters of the model that they started with: like a folder of weights, or
     by SGLang's LoRA endpoints; empty if they load whole weights only."""
-    receiver_port: int = 0
-    """Port of `swerl train receive` on the servers' machines; 0: they share a disk with us."""
     answers_in_loads: bool = True
     """True if the servers answer while they load weights; then one that does not answer hangs."""
 
@@ -94,8 +92,6 @@ class ServerPool:
         """Every update that all servers took, oldest first."""
         self.first_version = "default"
         """Version that the servers had at the start."""
-        self.receiving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By URL of a receiver: held while it gets weights."""
         self.changing = asyncio.Lock()
         """Held while servers change their weights."""
         self._restarts = restarts

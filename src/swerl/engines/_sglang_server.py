@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,8 +34,6 @@ import orjson
 
 from swerl.core.chat import Json
 from swerl.core.errors import EngineError, EngineLostError, SwerlError
-from swerl.core.learning import WeightRef
-from swerl.engines._delta import fetch_here
 
 CONNECT_TRIES = 3
 """Attempts to open a connection: a server that restarts its listener is back within a second."""
@@ -110,8 +108,6 @@ class SglangServer:
         """Kinds of parameters whose layout agreed with the trainer's at least once."""
         self.gpus: tuple[str, ...] = ()
         """Uuids of its GPUs, if this run started it and knows them."""
-        self.fetch: Callable[[WeightRef], Awaitable[None]] = fetch_here
-        """Rebuilds weights on its machine from their delta."""
         self._limits: set[asyncio.Timeout] = set()
         """Time limits of the calls under way."""
         self._connections = connections
@@ -314,9 +310,6 @@ class Host(Protocol):
 
     async def stop(self) -> None:
         """End the process, also if it ignores signals."""
-
-    async def fetch(self, weights: WeightRef) -> None:
-        """Rebuild weights on its machine from their delta. Raises SwerlError."""
 
     async def ended(self) -> str:
         """Wait until the process has ended, and return the reason."""

@@ -11,16 +11,13 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from swerl.core.chat import Json
 from swerl.core.contracts import WeightSource
-from swerl.core.errors import ClusterError, EngineError, EngineLostError, RunError, TrainerError
+from swerl.core.errors import EngineError, EngineLostError, TrainerError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
-from swerl.engines._delta_http import AWAY_S, send, weights_key
 from swerl.engines._sglang_pool import ServerPool, StreamedWeights
 from swerl.engines._sglang_server import ServerState, SglangServer
 from swerl.engines._sglang_wire import ADAPTER, PARTIAL, PauseMode
@@ -44,7 +41,6 @@ async def load(pool: ServerPool, weights: WeightRef) -> None:
         if not any(server.in_use for server in pool.servers):
             for server in await pool.reachable():
                 server.use()
-        await _fetch_all(pool, weights)
         servers = pool.in_use()
         was_paused = pool.paused and not pool.asleep
         if not pool.paused:
@@ -54,17 +50,6 @@ async def load(pool: ServerPool, weights: WeightRef) -> None:
         finally:
             if not was_paused:
                 await asyncio.shield(pool.resume_remaining())
-
-
-async def _fetch_all(pool: ServerPool, weights: WeightRef) -> None:
-    """Bring weights to the machines of all servers in use, which sample on meanwhile."""
-    servers = pool.in_use()
-    _, failures = await _each(servers, lambda server: _fetch(pool, server, weights))
-    for server in servers:
-        if error := failures.get(server.url):
-            if not isinstance(error, EngineLostError):
-                raise error
-            server.lose(error)
 
 
 async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: WeightRef) -> None:
@@ -223,13 +208,12 @@ async def _take(
         )
         _ = outcome.received  # raises the server's failure
         return
-    folder = await _fetch(pool, server, weights)
     server.begin_update()
     if pool.settings.adapters == "endpoint":
-        await _take_adapter(server, replace(weights, path=folder), timeout_s=pool.settings.load_s)
+        await _take_adapter(server, weights, timeout_s=pool.settings.load_s)
         return
     body: dict[str, Json] = {
-        "model_path": str(folder),
+        "model_path": str(weights.path.resolve()),
         "flush_cache": flush,
         "weight_version": weights.version,
     }
@@ -248,34 +232,12 @@ async def _take(
         )
 
 
-async def _fetch(pool: ServerPool, server: SglangServer, weights: WeightRef) -> Path:
-    """Return the weights' folder on the server's machine, rebuilt from their delta if needed."""
-    if port := pool.settings.receiver_port:
-        url = f"http://{urlsplit(server.url).hostname}:{port}"
-        # Engines of one machine share its receiver, and the first one fetches for all.
-        async with pool.receiving[url]:
-            # Others wait for `changing` while a lost server is tried again.
-            away_s = AWAY_S if server.in_use else 0.0
-            limit_s = pool.settings.load_s
-            return await send(weights, url, key=weights_key(), timeout_s=limit_s, away_s=away_s)
-    if weights.delta is not None:
-        try:
-            await server.fetch(weights)
-        except ClusterError as error:
-            raise EngineLostError(f"{server.url}: {error}", hint=error.hint) from error
-        except RunError as error:
-            raise EngineError(f"{server.url}: {error}", hint=error.hint) from error
-    return weights.path.resolve()
-
-
 async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: float) -> None:
     """Load a folder of adapters into one paused server without requests, by its LoRA endpoints.
 
-    SGLang has no checksum of adapters, so the files are checked before; `fetch` has checked those
-    that travelled as a delta, on the server's machine.
+    SGLang has no checksum of adapters, so the files are checked before.
     """
-    is_whole = weights.delta is None
-    if is_whole and await asyncio.to_thread(checksum, weights.path) != weights.checksum:
+    if await asyncio.to_thread(checksum, weights.path) != weights.checksum:
         raise EngineError(
             f"the adapters in {weights.path} are not {weights.version!r}",
             hint="the folder changed after it was published",
@@ -284,7 +246,7 @@ async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: 
     # The first update finds no adapter to unload.
     with contextlib.suppress(EngineError):
         await server.post("/unload_lora_adapter", {"lora_name": ADAPTER})
-    body: dict[str, Json] = {"lora_name": ADAPTER, "lora_path": str(weights.path)}
+    body: dict[str, Json] = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve())}
     await server.post("/load_lora_adapter", body, timeout_s=timeout_s)
     await server.post("/flush_cache", {})
     await _set_version(server, weights.version)

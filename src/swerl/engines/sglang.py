@@ -17,9 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.core.chat import Json
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, InputError
-from swerl.core.learning import WeightRef
-from swerl.engines._delta import fetch_here
-from swerl.engines._delta_http import weights_key
 from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
@@ -91,9 +88,6 @@ class Options(BaseModel):
     """Rank of the adapters (`trainer.lora.rank`) that a dense model's servers load by themselves; 0
     loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
     request keep the adapter that it began with."""
-    receiver_port: int = Field(default=0, ge=0, lt=65536)
-    """Port of `swerl train receive` on every machine of `url`: weights, or adapters alone, reach it
-    as deltas over HTTP. 0: those machines see this one's run folder and `cluster.weight_delta`."""
     max_in_flight: int = Field(default=4096, ge=1)
     """Requests sent at once; more wait in the client. Servers have queues of their own."""
     reply_timeout_s: float = Field(default=3600.0, gt=0)
@@ -115,8 +109,6 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
     if options.url:
         urls = [options.url] if isinstance(options.url, str) else list(options.url)
         shape, settings = _shape(options, setup), _settings(options)
-        if options.receiver_port:
-            weights_key()  # a missing one is reported before the first step
         async with connect(urls, shape=shape, settings=settings) as engine:
             if setup.model:
                 await _require_same_model(engine.pool.servers, setup.model)
@@ -165,7 +157,6 @@ def _settings(options: Options) -> ClientSettings:
         load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
         adapters="endpoint" if options.adapter_rank else "",
-        receiver_port=options.receiver_port,
     )
 
 
@@ -317,9 +308,6 @@ class Launched:
 
     async def stop(self) -> None:
         await self._stack.aclose()
-
-    async def fetch(self, weights: WeightRef) -> None:
-        await fetch_here(weights)
 
     async def ended(self) -> str:
         assert self._process is not None

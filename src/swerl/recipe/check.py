@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,10 +17,8 @@ from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
     BudgetsSection,
-    ClusterSection,
     EvalSection,
     ModelSection,
-    PrefixSection,
     Recipe,
     RolloutSection,
     SftSection,
@@ -65,8 +62,6 @@ def check(recipe: Recipe) -> None:
     check_replay(recipe)
     check_clip(recipe)
     check_sft(recipe)
-    check_prefix(recipe)
-    check_delta(recipe.cluster, recipe.engine.options)
     check_lora(recipe)
     check_sandboxes(recipe)
     trainer = recipe.trainer
@@ -229,55 +224,6 @@ def check_sft(recipe: Recipe) -> None:
             f"algorithm.type = {recipe.algorithm.type!r} compares new attempts with each other",
             hint="set algorithm.type = 'sft' to train on sft.sources",
         )
-
-
-def check_prefix(recipe: Recipe) -> None:
-    """Raise RecipeError if attempts that start from a prefix could not be compared."""
-    share, size = recipe.rollout.prefix.share, recipe.rollout.episodes_per_group
-    if not share:
-        if recipe.rollout.prefix != PrefixSection():
-            message = "[rollout.prefix] starts no attempt, because its share is 0"
-            raise RecipeError(message, hint="set rollout.prefix.share, for example to 0.5")
-        return
-    count = round(share * size)
-    if not 2 <= count <= size - 2:
-        raise RecipeError(
-            f"rollout.prefix.share = {share:g} of episodes_per_group = {size} starts {count} "
-            f"attempts from a prefix and {size - count} from the beginning",
-            hint="both are compared among themselves: choose values that leave two or more of each",
-        )
-    if recipe.rollout.max_turns < 2:
-        message = "rollout.prefix needs attempts of two replies or more, and rollout.max_turns = 1"
-        raise RecipeError(message, hint="raise rollout.max_turns, or set rollout.prefix.share = 0")
-    if recipe.sft.sources or recipe.algorithm.type == "sft":
-        message = "rollout.prefix is for attempts that are compared with each other, not for sft"
-        raise RecipeError(message, hint="set rollout.prefix.share = 0, or another algorithm.type")
-    if recipe.algorithm.options.get("baseline") == "step":
-        raise RecipeError(
-            "algorithm.baseline = 'step' compares attempts of different prefixes",
-            hint="set algorithm.baseline = 'group', or rollout.prefix.share = 0",
-        )
-
-
-def check_delta(cluster: ClusterSection, engine: Mapping[str, Any]) -> None:
-    """Raise RecipeError if weights cannot travel as deltas."""
-    if engine.get("receiver_port"):
-        lacks = [] if engine.get("url") else ["engine.url"]
-        lacks += [] if cluster.weight_delta else ["cluster.weight_delta"]
-        if lacks:
-            message = f"engine.receiver_port needs {' and '.join(lacks)}"
-            hint = "it is for deltas to running servers on other machines"
-            raise RecipeError(message, hint=hint)
-    if cluster.weight_delta is None:
-        return
-    if cluster.weight_sync not in ("auto", "disk"):
-        raise RecipeError(
-            f"cluster.weight_delta is for weights on disk, not for {cluster.weight_sync!r}",
-            hint="remove it, or set cluster.weight_sync = 'disk'",
-        )
-    if not _is_installed("zstandard"):
-        message = "cluster.weight_delta needs the package zstandard"
-        raise RecipeError(message, hint="pip install 'swerl[zstd]'")
 
 
 def check_sandboxes(recipe: Recipe) -> None:

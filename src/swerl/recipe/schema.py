@@ -120,18 +120,6 @@ class ShapingSection(Section):
     gains by never ending: one more edit can only help."""
 
 
-class PrefixSection(Section):
-    """Start some attempts from a prefix of another one, so that about half of them are solved."""
-
-    share: float = Field(0.0, ge=0, lt=1)
-    """Share of a Group's attempts that begin once the others have ended: after turns of a solved
-    one if those solve the Task too rarely, of a failed one if too often. 0: none."""
-    target: float = Field(0.5, gt=0, lt=1)
-    """Wanted share of solved attempts. At one half their rewards differ most."""
-    margin: float = Field(0.2, ge=0, lt=0.5)
-    """Distance to `target` up to which no prefix is used. With 0.2, one of four is too few."""
-
-
 class RolloutSection(Section):
     """How Episodes are run."""
 
@@ -154,7 +142,6 @@ class RolloutSection(Section):
     reward: str = "solved"
     """Reward of an attempt: `solved`, `solved-in-time`, a plug-in, or `path/file.py:function`."""
     shaping: ShapingSection = ShapingSection()
-    prefix: PrefixSection = PrefixSection()
     group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
     """Groups to train: all, those with different rewards, or those with both solved and unsolved
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""
@@ -382,10 +369,6 @@ class ClusterSection(Section):
     """How weights reach the engines: through a folder, through shared memory, or by a broadcast.
     `auto` chooses `tensor` on shared GPUs, `distributed` on separate GPUs, and `disk` without GPUs
     or if the engine supports no other way."""
-    weight_delta: Path | None = None
-    """Local folder of each machine, such as `/dev/shm/swerl`. If set, `disk` writes only the bits
-    that changed into the run folder, and each engine's machine rebuilds whole versions here; two
-    are kept. The run folder then has no whole published weights. None: whole ones."""
     weight_bucket_mib: int = Field(1024, ge=1)
     """Maximum size of one piece of weights; trainer and engine each hold one piece extra."""
     weight_bucket_s: float = Field(300.0, gt=0)

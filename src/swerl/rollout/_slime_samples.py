@@ -86,9 +86,6 @@ def recipe_of(args: SlimeArgs) -> Recipe:
     room = getattr(args, "rollout_max_context_len", None)
     rollout = recipe.rollout.model_copy(update={"max_context_tokens": room} if room else {})
     check_budgets(recipe.budgets)
-    if recipe.rollout.prefix.share:
-        message = "rollout.prefix is for swerl's own loop: slime compares all samples of a prompt"
-        raise InputError(message, hint="remove [rollout.prefix] from the recipe")
     return recipe.model_copy(update={"engine": engine, "model": model, "rollout": rollout})
 
 

@@ -384,7 +384,7 @@ class AsyncPool:
         )
         task, stage = tasks[index], f"{number:05d}"
         size, folder = self._parts.rollout.episodes_per_group, self._inputs.folder
-        work = group.run_one(task, stage, self._parts, size=size, folder=folder, may_fork=True)
+        work = group.run_one(task, stage, self._parts, size=size, folder=folder)
         running = self._running.create_task(work)
         self._queue.append(_PoolGroup(position, began, task, stage, running))
 

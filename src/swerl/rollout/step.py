@@ -66,14 +66,8 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     for _ in range(1 + rollout.refill_rounds):
         parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
         # All rounds share the folder of the step; Task ids tell the Groups apart.
-        groups += await group.run(
-            chosen,
-            f"{step:05d}",
-            parts,
-            size=rollout.episodes_per_group,
-            folder=folder,
-            may_fork=True,
-        )
+        size = rollout.episodes_per_group
+        groups += await group.run(chosen, f"{step:05d}", parts, size=size, folder=folder)
         check_losses(groups, rollout.max_infra_rate)
         # The next round replaces the Groups that the filter has rejected.
         missing = wanted - sum(map(passes, groups))
@@ -170,10 +164,8 @@ def _mixed_verdicts(group: Group) -> bool:
 
     DAPO (arXiv 2503.14476), eq. 11. Reward shaping does not affect it, unlike `zero-variance`.
     """
-    return any(
-        len({e.verdict is Verdict.SOLVED for e in part.episodes if e.learnable}) > 1
-        for part in group.subgroups
-    )
+    verdicts = [episode.verdict for episode in group.episodes if episode.learnable]
+    return len({verdict is Verdict.SOLVED for verdict in verdicts}) > 1
 
 
 _FILTERS: dict[str, GroupFilter] = {

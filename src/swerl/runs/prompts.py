@@ -48,15 +48,12 @@ class GroupEntry:
     agent: str = ""
     verdicts: tuple[str, ...] = ()
     """Of each Episode; empty if the Group was dropped, or in ledgers of older releases."""
-    forked: tuple[bool, ...] = ()
-    """True for each Episode that began from a prefix; empty without prefix sampling."""
 
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
     episodes = group.episodes
     turns = [turn for e in episodes for turn in e.trajectory.turns if not turn.replayed]
     names = [turn.weight_version for turn in turns]
-    forked = tuple(episode.fork is not None for episode in episodes)
     names += [change.version for turn in turns for change in turn.weight_changes]
     return GroupEntry(
         step=step,
@@ -68,7 +65,6 @@ def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
         learned=tuple(fate is Fate.TRAINED and episode.learnable for episode in episodes),
         agent=episodes[0].agent,
         verdicts=tuple(str(episode.verdict) for episode in episodes),
-        forked=forked if any(forked) else (),
     )
 
 
@@ -105,7 +101,7 @@ def _read(line: str) -> GroupEntry | None:
     try:
         value = json.loads(line)
         lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
-        lists |= {name: tuple(value.pop(name, ())) for name in ("verdicts", "forked")}
+        lists["verdicts"] = tuple(value.pop("verdicts", ()))
         return GroupEntry(**{**value, "fate": Fate(value["fate"]), **lists})
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

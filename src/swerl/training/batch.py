@@ -6,7 +6,7 @@ holds the step and the number of Episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,21 +60,16 @@ def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> Collect
 
 
 def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
-    """Return each Episode's advantage; no mean and no deviation mixes agents or prefixes.
+    """Return each Episode's advantage; no mean and no deviation mixes agents.
 
     A Group has one agent. An algorithm that scales over the step scales over an agent's Groups.
     """
-    found: dict[tuple[int, object], Iterator[float]] = {}
+    advantages: dict[int, Sequence[float]] = {}
     for agent in dict.fromkeys(group.agent for group in groups):
         numbers = [number for number, group in enumerate(groups) if group.agent == agent]
-        own = [(number, part) for number in numbers for part in groups[number].subgroups]
-        rows = algorithm.advantages([part for _, part in own])
-        for (number, part), row in zip(own, rows, strict=True):
-            found[number, part.episodes[0].prefix] = iter(row)
-    return [
-        [next(found[number, each.prefix]) for each in group.episodes]
-        for number, group in enumerate(groups)
-    ]
+        rows = algorithm.advantages([groups[number] for number in numbers])
+        advantages.update(zip(numbers, rows, strict=True))
+    return [advantages[number] for number in range(len(groups))]
 
 
 def weights(batch: Batch) -> list[float]:

@@ -17,8 +17,6 @@ class TrainerOptions(TrainerSection):
     """Folder of checkpoints, one folder per step."""
     publish_dir: Path
     """Folder of published weights, one folder per version."""
-    delta_dir: Path | None = None
-    """Local folder of whole versions, if `publish_dir` gets their changes only."""
     log_dir: Path
     """Folder of the ranks' logs and of batches sent to them."""
     steps: int = Field(100, ge=1)

@@ -30,7 +30,6 @@ def metrics(
         "time": time.time(),
         **_rollout(groups, collected),
         **_by_agent(groups),
-        **_prefixes(groups),
         **_rows(collected),
         **_staleness(groups, versions),
         **_learning(stats, collected),
@@ -44,19 +43,18 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
     sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
     everything = sum(episode.trajectory.num_sampled_tokens for episode in episodes)
     turns = [turn for e in learnable for turn in e.trajectory.turns if not turn.replayed]
-    whole = [episode for episode in learnable if not episode.fork]
-    count = max(len(whole), 1)
+    count = max(len(learnable), 1)
     return {
-        "reward": sum(e.reward for e in whole) / count,
-        "solve_rate": sum(e.verdict == "solved" for e in whole) / count,
-        "unsolved_rate": sum(e.verdict == "unsolved" for e in whole) / count,
-        "timeout_rate": sum(e.verdict == "timeout" for e in whole) / count,
-        "cheat_rate": sum(e.verdict == "cheat" for e in whole) / count,
+        "reward": sum(e.reward for e in learnable) / count,
+        "solve_rate": sum(e.verdict == "solved" for e in learnable) / count,
+        "unsolved_rate": sum(e.verdict == "unsolved" for e in learnable) / count,
+        "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
+        "cheat_rate": sum(e.verdict == "cheat" for e in learnable) / count,
         "infra_episodes": len(episodes) - len(learnable),
         "groups_with_signal": sum(group.has_signal for group in groups.all),
         "groups_left_out": len(groups.left_out),
         "left_out_tokens": sampled - collected.num_sampled_tokens,
-        "turns_per_episode": sum(len(e.trajectory.turns) for e in whole) / count,
+        "turns_per_episode": sum(len(e.trajectory.turns) for e in learnable) / count,
         "sampled_tokens": sampled,
         "lost_tokens": everything - sampled + sum(each.lost_tokens for each in episodes),
         "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
@@ -69,29 +67,13 @@ def _by_agent(groups: StepGroups) -> dict[str, float]:
     found: dict[str, float] = {}
     for agent in sorted({group.agent for group in groups.all if group.agent}):
         own = [group for group in groups.all if group.agent == agent]
-        learnable = [e for g in own for e in g.episodes if e.learnable and not e.fork]
+        learnable = [e for g in own for e in g.episodes if e.learnable]
         found[f"groups/{agent}"] = sum(group.agent == agent for group in groups.kept)
         if learnable:
             solved = sum(e.verdict == "solved" for e in learnable)
             found[f"solve_rate/{agent}"] = solved / len(learnable)
             found[f"reward/{agent}"] = sum(e.reward for e in learnable) / len(learnable)
     return found
-
-
-def _prefixes(groups: StepGroups) -> dict[str, float]:
-    """Return the metrics of Episodes that began from a prefix; nothing if there are none."""
-    episodes = [e for group in groups.all for e in group.episodes if e.fork]
-    learnable = [episode for episode in episodes if episode.learnable]
-    if not episodes:
-        return {}
-    replayed = [turn for e in episodes for turn in e.trajectory.turns if turn.replayed]
-    solved = sum(episode.verdict == "solved" for episode in learnable)
-    return {
-        "prefix_episodes": len(episodes),
-        "prefix_solve_rate": solved / max(len(learnable), 1),
-        "prefix_sampled_tokens": sum(e.trajectory.num_sampled_tokens for e in learnable),
-        "replayed_tokens": sum(len(turn.output_ids) for turn in replayed),
-    }
 
 
 def _rows(collected: CollectedBatch) -> dict[str, float]:

@@ -252,7 +252,6 @@ async def _asleep(trainer: MegatronTrainer, recipe: Recipe) -> AsyncIterator[Non
 def _trainer(
     recipe: Recipe, folder: RunFolder, model: Path, logs: Path, nodes: Sequence[Node]
 ) -> MegatronTrainer:
-    delta = recipe.cluster.weight_delta
     return MegatronTrainer(
         nodes=nodes,
         model=model,
@@ -267,7 +266,6 @@ def _trainer(
             temperature=recipe.rollout.temperature,
             checkpoint_dir=folder.checkpoints,
             publish_dir=folder.weights,
-            delta_dir=None if delta is None else delta / recipe.name,
             log_dir=logs,
             weight_bucket_mib=recipe.cluster.weight_bucket_mib,
             weight_bucket_s=recipe.cluster.weight_bucket_s,

@@ -143,8 +143,7 @@ class MegatronTrainer:
         Their version is the number of optimizer steps.
         """
         ref = await self._ask("publish", adapters=adapters)
-        delta = Path(ref["delta"]) if "delta" in ref else None
-        return WeightRef(Path(ref["path"]), ref["version"], ref["checksum"], delta)
+        return WeightRef(Path(ref["path"]), ref["version"], ref["checksum"])
 
     async def send(
         self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None

@@ -16,7 +16,6 @@ from swerl.tasks import twin
 
 NO_REPORT = {
     "sandbox serve": "serves until Ctrl-C; its lines are for a shell's eval",
-    "train receive": "serves until Ctrl-C; the run reports",
     "view": "shows pages in a browser",
     "train manifest": "prints a file for another program",
 }

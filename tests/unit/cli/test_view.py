@@ -606,9 +606,6 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
         ("30 to 40 tokens", 2, 0.0), ("50 to 50 tokens", 1, 0.0),
     ]  # fmt: skip
     assert found["length"][-1].cheats is None
-    # Attempts from a prefix do not decide how hard their Task is.
-    forked = replace(entries[0], verdicts=("cheat", "solved"), forked=(False, True))
-    assert [p.label for p in _charts.parts([forked])["difficulty"]] == ["never solved"]
     assert _charts.parts([]) == {"length": [], "difficulty": []}
     equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
     assert [(p.label, p.num) for p in _charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]

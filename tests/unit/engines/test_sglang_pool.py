@@ -186,8 +186,6 @@ async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restar
         async def stop(self) -> None:
             pass
 
-        async def fetch(self, weights: object) -> None: ...
-
         async def ended(self) -> str:
             await asyncio.Event().wait()
             raise AssertionError

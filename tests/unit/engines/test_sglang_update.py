@@ -308,8 +308,6 @@ class FakeHost:
 
     async def stop(self) -> None: ...
 
-    async def fetch(self, weights: object) -> None: ...
-
     async def ended(self) -> str:
         await self.died.wait()
         return "killed"

@@ -50,7 +50,6 @@ FREE = {
     "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `train preflight` connects to it",
-    "cluster.weight_delta": "a folder that each machine makes",
     "cluster.hosts": "addresses: `train preflight` connects to them",
     "cluster.head_address": "an address: `train preflight` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",

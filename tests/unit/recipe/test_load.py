@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from swerl.core.errors import RecipeError, UnknownNameError
-from swerl.recipe.check import check, check_prefix, check_replay, check_schedule
+from swerl.recipe.check import check, check_replay, check_schedule
 from swerl.recipe.load import load
 from swerl.recipe.schema import BudgetsSection, PluginSection, Recipe, ScheduleSection
 
@@ -137,25 +137,3 @@ def test_a_schedule_that_cannot_be_kept_is_refused(keys: dict[str, Any], message
     with pytest.raises(RecipeError, match=message):
         check_schedule(recipe)
     check_schedule(recipe.model_copy(update={"schedule": ScheduleSection()}))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"rollout": {"prefix": {"target": 0.4}}}, "its share is 0"),
-        ({"rollout": {"episodes_per_group": 3}}, "starts 2 attempts from a prefix and 1 from"),
-        ({"rollout": {"max_turns": 1}}, "two replies or more"),
-        ({"algorithm": {"type": "sft"}}, "not for sft"),
-        (
-            {"algorithm": {"type": "reinforce-pp", "baseline": "step"}},
-            "compares attempts of different prefixes",
-        ),
-    ],
-)
-def test_prefixes_whose_attempts_cannot_be_compared_are_refused(
-    keys: dict[str, Any], message: str
-) -> None:
-    rollout = {"prefix": {"share": 0.5}, **keys.pop("rollout", {})}
-    with pytest.raises(RecipeError, match=message):
-        check_prefix(Recipe.model_validate({"name": "a", "rollout": rollout, **keys}))
-    check_prefix(Recipe.model_validate({"name": "a", "rollout": {"prefix": {"share": 0.5}}}))

@@ -49,7 +49,7 @@ class Rollouts:
     ends: dict[str, asyncio.Event] = field(default_factory=dict)
     cancelled: list[str] = field(default_factory=list)
 
-    async def run_one(self, task, stage, parts, *, size, folder, may_fork) -> Group:
+    async def run_one(self, task, stage, parts, *, size, folder) -> Group:
         name = f"{stage}/{task.id}"
         self.begun.append(name)
         for k in range(size):

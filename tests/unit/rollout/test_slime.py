@@ -229,13 +229,6 @@ async def test_settings_that_would_train_on_wrong_numbers_are_refused(
     assert caught.value.hint
 
 
-async def test_prefixes_are_refused(task: Task, args: Namespace) -> None:
-    recipe = Path(args.swerl_recipe)
-    recipe.write_text(f"{recipe.read_text()}\n[rollout.prefix]\nshare = 0.5\n")
-    with pytest.raises(InputError, match="slime compares all samples of a prompt"):
-        await slime.generate(args, sample_of(task), PARAMS)
-
-
 async def test_samples_that_are_no_tasks_are_refused(task: Task, args: Namespace) -> None:
     with pytest.raises(TaskError, match="missing or unknown field"):
         await slime.generate(args, Sample(index=0, prompt="hi", label="x"), PARAMS)

@@ -86,7 +86,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
     def play(verdicts: Callable[[str], Sequence[str]]) -> list[list[str]]:
         rounds: list[list[str]] = []
 
-        async def run(tasks, stage, parts, *, size, folder, may_fork) -> list[Group]:
+        async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
             rounds.append([task.id for task in tasks])
             return [Group(task.id, _episodes(task.id, verdicts(task.id))) for task in tasks]
 

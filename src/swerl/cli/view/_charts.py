@@ -238,10 +238,7 @@ def parts(entries: Sequence[GroupEntry]) -> dict[str, list[Part]]:
     """Return the Episodes of a run by quarters of their length, and by their Task's solve rate."""
     solved: dict[str, list[bool]] = {}
     for entry in entries:
-        # An attempt from a prefix measures no Task.
-        forked = entry.forked or (False,) * len(entry.verdicts)
-        whole = (v for v, is_forked in zip(entry.verdicts, forked, strict=False) if not is_forked)
-        solved.setdefault(entry.task, []).extend(each == "solved" for each in whole)
+        solved.setdefault(entry.task, []).extend(each == "solved" for each in entry.verdicts)
     rows = [
         (length, solved[entry.task], is_trained, verdict)
         for entry in entries

@@ -33,7 +33,6 @@ from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
 from swerl.core.files import write_bytes
 from swerl.core.learning import Batch, EngineTarget
-from swerl.engines._delta import DeltaWriter
 from swerl.training import batch as batches
 from swerl.training.model_folder import publish
 from swerl.training.options import TrainerOptions, WorkerSettings
@@ -92,7 +91,6 @@ class RankCommands:
         self._learner = Learner(settings, family, algorithm)
         self._checkpoints = Checkpoints(self._learner, settings)
         self._sender: Sender | None = None
-        self._deltas = DeltaWriter(settings.options.publish_dir)
 
     def step(self, batch: str, logprobs: str) -> dict[str, Any]:
         """Take a step; rank 0 writes the tokens' log-probabilities to the file `logprobs`."""
@@ -113,16 +111,13 @@ class RankCommands:
         try:
             if dist.get_rank():
                 return {}
-            target = (options.delta_dir or options.publish_dir) / self._version
+            target = options.publish_dir / self._version
             lora = options.lora if adapters else None
             ref = publish(tensors, self._settings.model, target, lora=lora)
-            if options.delta_dir:
-                ref = self._deltas.write(ref)
         finally:
             for _ in tensors:  # all ranks must exhaust it, also after an error on the first
                 pass
-        found = {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
-        return found | ({"delta": str(ref.delta)} if ref.delta else {})
+        return {"path": str(ref.path), "version": ref.version, "checksum": ref.checksum}
 
     def send(self, targets: list[dict[str, Any]], way: str, version: str | None) -> dict[str, Any]:
         from swerl.training.weight_sync.send import Sender, stored_dtypes

@@ -45,7 +45,7 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
         )
     way = cluster.weight_sync
     if way == "auto":
-        if not cluster.gpus_per_node or cluster.weight_delta:
+        if not cluster.gpus_per_node:
             return "disk"
         way = "tensor" if cluster.colocate else "distributed"
         if not streams:

@@ -22,7 +22,6 @@ from swerl.core.learning import Batch, EngineTarget, Sent
 from swerl.core.sample import Sample
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_pool, sglang
-from swerl.engines._delta_http import KEY, Receiver
 from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny
 from swerl.recipe.schema import ClusterSection, LoraSection, ModelShape
@@ -385,15 +384,9 @@ async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_righ
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
 async def test_ten_updates_of_adapters_alone_leave_a_server_in_agreement(
-    model: Path,
-    random_batch: Callable[..., Batch],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    elsewhere: bool,
+    model: Path, random_batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
-    """On this machine, or on one that shares no disk with the trainer."""
     options = sglang.Options(
         cpu=True, python=sglang_python(), adapter_rank=8, pause_mode="abort", start_timeout_s=600
     )
@@ -402,17 +395,6 @@ async def test_ten_updates_of_adapters_alone_leave_a_server_in_agreement(
     cluster = ClusterSection()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(sglang.open(options, setup))
-        if elsewhere:
-            monkeypatch.setenv(KEY, "a key of both machines")
-            lora = lora.model_copy(update={"delta_dir": tmp_path / "local"})
-            lora.publish_dir.mkdir()
-            receiver = Receiver(tmp_path / "there", "a key of both machines")
-            port = await stack.enter_async_context(receiver.listen("127.0.0.1", 0))
-            # The client that launched the server leaves it to the one that updates it.
-            await stack.enter_async_context(engine.pool.changing)
-            found = {"url": engine.pool.servers[0].url, "receiver_port": port}
-            there = sglang.open(options.model_copy(update=found), setup)
-            engine = await stack.enter_async_context(there)
         trainer = MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=lora)
         await stack.enter_async_context(trainer)
         first = await weight_sync.sync(trainer, engine, cluster, ignore)
