@@ -25,7 +25,6 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from swerl.cluster.hosts import RAY_SETTINGS, has_started, ray_start
 from swerl.cluster.node import free_port
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import e2b
@@ -393,16 +392,17 @@ class RayCluster:
         self.end()
         log = self.folder / "log"
         host, _, port = self.address.partition(":")
-        command = [*ray_start(host, cpus=8, gpus=0), "--head", f"--port={port}"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+        command += [f"--node-ip-address={host}", f"--port={port}", "--num-cpus=8", "--num-gpus=0"]
         command += [f"--temp-dir={self.folder}", "--include-dashboard=false"]
         for _ in range(4):  # Ray gives its daemons 30 s, which a busy machine may exceed
             with log.open("wb") as out:
                 self.process = subprocess.Popen(
                     command, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                    env={**os.environ, **RAY_SETTINGS}, start_new_session=True,
+                    env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}, start_new_session=True,
                 )  # fmt: skip
             while self.process.poll() is None:
-                if has_started(log):
+                if "Ray runtime started" in log.read_text(errors="replace"):
                     return
                 time.sleep(0.2)
             self.end()

@@ -49,7 +49,7 @@ async def preflight(recipe: Recipe, root: Path) -> AsyncIterator[MachineFinding]
     with disk_errors(logs):
         logs.mkdir(parents=True, exist_ok=True)
     spread = bool(recipe.cluster.sandbox_cpus)
-    async with open_nodes(recipe, logs) as nodes:
+    async with open_nodes(recipe) as nodes:
         shape = shape_of(recipe.model)
         disk_bytes = plan_disk(recipe, shape).most + REST_BYTES
         modules = kernel_modules(recipe, shape)

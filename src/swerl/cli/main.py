@@ -25,13 +25,11 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "train": (
         {
             "status": "train_status.status",
-            "tune": "train_tune.tune",
             "run": "train.train",
             "resume": "train.resume",
             "stop": "train.stop",
             "rewind": "train.rewind",
             "preflight": "train.preflight",
-            "manifest": "train.manifest",
         },
         "Train by a recipe; show, stop and resume runs.",
     ),

@@ -1,9 +1,8 @@
-"""`swerl train`: run a recipe; show, stop, resume and rewind runs; help their machines."""
+"""`swerl train`: run a recipe; show, stop, resume and rewind runs."""
 
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,6 @@ from swerl.cli._train_view import TrainView, show_summary
 from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
 from swerl.cli.why import print_cause
 from swerl.cluster.checks import MachineFinding
-from swerl.cluster.manifests import RecipeSource, kuberay, slurm
 from swerl.core.errors import RunError, RunStoppedError
 from swerl.plan.plan import plan
 from swerl.recipe.check import check
@@ -200,34 +198,3 @@ def _close(found: list[MachineFinding]) -> None:
     bad = sum(each.state == "fail" for each in found)
     text = f"[red]{bad} of {len(found)} checks failed[/]" if bad else f"{len(found)} checks passed"
     console().print(f"{text}; next: {'fix those' if bad else 'swerl train RECIPE'}")
-
-
-class Kind(StrEnum):
-    """Launcher of the manifest."""
-
-    KUBERAY = "kuberay"
-    SLURM = "slurm"
-
-
-def manifest(
-    kind: Annotated[Kind, typer.Argument(help="kuberay: a RayJob; slurm: a script for sbatch.")],
-    recipe: Annotated[Path, typer.Argument(help="Recipe file.")],
-    settings: RecipeSettingsOption = None,
-    image: Annotated[
-        str, typer.Option(help="kuberay: container image with swerl and Ray.")
-    ] = "registry.example/swerl:latest",
-    volume: Annotated[
-        str, typer.Option(help="kuberay: claim of the shared volume.")
-    ] = "swerl-shared",
-    secret: Annotated[
-        str, typer.Option(help="kuberay: secret with the controller's variables.")
-    ] = "swerl-keys",
-    hours: Annotated[int, typer.Option(min=1, help="slurm: maximum hours.")] = 48,
-) -> None:
-    """Print a manifest for the machines of a recipe."""
-    chosen, source = load([recipe], settings or ()), RecipeSource(recipe, tuple(settings or ()))
-    if kind is Kind.KUBERAY:
-        text = kuberay(chosen, source, image=image, volume=volume, secret=secret)
-    else:
-        text = slurm(chosen, source, hours=hours)
-    typer.echo(text, nl=False)

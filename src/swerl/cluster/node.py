@@ -241,18 +241,6 @@ def free_port(address: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def address_towards(host: str) -> str:
-    """Return this machine's IPv4 address on the route to a host. Raises OSError on an unknown one.
-
-    IPv4 only, like `free_port`: a name may have addresses of both kinds.
-    """
-    found = socket.getaddrinfo(host, 9, family=socket.AF_INET, type=socket.SOCK_DGRAM)
-    family, _, _, _, target = found[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
-
-
 def num_oom_kills(root: Path = Path("/")) -> int:
     """Return the kernel's out-of-memory kills in this process's control group, else on its machine.
 

@@ -1,18 +1,16 @@
-"""Open the nodes of a recipe: this machine, an existing Ray cluster, or a new one."""
+"""Open the nodes of a recipe: this machine, or machines of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from swerl.cluster.hosts import HostPlan, host_cluster, slurm_hosts
 from swerl.cluster.node import LocalNode, Node, NodePart
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.core.errors import RecipeError
 from swerl.core.secrets import visible_gpus
-from swerl.recipe.schema import ClusterSection, Recipe
+from swerl.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Nodes:
 
 @asynccontextmanager
 async def open_nodes(
-    recipe: Recipe, logs: Path, *, notify: Callable[[str], None] = lambda _: None
+    recipe: Recipe, *, notify: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[Nodes]:
     """Reserve the machines of a run until the block ends; `notify` receives waiting notices.
 
@@ -44,15 +42,10 @@ async def open_nodes(
     if cluster.launcher == "local":
         yield place(recipe, [LocalNode(gpus=_gpus_here(cluster.gpus_per_node))])
         return
-    async with AsyncExitStack() as stack:
-        address = cluster.ray_address
-        if cluster.launcher != "ray":
-            plan = _host_plan(recipe, logs)
-            address = await stack.enter_async_context(host_cluster(plan))
-        share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
-        held = ray_nodes(address, share, run=recipe.name, notify=notify)
-        nodes = await stack.enter_async_context(held)
-        yield place(recipe, nodes)
+    share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
+    reserved = ray_nodes(cluster.ray_address, share, run=recipe.name, notify=notify)
+    async with reserved as machines:
+        yield place(recipe, machines)
 
 
 def place(recipe: Recipe, machines: Sequence[Node]) -> Nodes:
@@ -93,7 +86,7 @@ def trainer_nodes(recipe: Recipe) -> int:
         if cluster.nodes > 1:
             raise RecipeError(
                 f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'",
-                hint="set cluster.launcher to ray, ssh or slurm",
+                hint="set cluster.launcher = 'ray'",
             )
         return 1
     apart = _apart(recipe) and cluster.nodes > 1
@@ -124,22 +117,3 @@ def cpus_per_node(recipe: Recipe) -> int:
         return cluster.gpus_per_node + cluster.sandbox_cpus
     threads = max(1, recipe.trainer.ranks // cluster.nodes) * recipe.trainer.threads
     return threads + cluster.sandbox_cpus
-
-
-def _host_plan(recipe: Recipe, logs: Path) -> HostPlan:
-    cluster: ClusterSection = recipe.cluster
-    hosts, command = cluster.hosts, cluster.ssh
-    if cluster.launcher == "slurm":
-        hosts, command = slurm_hosts(cluster.gpus_per_node)
-    if len(hosts) != cluster.nodes:
-        message = f"cluster.nodes = {cluster.nodes}, but there are {len(hosts)} hosts"
-        source = "the allocation" if cluster.launcher == "slurm" else "cluster.hosts"
-        raise RecipeError(message, hint=f"make both the same: {source} holds {', '.join(hosts)}")
-    return HostPlan(
-        hosts=hosts,
-        command=command,
-        logs=logs,
-        gpus_per_node=cluster.gpus_per_node,
-        cpus_per_node=cpus_per_node(recipe),
-        head_address=cluster.head_address,
-    )

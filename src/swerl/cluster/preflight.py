@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from swerl.cluster import checks
 from swerl.cluster.checks import FindingState, GpuNeed, MachineFinding, MachineNeed, check_result
-from swerl.cluster.node import PYTHON, Node, ProcessSpec, RunningProcess, free_port
+from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes
 from swerl.core.errors import ClusterError
 from swerl.recipe.schema import Recipe
@@ -22,8 +19,6 @@ CLOCKS_S = 1.0
 """Clock difference up to which file times and logs make sense."""
 CLOCKS_BAD_S = 30.0
 """Clock difference from which a heartbeat cannot be trusted."""
-ALL_REDUCE_S = 300.0
-"""Time limit of the all-reduce; on many machines NCCL's setup alone takes up to a minute."""
 
 
 async def check_nodes(
@@ -46,11 +41,6 @@ async def check_nodes(
         yield each
     for node in nodes.all:
         yield await _check_clock(node)
-    threads = recipe.trainer.threads
-    for each in await check_collective(
-        nodes.trainer, recipe.trainer.ranks, folder, threads=threads
-    ):
-        yield each
 
 
 async def require_fit(
@@ -140,69 +130,3 @@ async def _check_clock(node: Node) -> MachineFinding:
     state = FindingState.FAIL if apart - doubt > CLOCKS_BAD_S else FindingState.WARN
     fix = "start a time service (chrony, ntpd) there"
     return MachineFinding(node.name, "clock", state, found, fix)
-
-
-async def check_collective(
-    nodes: Sequence[Node], num_ranks: int, folder: Path, *, threads: int
-) -> list[MachineFinding]:
-    """Run an all-reduce with one rank per GPU or CPU process; check its sum and speed.
-
-    This is the controller's side; each rank runs `_allreduce_rank.py`.
-    """
-    machines, name = "all" if len(nodes) > 1 else nodes[0].name, "all-reduce"
-    log = (folder / "preflight" / "all-reduce.log").resolve()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    # The result of an earlier check must not count.
-    log.unlink(missing_ok=True)
-    running: list[RunningProcess] = []
-    try:
-        await _start_ranks(nodes, num_ranks, log, running, threads=threads)
-        ends = [process.ended for process in running]
-        await asyncio.wait(ends, timeout=ALL_REDUCE_S, return_when=asyncio.ALL_COMPLETED)
-    except (ClusterError, OSError) as error:
-        first = nodes[0]
-        fix = getattr(error, "hint", "") or f"{first.address} is no address of {first.name}"
-        return [check_result(machines, name, str(error), good=False, fix=fix)]
-    finally:
-        for process in running:
-            if not process.ended.done():
-                await process.signal(signal.SIGKILL)
-    texts = [str(each.result()) if each.done() else "hangs" for each in ends]
-    bad = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text != "exit code 0"]
-    speed = _reported_speed(log)
-    if bad or speed is None:
-        fix = f"do the machines reach each other on every port? The log is {log}"
-        return [
-            check_result(machines, name, "; ".join(bad[:4]) or "no answer", good=False, fix=fix)
-        ]
-    log.unlink(missing_ok=True)
-    return [MachineFinding(machines, name, FindingState.OK, speed)]
-
-
-async def _start_ranks(
-    nodes: Sequence[Node], num_ranks: int, log: Path, running: list[RunningProcess], *, threads: int
-) -> None:
-    """Start the ranks and append each to `running` at once, so that a failure leaves none."""
-    first, per_node = nodes[0], num_ranks // len(nodes)
-    port = await first.call(free_port, first.address)
-    for rank in range(num_ranks):
-        node = nodes[rank // per_node]
-        settings = {
-            "rank": rank,
-            "ranks": num_ranks,
-            "store": f"tcp://{first.address}:{port}",
-            "address": node.address,
-            "threads": threads,
-        }
-        local = rank % per_node
-        gpu = {"CUDA_VISIBLE_DEVICES": node.gpus[local]} if local < len(node.gpus) else {}
-        argv = (PYTHON, "-m", "swerl.cluster._allreduce_rank", json.dumps(settings))
-        running.append(await node.start(ProcessSpec(argv, log, env=gpu)))
-
-
-def _reported_speed(log: Path) -> str | None:
-    with suppress(OSError):
-        for line in reversed(log.read_text(errors="replace").splitlines()):
-            if line.startswith("all-reduce: "):
-                return line.removeprefix("all-reduce: ")
-    return None

@@ -177,7 +177,7 @@ def _connect(address: str, run: str) -> Any:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split())[:QUOTED_LENGTH]
         message = f"no Ray cluster answers at {address!r}: {reason}"
-        hint = "`ray status` must work on this machine; or choose another cluster.launcher"
+        hint = "start one with `ray start --head`; `ray status` must work on this machine"
         raise ClusterError(message, hint=hint) from error
     return ray
 

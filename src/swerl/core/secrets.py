@@ -66,11 +66,6 @@ def _own_folder(kind: str, usual: str) -> Path:
     return (Path(base) if base else Path.home() / usual) / "swerl"
 
 
-def slurm_node_list() -> str:
-    """Return the hosts of the current Slurm allocation in Slurm's compressed form."""
-    return os.environ.get("SLURM_JOB_NODELIST", "")
-
-
 def visible_gpus() -> tuple[str, ...] | None:
     """Return the GPUs that CUDA shows to this process; None if the variable is unset."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -234,7 +234,7 @@ def check_sandboxes(recipe: Recipe) -> None:
     if recipe.cluster.launcher == "local":
         raise RecipeError(
             f"{asked} with cluster.launcher = 'local'",
-            hint="set cluster.launcher to ray, ssh or slurm, or leave it 0",
+            hint="set cluster.launcher = 'ray', or leave it 0",
         )
     if recipe.sandbox.type in ("e2b", "kubernetes"):
         message = f"{asked}, but sandboxes of sandbox.type = {recipe.sandbox.type!r} run elsewhere"
@@ -277,7 +277,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
     cluster = recipe.cluster
     if cluster.nodes > 1 and cluster.launcher == "local":
         message = f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'"
-        yield RecipeError(message, hint="set cluster.launcher to ray, ssh or slurm")
+        yield RecipeError(message, hint="set cluster.launcher = 'ray'")
     if 0 < cluster.gpus_per_node < cluster.gpus_per_engine and "url" not in recipe.engine.options:
         message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} is more than one node has"
         yield RecipeError(message, hint="swerl starts engines of one node at most")
@@ -352,8 +352,6 @@ def _missing_programs(recipe: Recipe) -> Iterator[InputError]:
     programs: dict[str, object] = {"model.parser_python": recipe.model.parser_python}
     if recipe.cluster.launcher == "local" and not recipe.engine.options.get("url"):
         programs["engine.python"] = recipe.engine.options.get("python")
-    if recipe.cluster.launcher == "ssh":
-        programs["cluster.ssh"] = next(iter(recipe.cluster.ssh), "")
     for key, program in programs.items():
         if program is not None and shutil.which(str(program)) is None:
             message = f"{key} = {str(program)!r} is not a program on this machine"

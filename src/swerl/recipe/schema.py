@@ -373,18 +373,10 @@ class ClusterSection(Section):
     """Maximum size of one piece of weights; trainer and engine each hold one piece extra."""
     weight_bucket_s: float = Field(300.0, gt=0)
     """Seconds for a server to receive one piece; after that the server is marked as lost."""
-    launcher: Literal["local", "ray", "ssh", "slurm"] = "local"
-    """How processes start: `local` on this machine; `ray` on an existing Ray cluster; `ssh` or
-    `slurm` on a Ray cluster that the run starts on `hosts` or in the current Slurm allocation, and
-    ends with the run."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where processes start: on this machine, or on the machines of a Ray cluster."""
     ray_address: str = "auto"
     """Address of the cluster for `ray`; `auto` is the cluster of this machine."""
-    hosts: tuple[str, ...] = ()
-    """Machines for `ssh`, as ssh accepts them. Ranks fill them in the order of their names."""
-    ssh: tuple[str, ...] = ("ssh", "-o", "BatchMode=yes")
-    """Command that runs another command on a host; the host is appended. It must never prompt."""
-    head_address: str = ""
-    """Address of this machine as the hosts reach it; empty: the address of the route to them."""
     sandbox_cpus: int = Field(0, ge=0)
     """CPUs of each machine for sandboxes, besides those of ranks and engines. With 0 all sandboxes
     run on the controller's machine, which is enough until its CPUs are busy with tests."""

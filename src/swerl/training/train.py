@@ -108,7 +108,7 @@ async def open_training(
     check_trainable(family, model)
     kept = await asyncio.to_thread(_kept, recipe, folder, family, model, evals, costs)
     async with (
-        open_nodes(recipe, logs, notify=lambda text: costs(Notice(text))) as nodes,
+        open_nodes(recipe, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
         _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
     ):

@@ -17,7 +17,6 @@ from swerl.tasks import twin
 NO_REPORT = {
     "sandbox serve": "serves until Ctrl-C; its lines are for a shell's eval",
     "view": "shows pages in a browser",
-    "train manifest": "prints a file for another program",
 }
 """Command -> why it has no result to report."""
 

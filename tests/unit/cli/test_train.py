@@ -186,13 +186,6 @@ def test_a_recipe_of_another_version_is_not_resumed(root: Path) -> None:
         swerl("resume", str(root))
 
 
-@pytest.mark.parametrize("kind", ["kuberay", "slurm"])
-def test_a_manifest_names_its_recipe(kind: str) -> None:
-    done = swerl("manifest", kind, "recipes/qwen35b_8node.toml")
-    assert done.exit_code == 0
-    assert "recipes/qwen35b_8node.toml" in done.output
-
-
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "swerl.cli", "train", *arguments, "--runs", str(folder / "runs")],

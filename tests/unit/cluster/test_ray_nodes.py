@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from swerl.cluster import ray_nodes as ray_module
-from swerl.cluster.hosts import ray_start, start_head
 from swerl.cluster.node import PYTHON, ProcessSpec, free_port
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
@@ -25,6 +24,7 @@ from swerl.core.errors import ClusterError, RankLostError
 from swerl.core.learning import Batch
 from swerl.core.turn import Sampling
 from swerl.engines import _sglang_pool, sglang
+from swerl.engines._process import child
 from swerl.recipe.schema import ClusterSection
 from swerl.training import trainer as ranks
 from swerl.training.options import TrainerOptions
@@ -226,6 +226,18 @@ asyncio.run(main())
 """
 
 
+async def _start_head(stack: AsyncExitStack, command: list[str], log: Path) -> None:
+    """Start Ray; again if it ends, as each attempt has 30 s, which a busy machine may exceed."""
+    for _ in range(3):
+        running = child(command, log, env={"RAY_USAGE_STATS_ENABLED": "0"})
+        process = await stack.enter_async_context(running)
+        while process.returncode is None:
+            if "Ray runtime started" in log.read_text(errors="replace"):
+                return
+            await asyncio.sleep(0.2)
+    pytest.fail(f"Ray does not start: {log.read_text(errors='replace')[-500:]}")
+
+
 @pytest.mark.parametrize(
     ("daemon", "number"), [("gcs_server", signal.SIGKILL), ("/raylet --", signal.SIGSTOP)]
 )
@@ -236,11 +248,12 @@ async def test_a_cluster_that_no_longer_answers_is_left_in_time(
     import psutil
 
     folder, port = tempfile.mkdtemp(prefix="ray-", dir="/tmp"), free_port()
-    command = [*ray_start("127.0.0.1", cpus=1, gpus=0), "--head", f"--port={port}"]
-    command += [f"--temp-dir={folder}", "--include-dashboard=false"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}"]
+    command += ["--node-ip-address=127.0.0.1", "--num-cpus=1", "--num-gpus=0", "--block"]
+    command += [f"--temp-dir={folder}", "--include-dashboard=false", "--disable-usage-stats"]
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        await start_head(stack, command, tmp_path / "head.log")
+        await _start_head(stack, command, tmp_path / "head.log")
         pipe = asyncio.subprocess.PIPE
         leaver = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", LEAVER, f"127.0.0.1:{port}"), stdin=pipe, stdout=pipe

@@ -72,7 +72,7 @@ class Recording:
 async def _machines(found: RecipePlan, tmp_path: Path) -> Nodes:
     recipe = found.recipe
     if recipe.cluster.launcher == "local":
-        async with open_nodes(recipe, tmp_path) as nodes:
+        async with open_nodes(recipe) as nodes:
             return nodes
     gpus = tuple(map(str, range(recipe.cluster.gpus_per_node)))
     machines: list[Node] = [LocalNode(name=f"n{n}", gpus=gpus) for n in range(recipe.cluster.nodes)]

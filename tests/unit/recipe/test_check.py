@@ -33,7 +33,6 @@ WRONG = {
     "sft.sources": ('["runs/none"]', "runs/none does not exist"),
     "metrics.sinks": ('["wandbb"]', "metrics.sinks"),
     "cluster.gpu": ("h20", "unknown GPU type 'h20'"),
-    "cluster.ssh": ('["no-such-ssh"]', "is not a program"),
     "engine.python": ("/path/to/venv-sglang/bin/python", "is not a program"),
 }
 """Keys that name something: a wrong name, and a part of its error."""
@@ -41,7 +40,6 @@ BESIDE = {
     "model.path": ["model.family=qwen3"],
     "sft.sources": ["algorithm.type=sft"],
     "cluster.gpu": ["cluster.gpus_per_node=1", "cluster.gpus_per_engine=1"],
-    "cluster.ssh": ["cluster.launcher=ssh", "cluster.hosts=['a']"],
     "engine.python": ["engine.type=sglang"],
 }
 FREE = {
@@ -50,8 +48,6 @@ FREE = {
     "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `train preflight` connects to it",
-    "cluster.hosts": "addresses: `train preflight` connects to them",
-    "cluster.head_address": "an address: `train preflight` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",
     "metrics.project": "the project's own name",
     "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",

@@ -122,7 +122,7 @@ async def test_a_gpu_run_on_a_machine_without_gpus_ends_before_its_model_loads(
         pytest.skip("this machine has NVIDIA's tools")
     recipe = load([Path(__file__).parents[3] / "recipes" / "qwen06b_1gpu.toml"])
     with open_run(tmp_path / "run", {}) as folder:
-        async with open_nodes(recipe, tmp_path) as nodes:
+        async with open_nodes(recipe) as nodes:
             with pytest.raises(ClusterError, match="nvidia-smi: not installed"):
                 async with train._checked(recipe, nodes, folder, ignore):
                     pass
