@@ -115,12 +115,6 @@ def nightly(session: nox.Session) -> None:
 
 
 @nox.session
-def compat(session: nox.Session) -> None:
-    """Run every agent through every case and renew the report in the docs: `-- --jobs 2`."""
-    session.run("python", str(BENCHES / "_compat.py"), *session.posargs)
-
-
-@nox.session
 def gpu(session: nox.Session) -> None:
     """Run the tests that need a GPU."""
     if not shutil.which("nvidia-smi"):

@@ -2,7 +2,7 @@
 
     python bench/prefixes.py [--json FILE] [--scale N] [--steps N]
 
-Rows have the lengths and the common prefixes of those that the agents of `swerl agents compat`
+Rows have the lengths and the common prefixes of those that the agents of `tests/compat`
 made with Qwen3's tokenizer, and random tokens. A Group is eight attempts at one Task: system prompt
 and task are common, the rest is not. All lengths and budgets are divided by `--scale`. The first
 table cuts 64 Episodes into micro-batches, as ranks do. The second takes steps of a small dense

@@ -27,6 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MACHINES = ("/", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/opt", "/run", "/root", "/home")
 """Folders of the machine that no test may change the mode or owner of."""
 
+collect_ignore = [] if os.environ.get("SWERL_NIGHTLY") else ["redteam", "attacks", "compat"]
+"""Folders of `nox -s nightly` alone."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests of the night unless this is one."""

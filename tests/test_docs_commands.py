@@ -37,7 +37,7 @@ NOT_RUN = {
     r"swerl (export|samples|why) ": "needs a trained run",
     r"--model|--from runs": "needs a model or a trained run",
     r"swerl (serve|sandbox serve)$|swerl view ": "serves until Ctrl-C",
-    r"swerl sandbox (attacks|reap)|swerl agents compat(?! --list)|swerl doctor": "own tests run it",
+    r"swerl sandbox reap|swerl doctor": "own tests run it",
     r"swerl agents fetch|--agent (claude-code|codex)": "downloads an agent",
     r"swerl convert (?!list)": "needs a dataset's rows or a hub",
     r"swerl images (plan|pull|mirror|build)": "needs a registry or sources",

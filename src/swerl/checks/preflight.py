@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from swerl.checks import smoke
-from swerl.checks.attacks._targets import WordServer
 from swerl.cluster.checks import FindingState, MachineFinding, check_ports, check_result
 from swerl.cluster.open import Nodes, open_nodes
 from swerl.cluster.preflight import check_nodes
@@ -131,19 +130,19 @@ async def _check_gateway(
 ) -> MachineFinding:
     word = secrets.token_hex(8)
     page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
-    listener = WordServer(page)
+    listener = smoke.WordServer(page)
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     try:
         async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
             url = await sandbox.expose(listener)
             done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
     except (SwerlError, OSError, TimeoutError) as error:
-        fix = getattr(error, "hint", "") or "run `swerl sandbox attacks` to test the backend"
+        fix = getattr(error, "hint", "") or "run `swerl sandbox smoke` to test the backend"
         return check_result(here, "gateway", str(error), good=False, fix=fix)
     finally:
         listener.close()
     if word in done.text:
         return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox attacks`"
+    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox smoke`"
     return check_result(here, "gateway", found, good=False, fix=fix)

@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import re
 import shlex
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -322,3 +324,28 @@ def _facts_in_daemon(base_url: str) -> ReadFacts:
         return ImageFacts(str(found.get("Id", "")), int(found.get("Size", 0)))
 
     return read_facts
+
+
+class WordServer:
+    """Send a word to every client. Implements Listener."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+        self._servers: list[asyncio.Server] = []
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Serve a listening socket."""
+        sock.setblocking(False)
+        is_unix = sock.family == socket.AF_UNIX
+        start = asyncio.start_unix_server if is_unix else asyncio.start_server
+        self._servers.append(await start(self._greet, sock=sock))
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _greet(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(self.word.encode())
+            await writer.drain()
+        writer.close()

@@ -50,7 +50,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "sandbox": (
         {
             "serve": "sandbox_serve.serve",
-            "attacks": "sandbox_attacks.attacks",
             "smoke": "sandbox_smoke.smoke",
             "ps": "sandbox_ledger.ps",
             "reap": "sandbox_ledger.reap",
@@ -69,7 +68,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
             "vet": "tasks_vet.vet",
             "solve-rate": "eval.solve_rate",
             "scan-leaks": "tasks_scan_leaks.scan_leaks",
-            "redteam": "tasks_redteam.redteam",
         },
         "Show, check and select the tasks of a file.",
     ),
@@ -89,8 +87,8 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         "Plan, fetch, check and build task images.",
     ),
     "agents": (
-        {"fetch": "agents.fetch", "compat": "agents.compat", "replay": "agents.replay"},
-        "Fetch agent CLIs, and try them offline.",
+        {"fetch": "agents.fetch"},
+        "Fetch agent CLIs.",
     ),
     "samples": (
         {"show": "export.show", "export": "export.export_samples"},

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from swerl.checks._vet_cheats import CONFTEST, cheats, files_to_change
-from swerl.checks.redteam import repository
-from swerl.checks.redteam.languages import GROUNDS
-from swerl.checks.redteam.policy import Defence, Policy, TaskKind
-from swerl.checks.redteam.repository import ImageTools
 from swerl.core.grade import TestStatus
 from swerl.core.task import Task
 from swerl.grading.log_parsers import find_parser
 from swerl.grading.statuses import Statuses
+from tests.redteam import repository
+from tests.redteam.languages import GROUNDS
+from tests.redteam.policy import Defence, Policy, TaskKind
+from tests.redteam.repository import ImageTools
 
 from .vetting import BROKEN, make_task
 

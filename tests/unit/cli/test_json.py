@@ -65,7 +65,6 @@ def swerl(words: str) -> Result:
 
 
 SHOWN = {
-    "agents compat --list": {"agents", "cases"},
     "agents fetch builtin": {"agent", "version", "mounts"},
     "convert list": {"name", "source", "splits"},
     "cost estimate": {"assumptions", "cases"},
@@ -74,14 +73,12 @@ SHOWN = {
     "images pull host": {"images", "failed", "moved_bytes", "store"},
     "images verify": {"images", "damaged"},
     "recipes": {"name", "gpus", "about", "file"},
-    "sandbox attacks --list": {"name", "sentence"},
     "tasks export tasks.jsonl --format verl-parquet -o s.parquet": {
         "file",
         "num_tasks",
         "left_out",
     },
     "tasks filter tasks.jsonl patch_lines<9999 -o f.jsonl": {"file", "num_tasks", "num_all"},
-    "tasks redteam --list": {"name", "sentence"},
     "tasks sample tasks.jsonl -n 1 -o n.jsonl": {"file", "num_tasks", "num_all"},
     "tasks show tasks.jsonl": {"id", "repo", "grader"},
     "tasks split tasks.jsonl train=0.5 test=0.5": {"train", "test"},

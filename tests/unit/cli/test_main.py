@@ -105,7 +105,7 @@ def test_a_full_disk_behind_the_output_is_two_lines() -> None:
 
 def test_an_output_that_lacks_characters_is_no_error() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "swerl.cli", "agents", "compat", "--list"],
+        [sys.executable, "-m", "swerl.cli", "recipes"],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
         capture_output=True, timeout=60,
     )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Attack a sandbox, and report which attacks worked."""

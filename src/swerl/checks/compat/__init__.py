@@ -1,1 +1,0 @@
-"""Check agents for compatibility: real agents, a scripted model, and the tokens they leave."""

@@ -1,1 +1,0 @@
-"""Check grading: cheating policies run through whole Episodes, and none must be rewarded."""
