@@ -34,7 +34,6 @@ DEBIAN_PACKAGES = {
     "test": {
         "bwrap": "bubblewrap",
         "dockerd": "docker.io",
-        "podman": "podman",
         "runsc": "runsc",
         "docker-registry": "docker-registry",
         "skopeo": "skopeo",

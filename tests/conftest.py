@@ -16,8 +16,6 @@ from .services.fixtures import (  # noqa: F401  known to every test
     base_image,
     docker_image,
     dockerd,
-    podman,
-    podman_image,
     pushed_image,
     registry,
     run_folder,

@@ -34,13 +34,6 @@ def dockerd(run_folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def podman(run_folder: Path) -> Iterator[str]:
-    """Base URL of a real Podman."""
-    with _or_skip(), shared("podman", run_folder) as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
 def registry(run_folder: Path) -> Iterator[str]:
     """Address of a real registry that speaks plain HTTP."""
     with _or_skip(), shared("registry", run_folder) as address:
@@ -60,12 +53,6 @@ def base_image(run_folder: Path) -> BaseImage:
 def docker_image(dockerd: str, base_image: BaseImage, run_folder: Path) -> str:
     """Name of the test image in `dockerd`."""
     return _load(base_image, dockerd, run_folder / "load.lock")
-
-
-@pytest.fixture(scope="session")
-def podman_image(podman: str, base_image: BaseImage, run_folder: Path) -> str:
-    """Name of the test image in `podman`."""
-    return _load(base_image, podman, run_folder / "load-podman.lock")
 
 
 def _load(base_image: BaseImage, url: str, lock: Path) -> str:

@@ -9,7 +9,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -88,9 +87,6 @@ class Options(BaseModel):
     user: str = ""
     """Ordinary user of the sandboxes, by name or number, for images that have one. Empty: the
     image's own user, who must then be root. A user needs `setpriv` in the image."""
-    resource: Literal["pod", "sandbox"] = "pod"
-    """Object that swerl creates: a pod, or a `Sandbox` of kubernetes-sigs/agent-sandbox, whose
-    controller makes the pod and deletes both after their lifetime, even if swerl is gone."""
     network: Literal["none", "unchecked"] = "none"
     """`none`: a NetworkPolicy denies all traffic, and the first pod tests it. `unchecked`: swerl
     sets and tests nothing, and the cluster's owner is responsible."""
@@ -126,15 +122,9 @@ def pod_name(name: str) -> str:
     return f"swerl-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
-async def delete_pod(cluster: Cluster, objects: str, pod: str) -> None:
-    """Delete a pod and wait until it is gone; forget one whose node does not confirm its end.
-
-    A `Sandbox` is deleted first: otherwise its controller makes the pod again.
-    """
+async def delete_pod(cluster: Cluster, pod: str) -> None:
+    """Delete a pod and wait until it is gone; forget one whose node does not confirm its end."""
     path = f"{pods_path(cluster)}/{pod}"
-    if objects != pods_path(cluster):
-        with _if_there():
-            await cluster.call("DELETE", f"{objects}/{pod}", body={})
     with _if_there():
         await cluster.call("DELETE", path, body={"gracePeriodSeconds": 1})
         with suppress(TimeoutError):
@@ -172,7 +162,6 @@ class Pod(Machine):
         cluster: Cluster,
         options: Options,
         *,
-        objects: str,
         name: str,
         image: str,
         limits: Limits,
@@ -181,8 +170,6 @@ class Pod(Machine):
         super().__init__(name, limits, workdir)
         self._cluster = cluster
         self._options = options
-        self._objects = objects
-        """Path of the objects that make pods, or of the pods themselves."""
         self._image = image
         self._pod = pod_name(name)
         self._user = "" if options.user in ("root", "0") else options.user
@@ -197,8 +184,6 @@ class Pod(Machine):
         await self._create()
         try:
             async with asyncio.timeout(self._options.boot_timeout_s):
-                if self._options.resource == "sandbox":
-                    await self._until_made()
                 await _next_state(self._cluster, self._pod, self._is_running)
         except TimeoutError as error:
             raise self._trouble or SandboxError(
@@ -245,7 +230,7 @@ class Pod(Machine):
 
     async def _create(self) -> None:
         made = asyncio.ensure_future(
-            self._cluster.call("POST", self._objects, body=self._manifest())
+            self._cluster.call("POST", pods_path(self._cluster), body=self._manifest())
         )
         self._is_made = True
         try:
@@ -257,27 +242,9 @@ class Pod(Machine):
         except KubernetesError as error:
             self._is_made = error.status >= 500
             if error.status == _CONFLICT:
-                kind = self._options.resource
-                hint = f"use another name, or `kubectl delete {kind} {self._pod}`"
-                raise SandboxError(f"there is a {kind} {self._pod} already", hint=hint) from error
+                hint = f"use another name, or `kubectl delete pod {self._pod}`"
+                raise SandboxError(f"there is a pod {self._pod} already", hint=hint) from error
             raise
-
-    async def _until_made(self) -> None:
-        """Wait until the controller has made the pod of the `Sandbox`."""
-        hint = f"`kubectl describe sandbox {self._pod}` and the log of agent-sandbox's controller"
-        states = self._cluster.follow(self._objects, self._pod)
-        async with aclosing(states):
-            async for state in states:
-                with _if_there():
-                    await self._cluster.call("GET", f"{pods_path(self._cluster)}/{self._pod}")
-                    return
-                conditions = (state.get("status") or {}).get("conditions") or ()
-                reason = "; ".join(each["message"] for each in conditions if each.get("message"))
-                self._trouble = SandboxError(
-                    f"no pod of sandbox {self._pod}: {reason or 'its controller reports nothing'}",
-                    hint=hint,
-                    retryable=True,
-                )
 
     def _manifest(self) -> dict[str, Any]:
         options, limits = self._options, self.limits
@@ -318,20 +285,7 @@ class Pod(Machine):
         }
         marks = create.labels(self.name, limits.lifetime_s + options.boot_timeout_s)
         metadata = {"name": self._pod, "labels": LABELS, "annotations": {**marks, **_KEEP}}
-        if options.resource == "pod":
-            return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        ends = datetime.now(UTC) + timedelta(seconds=spec["activeDeadlineSeconds"])
-        marked = {key: metadata[key] for key in ("labels", "annotations")}
-        return {
-            "apiVersion": "/".join(self._objects.split("/")[2:4]),
-            "kind": "Sandbox",
-            "metadata": metadata,
-            "spec": {
-                "podTemplate": {"metadata": marked, "spec": spec},
-                "shutdownTime": f"{ends:%Y-%m-%dT%H:%M:%SZ}",
-                "shutdownPolicy": "Delete",
-            },
-        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def _is_running(self, pod: Mapping[str, Any]) -> bool:
         """Return whether it runs. Raises ImageError or SandboxError if it never will."""
@@ -456,7 +410,7 @@ class Pod(Machine):
         if self.signaller:
             await self.signaller.close()
         if self._is_made:
-            await delete_pod(self._cluster, self._objects, self._pod)
+            await delete_pod(self._cluster, self._pod)
 
 
 def _cause(pod: Mapping[str, Any]) -> tuple[str, bool]:

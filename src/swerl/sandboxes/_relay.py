@@ -1,16 +1,13 @@
-"""Make a listener reachable from a sandbox without a network, over the backend's exec stream.
+"""Make a listener reachable from a sandbox without a network, over a command's streams.
 
-A small server inside (`_relay_inside.py`) listens on the sandbox's loopback. A bridge process,
-started with `Sandbox.start`, carries its connections over stdin and stdout to the controller, which
-connects each to one listener and to nothing else. If the stream breaks, the next bridge continues
-where it stopped. If the server is killed, it is restarted a few times; then the sandbox is lost.
+A small program inside listens on the sandbox's loopback (`_relay_inside.py`, or `_relay_inside.js`
+where the image has no Python). Its input and output carry its connections to the controller, which
+connects each to one listener and to nothing else. If the stream breaks, the sandbox is lost to the
+infrastructure and the Episode is run again. If the program is killed, it is started again on its
+port a few times; then the sandbox is lost by its own fault.
 
-Both halves exchange numbered lines, so a broken link loses none. `F <number> <kind> <connection>
-<payload>` is a frame with a text payload. `A <number>` acknowledges all frames up to this number.
-`H <number>` does the same at the start of a link and requests the later frames again. `P` requests
-an `A`. Lines are ASCII, because some providers carry streams as text. On each connection a side
-sends at most WINDOW bytes more than the other has passed on, so a slow reader delays no other
-connection and the buffer for it is bounded.
+Both sides exchange lines `<kind> <connection> <payload>`, in ASCII, because some providers carry
+streams as text. The program prints `S <port>` when it listens, and `P` as a sign of life.
 """
 
 from __future__ import annotations
@@ -18,50 +15,45 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import secrets
 import socket
 import tempfile
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from swerl.core.contracts import Listener, Process, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.sandbox import Chunk
 
 _NO_PROGRAM = 96
-_NO_SERVER = 3
 _BEGIN = f"""
-python=$1; perl=$2; shift 2; cd /
-if command -v python3 >/dev/null 2>&1; then exec python3 -I -S -c "$python" "$@"; fi
-if command -v perl >/dev/null 2>&1; then exec perl -e "$perl" -- "$@"; fi
+python=$1 node=$2 port=$3; cd /
+for program in python3 /opt/swerl/agents/python/bin/python3; do
+    command -v "$program" >/dev/null 2>&1 && exec "$program" -I -S -c "$python" "$port"
+done
+for program in node /opt/swerl/agents/node/bin/node; do
+    command -v "$program" >/dev/null 2>&1 && exec "$program" -e "$node" "$port"
+done
 exit {_NO_PROGRAM}
 """
-_SERVE_TIMEOUT_S = 30.0
-_PING_S = 15.0
-_SILENCE_S = 45.0
-"""A link without any output for this time, despite pings, is closed and opened again."""
-_GIVE_UP_S = 90.0
-"""Seconds without a working link after which the sandbox is lost."""
-_PAUSES_S = (0.05, 0.2, 1.0, 3.0)
-"""Pauses between attempts at a link; the last repeats."""
+_START_TIMEOUT_S = 30.0
+_SILENCE_S = 60.0
+"""A program that prints nothing for this time, not even its sign of life, is lost."""
+_END_TIMEOUT_S = 10.0
 _MAX_RESTARTS = 5
 _MAX_DETAIL = 300
 """Largest length of an error text from inside."""
-
-WINDOW = 1 << 19
-"""Bytes in flight in one direction of a connection; the half inside has the same number."""
-MAX_CONNECTIONS = 128
-"""Connections at once; the half inside accepts no more."""
+_MAX_CONNECTIONS = 256
+"""Connections at once; the program accepts half as many, and others may be about to end."""
 _CHUNK = 24 * 1024
 _BACKLOG = 256
 _BATCH_BYTES = 1 << 17
+_MAX_WAITING_BYTES = 1 << 20
+"""Bytes that wait for the stream, or for the listener of one connection, before reading stops."""
 _MAX_LINE_BYTES = 1 << 16
-_MAX_KEPT_BYTES = 1 << 27
-"""Largest number of unacknowledged bytes: more than all connections can have in flight."""
 
 
 @asynccontextmanager
@@ -70,156 +62,132 @@ async def open_relay(
 ) -> AsyncIterator[str]:
     """Make `listener` reachable from inside the sandbox and yield its base URL there.
 
-    `on_lost` is called once if the relay fails permanently. Raises SandboxError if the image has
-    neither Python nor Perl.
+    `on_lost` is called once if the relay fails permanently. Raises SandboxError if neither the
+    image nor the agent brings a Python or a Node.
     """
-    relay = _Relay(sandbox, ListenerSocket())
-    running = None
+    listening = ListenerSocket()
+    relay = _Relay(sandbox, listening)
+    running = asyncio.ensure_future(relay.run())
     try:
-        await relay.serve()
-        await relay.socket.give_to(listener)
-        running = asyncio.ensure_future(relay.keep_linked())
+        await listening.give_to(listener)
+        either: set[asyncio.Future[Any]] = {running, relay.port}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not relay.port.done():
+            running.result()
         running.add_done_callback(lambda task: _report_end(task, on_lost))
-        yield f"http://127.0.0.1:{relay.port}"
+        yield f"http://127.0.0.1:{relay.port.result()}"
     finally:
-        relay.socket.close()
-        if running:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        await relay.connections.close()
+        listening.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 class _Relay:
     """The controller's half of one relay."""
 
     def __init__(self, sandbox: Sandbox, listening: ListenerSocket) -> None:
-        self.socket = listening
-        self.port = 0
+        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._sandbox = sandbox
-        self._name = f"swerl-relay-{secrets.token_hex(16)}"
-        self._wire = Wire()
-        self.connections = RelayedConnections(listening, self._wire.push)
-        self._received_at = 0.0
-        self._error_output = b""
-        self._protocol_errors = 0
+        self._listening = listening
+        self._errors = b""
+        """The end of the program's error output."""
 
-    async def serve(self) -> None:
-        """Start the server inside; a restarted one gets the same port."""
-        done = await self._sandbox.run(
-            _argv("serve", self._name, str(self.port)),
-            cwd="/",
-            user="root",
-            timeout_s=_SERVE_TIMEOUT_S,
-        )
-        if done.exit_code == _NO_PROGRAM:
-            raise SandboxError(
-                f"sandbox {self._sandbox.id} has neither python3 nor perl for the relay",
+    async def run(self) -> None:
+        """Run the program, and again if it is killed. Raises SandboxError."""
+        for _ in range(_MAX_RESTARTS + 1):
+            try:
+                code = await self._run_program()
+            except ValueError as error:
+                raise self._lost(f"it breaks the protocol: {error}", from_inside=True) from error
+            if not self.port.done():
+                raise self._not_started(code)
+        raise self._lost("its program was killed again and again", from_inside=True)
+
+    async def _run_program(self) -> int:
+        """Run the program to its end and return its exit code. Raises ValueError, SandboxError."""
+        programs = [
+            files("swerl.sandboxes").joinpath(f"_relay_inside.{kind}").read_text()
+            for kind in ("py", "js")
+        ]
+        port = str(self.port.result()) if self.port.done() else "0"
+        argv = ["sh", "-c", _BEGIN, "swerl-relay", *programs, port]
+        connections = RelayedConnections(self._listening)
+        async with self._sandbox.start(argv, cwd="/", user="root") as process:
+            work = {
+                asyncio.ensure_future(self._receive(process, connections)),
+                asyncio.ensure_future(_send(process, connections)),
+            }
+            try:
+                ended, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+                return await self._exit_code(process)
+            finally:
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+                await connections.close()
+
+    async def _exit_code(self, process: Process) -> int:
+        """Return the exit code of a program whose input or output has ended."""
+        try:
+            async with asyncio.timeout(_END_TIMEOUT_S):
+                return await process.wait()
+        except TimeoutError as error:
+            raise self._lost("the stream to its program broke") from error
+
+    async def _receive(self, process: Process, connections: RelayedConnections) -> None:
+        """Handle the program's lines until its output ends."""
+        output, partial = process.output(), b""
+        while chunk := await self._next(output):
+            if chunk.is_stderr:
+                self._errors = (self._errors + chunk.data)[-_MAX_DETAIL:]
+                continue
+            *lines, partial = (partial + chunk.data).split(b"\n")
+            if len(partial) > _MAX_LINE_BYTES:
+                raise ValueError("a line is endless")
+            for line in lines:
+                kind, number, data = read_line(line)
+                if kind is FrameKind.STARTED and not self.port.done():
+                    self.port.set_result(number)
+                await connections.handle(kind, number, data)
+
+    async def _next(self, output: AsyncIterator[Chunk]) -> Chunk | None:
+        """Return the next piece of output, None at its end."""
+        try:
+            async with asyncio.timeout(_SILENCE_S if self.port.done() else _START_TIMEOUT_S):
+                return await anext(output, None)
+        except TimeoutError as error:
+            await self._sandbox.run(["true"], timeout_s=_START_TIMEOUT_S)
+            # The sandbox runs commands, so something inside stopped the program.
+            raise self._lost("its program is silent", from_inside=True) from error
+
+    def _not_started(self, code: int) -> SandboxError:
+        if code == _NO_PROGRAM:
+            return SandboxError(
+                f"sandbox {self._sandbox.id} has neither python3 nor node for the relay",
                 hint='add one to the image, or set way = "public"',
             )
-        try:
-            self.port = int(done.stdout)
-        except ValueError as error:
-            raise SandboxError(
-                f"the relay in sandbox {self._sandbox.id} does not start: "
-                f"{done.text[-_MAX_DETAIL:]}",
-                hint="it needs a loopback interface inside",
-            ) from error
+        detail = self._errors.decode(errors="replace").strip()
+        return SandboxError(
+            f"the relay in sandbox {self._sandbox.id} does not start: code {code} {detail}",
+            hint="it needs a loopback interface inside",
+        )
 
-    async def keep_linked(self) -> None:
-        """Keep a link to the server. Raises SandboxLostError if there can be none."""
-        loop, failures, restarts = asyncio.get_running_loop(), 0, 0
-        self._received_at = loop.time()
-        while True:
-            before = self._received_at
-            code = await self._run_link()
-            failures = 0 if self._received_at > before else failures + 1
-            if code == _NO_SERVER:
-                restarts += 1
-                if restarts > _MAX_RESTARTS:
-                    raise self._lost("its server was killed again and again", from_inside=True)
-                await self._restart()
-            if loop.time() - self._received_at > _GIVE_UP_S:
-                detail = self._error_output.decode(errors="replace")
-                raise self._lost("no exec stream lasts: ", detail)
-            if failures:
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1])
-
-    async def _restart(self) -> None:
-        await self.connections.close()
-        self._wire.reset()
-        try:
-            await self.serve()
-        except SandboxLostError:
-            raise
-        except SandboxError as error:
-            raise self._lost("its server does not restart: ", str(error)) from error
-
-    async def _run_link(self) -> int | None:
-        """Run one bridge process until its stream ends; return its exit code if it has one."""
-        try:
-            argv = _argv("carry", self._name)
-            async with self._sandbox.start(argv, cwd="/", user="root") as process:
-                self._wire.begin_link()
-                await self._exchange(process)
-                return await process.wait()
-        except SandboxLostError:
-            raise
-        except ValueError as error:
-            self._protocol_errors += 1
-            if self._protocol_errors > _MAX_RESTARTS:
-                raise self._lost("it breaks the protocol: ", str(error)) from error
-            return None
-        except (SandboxError, TimeoutError) as error:
-            self._error_output = str(error).encode()[-_MAX_DETAIL:]
-            return None
-
-    async def _exchange(self, process: Process) -> None:
-        """Send and receive lines until the bridge ends or either direction breaks."""
-        tasks = {
-            asyncio.ensure_future(self._receive(process)),
-            asyncio.ensure_future(self._send(process)),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _receive(self, process: Process) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(_SILENCE_S) as timer:
-            async for chunk in process.output():
-                if chunk.is_stderr:
-                    self._error_output = (self._error_output + chunk.data)[-_MAX_DETAIL:]
-                    continue
-                self._received_at = loop.time()
-                timer.reschedule(self._received_at + _SILENCE_S)
-                for frame in self._wire.take(chunk.data):
-                    self.connections.handle(frame)
-
-    async def _send(self, process: Process) -> None:
-        while True:
-            try:
-                async with asyncio.timeout(_PING_S):
-                    lines = await self._wire.outgoing()
-            except TimeoutError:
-                self._wire.ping()
-            else:
-                await process.send(lines)
-
-    def _lost(self, why: str, detail: str = "", *, from_inside: bool = False) -> SandboxLostError:
-        message = f"the relay of sandbox {self._sandbox.id} is gone: {why}{detail}"
+    def _lost(self, reason: str, *, from_inside: bool = False) -> SandboxLostError:
+        message = f"the relay of sandbox {self._sandbox.id} is gone: {reason}"
         hint = "open a new sandbox; an agent may have ended the relay"
         return SandboxLostError(message, hint=hint, from_inside=from_inside)
 
 
-def _argv(*arguments: str) -> list[str]:
-    folder = files("swerl.sandboxes")
-    programs = [folder.joinpath(f"_relay_inside.{kind}").read_text() for kind in ("py", "pl")]
-    return ["sh", "-c", _BEGIN, "swerl-relay", *programs, *arguments]
+async def _send(process: Process, connections: RelayedConnections) -> None:
+    try:
+        while True:
+            await process.send(await connections.outgoing())
+    except SandboxLostError:
+        raise
+    except SandboxError:  # the program has ended, or its stream broke
+        return
 
 
 def _report_end(task: asyncio.Task[None], on_lost: Callable[[SandboxLostError], None]) -> None:
@@ -263,58 +231,81 @@ class ListenerSocket:
 
 
 class FrameKind(StrEnum):
-    """The event of a frame."""
+    """The event of a line."""
 
+    STARTED = "S"
+    """The program listens; its number is the port."""
+    PULSE = "P"
+    """A sign of life."""
     OPEN = "O"
     """A program in the sandbox connected."""
     DATA = "D"
     """Bytes, in base64."""
     END = "E"
-    """No more data from this side."""
+    """No more data from this side; from the controller also the end of the connection."""
     RESET = "R"
     """The connection broke."""
-    WINDOW = "W"
-    """This number of bytes was passed on, and as many more may be sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One event of one connection."""
-
-    kind: FrameKind
-    connection: int
-    payload: str = ""
+def read_line(line: bytes) -> tuple[FrameKind, int, bytes]:
+    """Parse a line into kind, connection and data. Raises ValueError."""
+    words = line.decode("ascii").split(" ")
+    if len(words) != 3:
+        raise ValueError(f"{line[:60]!r} is no line of the relay")
+    return FrameKind(words[0]), int(words[1]), base64.b64decode(words[2], validate=True)
 
 
 class RelayedConnections:
-    """All open connections of one relay."""
+    """All open connections of one run of the program, and the lines that wait for its input."""
 
-    def __init__(self, listening: ListenerSocket, push: Callable[[Frame], None]) -> None:
-        self._socket = listening
-        self._push = push
+    def __init__(self, listening: ListenerSocket) -> None:
+        self._listening = listening
         self._open: dict[int, _RelayedConnection] = {}
         self._last = 0
         """The latest connection's number; numbers increase."""
+        self._output = bytearray()
+        self._has_output, self._has_room = asyncio.Event(), asyncio.Event()
 
-    def handle(self, frame: Frame) -> None:
-        """Handle a frame from inside. Raises ValueError if it breaks the protocol."""
-        if frame.kind is FrameKind.OPEN:
-            if len(self._open) > 2 * MAX_CONNECTIONS:  # some may be about to end
-                raise ValueError("the relay opens more connections than it may")
-            if frame.connection <= self._last:  # it would replace a connection of that number
-                raise ValueError("the relay opens a connection twice")
-            self._last = frame.connection
-            opened = _RelayedConnection(frame.connection, self._push)
-            self._open[frame.connection] = opened
-            opened.task = asyncio.ensure_future(opened.run(self._socket))
-            opened.task.add_done_callback(lambda _: self._open.pop(frame.connection, None))
-        elif connection := self._open.get(frame.connection):
-            connection.handle(frame)
+    async def handle(self, kind: FrameKind, number: int, data: bytes) -> None:
+        """Handle a line from inside. Raises ValueError if it breaks the protocol.
+
+        It waits while the listener does not read: then the other connections of this sandbox wait,
+        too, and no buffer grows.
+        """
+        if kind is FrameKind.OPEN:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                raise ValueError("it opens more connections than it may")
+            if number <= self._last:  # it would replace a connection of that number
+                raise ValueError("it opens a connection twice")
+            self._last = number
+            opened = self._open[number] = _RelayedConnection(number, self)
+            opened.task.add_done_callback(lambda _: self._open.pop(number, None))
+        elif connection := self._open.get(number):
+            await connection.handle(kind, data)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await self._listening.connect()
+
+    async def say(self, kind: FrameKind, number: int, data: bytes = b"") -> None:
+        """Queue a line for the program; wait while too many wait."""
+        while len(self._output) > _MAX_WAITING_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._output += b"%s %d %s\n" % (kind.encode(), number, base64.b64encode(data))
+        self._has_output.set()
+
+    async def outgoing(self) -> bytes:
+        """Wait for lines to send, and return some."""
+        while not self._output:
+            self._has_output.clear()
+            await self._has_output.wait()
+        piece = bytes(self._output[:_BATCH_BYTES])
+        del self._output[:_BATCH_BYTES]
+        self._has_room.set()
+        return piece
 
     async def close(self) -> None:
-        """End every connection; later ones are numbered from 1 again."""
-        self._last = 0
-        tasks = [each.task for each in self._open.values() if each.task]
+        tasks = [connection.task for connection in self._open.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -323,160 +314,44 @@ class RelayedConnections:
 class _RelayedConnection:
     """One connection between a program in the sandbox and the listener."""
 
-    def __init__(self, number: int, push: Callable[[Frame], None]) -> None:
-        self.task: asyncio.Task[None] | None = None
+    def __init__(self, number: int, connections: RelayedConnections) -> None:
         self._number = number
-        self._push = push
-        self._credit = WINDOW
-        self._more_credit = asyncio.Event()
-        self._inbound: asyncio.Queue[bytes] = asyncio.Queue()
-        self._inbound_size = 0
-        self._inbound_ended = False
+        self._connections = connections
+        self._inbound: asyncio.Queue[bytes] = asyncio.Queue(_MAX_WAITING_BYTES // _CHUNK)
+        self.task = asyncio.ensure_future(self._run())
 
-    def handle(self, frame: Frame) -> None:
-        if frame.kind in (FrameKind.DATA, FrameKind.END):
-            if self._inbound_ended:
-                raise ValueError("the relay continues after an end")
-            self._inbound_ended = frame.kind is FrameKind.END or not frame.payload
-        match frame.kind:
-            case FrameKind.DATA:
-                data = base64.b64decode(frame.payload, validate=True)
-                self._inbound_size += len(data)
-                if self._inbound_size > WINDOW:
-                    raise ValueError("the relay sends more than it may")
-                self._inbound.put_nowait(data)
-            case FrameKind.END:
-                self._inbound.put_nowait(b"")
-            case FrameKind.WINDOW:
-                self._credit += int(frame.payload)
-                if self._credit > WINDOW:
-                    raise ValueError("the relay passed on more than it received")
-                self._more_credit.set()
-            case _:
-                if self.task:
-                    self.task.cancel()
+    async def handle(self, kind: FrameKind, data: bytes) -> None:
+        if kind is FrameKind.RESET:
+            self.task.cancel()
+        elif kind is FrameKind.DATA and not data:
+            raise ValueError("a line has no data")
+        elif not self.task.done():
+            putting = asyncio.ensure_future(self._inbound.put(data))  # empty for an end
+            await asyncio.wait({putting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+            putting.cancel()
 
-    async def run(self, listening: ListenerSocket) -> None:
-        writer = None
+    async def _run(self) -> None:
+        """Carry it until the listener ends it. Then the program inside closes it, too."""
+        end, writer = FrameKind.END, None
+        inward: asyncio.Future[None] | None = None
         try:
-            reader, writer = await listening.connect()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._inward(writer))
-                group.create_task(self._outward(reader))
-        except* OSError:
-            self._send(FrameKind.RESET)
+            reader, writer = await self._connections.connect()
+            inward = asyncio.ensure_future(self._inward(writer))
+            while data := await reader.read(_CHUNK):
+                await self._connections.say(FrameKind.DATA, self._number, data)
+        except OSError:
+            end = FrameKind.RESET
         finally:
+            if inward:
+                inward.cancel()
             if writer:
                 writer.close()
+        await self._connections.say(end, self._number)
 
     async def _inward(self, writer: asyncio.StreamWriter) -> None:
         """Pass the program's data on to the listener."""
-        while data := await self._inbound.get():
-            writer.write(data)
-            await writer.drain()
-            self._inbound_size -= len(data)
-            self._send(FrameKind.WINDOW, str(len(data)))
         with suppress(OSError):  # the listener may have answered and closed
+            while data := await self._inbound.get():
+                writer.write(data)
+                await writer.drain()
             writer.write_eof()
-
-    async def _outward(self, reader: asyncio.StreamReader) -> None:
-        """Pass the listener's data on to the program."""
-        while True:
-            while self._credit <= 0:
-                self._more_credit.clear()
-                await self._more_credit.wait()
-            data = await reader.read(min(_CHUNK, self._credit))
-            if not data:
-                self._send(FrameKind.END)
-                return
-            self._credit -= len(data)
-            self._send(FrameKind.DATA, base64.b64encode(data).decode())
-
-    def _send(self, kind: FrameKind, payload: str = "") -> None:
-        self._push(Frame(kind, self._number, payload))
-
-
-class Wire:
-    """The controller's end of the numbered lines."""
-
-    def __init__(self) -> None:
-        self._has_output = asyncio.Event()
-        self.reset()
-
-    def reset(self) -> None:
-        self._unacknowledged: deque[tuple[int, bytes]] = deque()
-        self._kept_bytes = 0
-        self._sent = 0
-        self._received = 0
-        self.begin_link()
-
-    def begin_link(self) -> None:
-        """Drop the partial lines of a broken link."""
-        self._partial = b""
-        self._greeted = False
-        self._out = bytearray(b"H %d\n" % self._received)
-        self._has_output.set()
-
-    def push(self, frame: Frame) -> None:
-        """Send a frame, and again on later links until it is acknowledged."""
-        self._sent += 1
-        text = f"F {self._sent} {frame.kind} {frame.connection} {frame.payload}\n".encode()
-        self._unacknowledged.append((self._sent, text))
-        self._kept_bytes += len(text)
-        if self._greeted:
-            self._put(text)
-
-    async def outgoing(self) -> bytes:
-        """Wait for lines to send, and return some."""
-        await self._has_output.wait()
-        piece = bytes(self._out[:_BATCH_BYTES])
-        del self._out[:_BATCH_BYTES]
-        if not self._out:
-            self._has_output.clear()
-        return piece
-
-    def ping(self) -> None:
-        self._put(b"P\n")
-
-    def take(self, data: bytes) -> Iterator[Frame]:
-        """Parse received bytes and yield the new frames.
-
-        Raises ValueError if they break the protocol.
-        """
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > _MAX_LINE_BYTES:
-            raise ValueError("a line of the relay is endless")
-        if self._kept_bytes > _MAX_KEPT_BYTES:
-            raise ValueError("the relay acknowledges nothing")
-        before = self._received
-        for line in lines:
-            frame = self._read(line.decode("ascii").split(" "))
-            if frame:
-                yield frame
-        if self._received > before:
-            self._put(b"A %d\n" % self._received)
-
-    def _read(self, words: list[str]) -> Frame | None:
-        match words:
-            case ["A" | "H" as word, number]:
-                self._acknowledge(int(number))
-                if word == "H" and not self._greeted:
-                    self._greeted = True
-                    self._put(b"".join(text for _, text in self._unacknowledged))
-            case ["F", number, kind, connection, payload]:
-                if int(number) > self._received + 1:
-                    raise ValueError(f"frame {self._received + 1} of the relay is missing")
-                if int(number) == self._received + 1:
-                    self._received += 1
-                    return Frame(FrameKind(kind), int(connection), payload)
-            case _:
-                raise ValueError(f"the relay sent {' '.join(words)!r:.60}")
-        return None
-
-    def _acknowledge(self, upto: int) -> None:
-        while self._unacknowledged and self._unacknowledged[0][0] <= upto:
-            self._kept_bytes -= len(self._unacknowledged.popleft()[1])
-
-    def _put(self, text: bytes) -> None:
-        self._out += text
-        self._has_output.set()

@@ -1,4 +1,4 @@
-"""The `docker` sandbox: a container of a Docker daemon, or of Podman's socket, without a network.
+"""The `docker` sandbox: a container of a Docker daemon, without a network.
 
 The daemon makes and removes the container. The container's init process reads from the controller's
 connection, so it ends with the controller; the daemon then removes the rest.
@@ -16,9 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.files import disk_errors, write_text
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
-from swerl.core.secrets import cache_dir
 from swerl.sandboxes._docker import create
 from swerl.sandboxes._docker.api import Api, limits_held
 from swerl.sandboxes._docker.container import Container, DiskWatch
@@ -27,8 +25,6 @@ from swerl.sandboxes._docker.sandbox import DockerSandbox
 
 _NAMESPACE_RUNTIMES = ("runc", "crun", "youki")
 """OCI runtimes whose containers are namespaces; others, such as gVisor, have their own network."""
-_PODMAN_ULIMITS = {"nofile": 4096, "nproc": 4096}
-"""Podman's own defaults need CAP_SYS_RESOURCE, which a virtual machine may lack."""
 
 
 class Options(BaseModel):
@@ -168,24 +164,7 @@ def _adapt(plan: ContainerPlan, api: Api) -> ContainerPlan:
     runtime = plan.runtime or api.info.get("DefaultRuntime") or "runc"
     known = any(name in runtime for name in _NAMESPACE_RUNTIMES)
     security = create.security_options(api.info.get("SecurityOptions") or ())
-    plan = replace(plan, has_kernel_network=known, security=security)
-    if not api.is_podman:
-        return plan
-    return replace(plan, security=_in_file(security, api), ulimits=_PODMAN_ULIMITS)
-
-
-def _in_file(security: Sequence[str], api: Api) -> Sequence[str]:
-    """Return the options with the filter in a file: Podman reads it on its own machine."""
-    if not (security and api.address.path):
-        return ()
-    [option] = security
-    path, text = cache_dir() / "podman" / "seccomp.json", option.removeprefix("seccomp=")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_written = path.exists() and path.read_text(encoding="utf-8") == text
-    if not is_written:
-        write_text(path, text)
-    return [f"seccomp={path}"]
+    return replace(plan, has_kernel_network=known, security=security)
 
 
 def _expect_quota(info: dict[str, Any]) -> DiskQuota:

@@ -34,8 +34,7 @@ from swerl.sandboxes._kubernetes_pod import (
 from swerl.sandboxes._kubernetes_pod import Options as Options
 
 _POLICY = "swerl-sandboxes"
-_AGENT_SANDBOX = "/apis/agents.x-k8s.io"
-_NOT_FOUND, _CONFLICT, _FORBIDDEN = 404, 409, 403
+_CONFLICT, _FORBIDDEN = 409, 403
 _REACHED = 7
 _COPY_S = 600.0
 _DETAIL_BYTES = 4096
@@ -47,15 +46,9 @@ try: socket.create_connection(at, 2)
 except OSError: raise SystemExit(0)
 raise SystemExit({_REACHED})
 """
-_PERL_PROBE = (
-    "use IO::Socket::INET; my @at = (PeerAddr => $ENV{KUBERNETES_SERVICE_HOST}, PeerPort => "
-    f"$ENV{{KUBERNETES_SERVICE_PORT}}); exit(IO::Socket::INET->new(@at, Timeout => 2) ? {_REACHED}"
-    " : 0)"
-)
 _PROBE = """
 [ -n "$KUBERNETES_SERVICE_HOST" ] || exit 0
 command -v python3 >/dev/null 2>&1 && exec python3 -I -S -c "$1"
-command -v perl >/dev/null 2>&1 && exec perl -e "$2"
 """
 
 
@@ -71,8 +64,6 @@ class KubernetesBackend:
         self._options = options
         self._cluster = Cluster(options.kubeconfig, options.context, options.namespace)
         self._has_policy = self._is_closed = options.network == "unchecked"
-        self._version = ""
-        """API version of agent-sandbox's objects, once it is known."""
 
     @asynccontextmanager
     async def open(
@@ -96,7 +87,6 @@ class KubernetesBackend:
             pod = Pod(
                 self._cluster,
                 self._options,
-                objects=await self._objects(),
                 name=name or new_name(),
                 image=image,
                 limits=limits,
@@ -120,12 +110,12 @@ class KubernetesBackend:
     async def live(self) -> Sequence[LiveSandbox]:
         async with self._cluster.opened():
             query = {"labelSelector": ",".join(f"{key}={word}" for key, word in LABELS.items())}
-            found = await self._cluster.call("GET", await self._objects(), query=query)
+            found = await self._cluster.call("GET", pods_path(self._cluster), query=query)
         return [
             LiveSandbox(
                 name=each["metadata"]["annotations"][create.NAME],
                 id=each["metadata"]["uid"],
-                image=each["spec"].get("podTemplate", each)["spec"]["containers"][0]["image"],
+                image=each["spec"]["containers"][0]["image"],
                 started_unix_s=datetime.fromisoformat(
                     each["metadata"]["creationTimestamp"]
                 ).timestamp(),
@@ -136,31 +126,10 @@ class KubernetesBackend:
 
     async def remove(self, name: str) -> None:
         async with self._cluster.opened():
-            await delete_pod(self._cluster, await self._objects(), pod_name(name))
+            await delete_pod(self._cluster, pod_name(name))
 
     def price(self, limits: Limits) -> float:
         return self._options.price_per_hour
-
-    async def _objects(self) -> str:
-        """Return the path of the objects that swerl creates.
-
-        Raises SandboxUnavailableError if the cluster does not know them.
-        """
-        cluster = self._cluster
-        if self._options.resource == "pod":
-            return pods_path(cluster)
-        try:
-            if not self._version:
-                group = await cluster.call("GET", _AGENT_SANDBOX)
-                self._version = group["preferredVersion"]["groupVersion"]
-        except KubernetesError as error:
-            if error.status != _NOT_FOUND:
-                raise
-            raise SandboxUnavailableError(
-                "the cluster has no `Sandbox` objects",
-                hint='install kubernetes-sigs/agent-sandbox, or set sandbox.resource = "pod"',
-            ) from error
-        return f"/apis/{self._version}/namespaces/{cluster.namespace}/sandboxes"
 
     async def _require_policy(self) -> None:
         """Find or make a NetworkPolicy that denies the pods all traffic. Raises SandboxError."""
@@ -209,7 +178,7 @@ def _denies(policy: Mapping[str, Any]) -> bool:
 
 async def _require_closed(pod: Pod) -> None:
     """Raise SandboxError if a pod reaches the API server: then no policy is enforced."""
-    command = ["/bin/sh", "-c", _PROBE, "swerl", _PYTHON_PROBE, _PERL_PROBE]
+    command = ["/bin/sh", "-c", _PROBE, "swerl", _PYTHON_PROBE]
     if await pod.run(command) == _REACHED:
         raise SandboxError(
             "the cluster's network plug-in enforces no NetworkPolicy: a sandbox reached the "

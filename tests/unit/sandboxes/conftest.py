@@ -54,12 +54,11 @@ def open_snapshot(request: pytest.FixtureRequest) -> Target:
     return Target(stored.backend, asyncio.run(take()))
 
 
-def open_docker(request: pytest.FixtureRequest, daemon: str, image: str) -> Target:
-    """The test image, from a real dockerd or Podman."""
-    name = request.getfixturevalue(image)
-    options = docker.Options(
-        base_url=request.getfixturevalue(daemon), output_cap_mib=OUTPUT_CAP_MIB
-    )
+def open_docker(request: pytest.FixtureRequest) -> Target:
+    """The test image, from a real dockerd."""
+    name = request.getfixturevalue("docker_image")
+    url = request.getfixturevalue("dockerd")
+    options = docker.Options(base_url=url, output_cap_mib=OUTPUT_CAP_MIB)
     return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
 
 
@@ -82,8 +81,7 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "local/unshare": lambda _: open_local("unshare"),
     "local/oci": open_stored,
     "local/snapshot": open_snapshot,
-    "docker": lambda request: open_docker(request, "dockerd", "docker_image"),
-    "podman": lambda request: open_docker(request, "podman", "podman_image"),
+    "docker": open_docker,
     "e2b": open_e2b,
     "kubernetes": open_kubernetes,
 }
@@ -97,7 +95,7 @@ def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
     return local.build(local.Options(isolator=request.param))
 
 
-AT_NIGHT = ("local/snapshot", "podman", "kubernetes")
+AT_NIGHT = ("local/snapshot", "kubernetes")
 """In CI these run the tests of commands, ends and limits alone; they share code with the others."""
 IN_CI = tuple(f"test_conformance_{part}.py" for part in ("commands", "end", "limits"))
 

@@ -2,10 +2,9 @@
 
 No API server can be had in a test. This one is written to the wire contract of `core/v1` pods
 (create, get, list, watch, delete, exec and attach over WebSocket `v5.channel.k8s.io`, Status
-objects), of network policies, and of the `Sandbox` objects of kubernetes-sigs/agent-sandbox, whose
-controller it plays. `test_kubernetes.py` drives it with the real kubectl as well. It plays the
-kubelet, too: an exec's status comes after all holders of its output are gone, output before an
-attach is lost, and the input ends with the first attach.
+objects) and of network policies. `test_kubernetes.py` drives it with the real kubectl as well. It
+plays the kubelet, too: an exec's status comes after all holders of its output are gone, output
+before an attach is lost, and the input ends with the first attach.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _QUANTITY = {"m": 10**-3, "": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _PIDS = 128
 _PODS = "/api/v1/namespaces/{namespace}/pods"
-_AGENTS = "agents.x-k8s.io"
-_SANDBOXES = f"/apis/{_AGENTS}/v1beta1/namespaces/{{namespace}}/sandboxes"
 _POLICIES = "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
 
 
@@ -72,10 +69,6 @@ class KubeServer:
         }
         self.policies: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, Running] = {}
-        self.has_agent_sandbox = True
-        self.quota = ""
-        """Reason why the controller cannot make a pod."""
-        self.sandboxes: dict[str, dict[str, Any]] = {}
         self.loop: asyncio.AbstractEventLoop
         self._events: list[dict[str, Any]] = []
         self._changed = asyncio.Condition()
@@ -88,20 +81,10 @@ class KubeServer:
         app.router.add_get("/api", _json({"kind": "APIVersions", "versions": ["v1"]}))
         group = {"groupVersion": "networking.k8s.io/v1", "version": "v1"}
         groups = [{"name": "networking.k8s.io", "versions": [group], "preferredVersion": group}]
-        group = {"groupVersion": f"{_AGENTS}/v1beta1", "version": "v1beta1"}
-        agents = {"name": _AGENTS, "versions": [group], "preferredVersion": group}
-        groups.append(agents)
         app.router.add_get("/apis", _json({"kind": "APIGroupList", "groups": groups}))
         app.router.add_get("/api/v1", _json(_resources("v1", "pods", "Pod")))
         app.router.add_get("/apis/networking.k8s.io/v1", _json(_resources(
             "networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")))  # fmt: skip
-        app.router.add_get(f"/apis/{_AGENTS}", _json({"kind": "APIGroup", **agents}))
-        app.router.add_get(f"/apis/{_AGENTS}/v1beta1", _json(_resources(
-            f"{_AGENTS}/v1beta1", "sandboxes", "Sandbox")))  # fmt: skip
-        app.router.add_get(_SANDBOXES, self._list)
-        app.router.add_post(_SANDBOXES, self._create_sandbox)
-        app.router.add_get(_SANDBOXES + "/{name}", self._get)
-        app.router.add_delete(_SANDBOXES + "/{name}", self._delete_sandbox)
         app.router.add_get(_PODS, self._list)
         app.router.add_post(_PODS, self._create)
         app.router.add_get(_PODS + "/{name}", self._get)
@@ -135,8 +118,6 @@ class KubeServer:
             return _status(
                 404, "NotFound", f'namespaces "{request.match_info["namespace"]}" not found'
             )
-        if _AGENTS in request.path and not self.has_agent_sandbox:
-            return _status(404, "NotFound", "the server could not find the requested resource")
         if self.forbidden and self.forbidden in request.path:
             message = f'{self.forbidden} is forbidden: User "tester" cannot use it'
             return _status(403, "Forbidden", message)
@@ -167,81 +148,16 @@ class KubeServer:
         await self._tell("ADDED", pod)
         self._spawn(self._run(running))
 
-    async def _create_sandbox(self, request: web.Request) -> web.Response:
-        sandbox = await request.json()
-        name = sandbox["metadata"]["name"]
-        assert (sandbox["apiVersion"], sandbox["kind"]) == (f"{_AGENTS}/v1beta1", "Sandbox")
-        assert sandbox["spec"].keys() == {"podTemplate", "shutdownTime", "shutdownPolicy"}
-        if name in self.sandboxes:
-            return _status(409, "AlreadyExists", f'sandboxes "{name}" already exists')
-        sandbox["metadata"] |= _new_facts()
-        self.sandboxes[name] = sandbox
-        await self._tell("ADDED", sandbox)
-        self._spawn(self._control(sandbox))
-        return web.json_response(sandbox, status=201)
-
-    async def _control(self, sandbox: dict[str, Any]) -> None:
-        """Play the controller of agent-sandbox: make the pod, and delete both at their end."""
-        await asyncio.sleep(0.1)
-        template, metadata = sandbox["spec"]["podTemplate"], sandbox["metadata"]
-        assert template.keys() == {"metadata", "spec"}
-        assert template["metadata"].keys() <= {"labels", "annotations"}
-        owner = {"apiVersion": sandbox["apiVersion"], "kind": "Sandbox", "name": metadata["name"],
-                 "uid": metadata["uid"], "controller": True}  # fmt: skip
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {
-                **template["metadata"],
-                "name": metadata["name"],
-                "ownerReferences": [owner],
-            },
-            "spec": template["spec"],
-        }
-        problem = self.quota or _problem(pod)
-        message = f"Error seen: {problem}" if problem else "Pod exists with phase: Pending"
-        condition = {"type": "Ready", "status": "False", "message": message}
-        sandbox["status"] = {"conditions": [condition]}
-        if not problem:
-            await self._add_pod(pod)
-        await self._tell("MODIFIED", sandbox)
-        ends = datetime.fromisoformat(sandbox["spec"]["shutdownTime"])
-        await asyncio.sleep((ends - datetime.now(UTC)).total_seconds())
-        await self._forget_sandbox(sandbox)
-
-    async def _delete_sandbox(self, request: web.Request) -> web.Response:
-        sandbox = self.sandboxes.get(request.match_info["name"])
-        if not sandbox:
-            return _not_found(request)
-        await self._forget_sandbox(sandbox)
-        return web.json_response(sandbox)
-
-    async def _forget_sandbox(self, sandbox: dict[str, Any]) -> None:
-        name = sandbox["metadata"]["name"]
-        if self.sandboxes.get(name) is sandbox:
-            del self.sandboxes[name]
-            await self._tell("DELETED", sandbox)
-            if running := self.pods.get(name):  # what a garbage collector does with owned objects
-                self._spawn(self._kill(running))
-
     async def _get(self, request: web.Request) -> web.Response:
-        for found in self._objects(request):
-            if found["metadata"]["name"] == request.match_info["name"]:
-                return web.json_response(found)
-        return _not_found(request)
-
-    def _objects(self, request: web.Request) -> list[dict[str, Any]]:
-        if _kind(request) == "Sandbox":
-            return [*self.sandboxes.values()]
-        return [each.pod for each in self.pods.values()]
+        found = self.pods.get(request.match_info["name"])
+        return web.json_response(found.pod) if found else _not_found(request)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         if request.query.get("watch") in ("1", "true"):
             return await self._watch(request)
-        items = [each for each in self._objects(request) if _matches(each, request)]
+        items = [each.pod for each in self.pods.values() if _matches(each.pod, request)]
         version = {"resourceVersion": str(len(self._events))}
-        kind = f"{_kind(request)}List"
-        body = {"kind": kind, "apiVersion": "v1", "metadata": version, "items": items}
+        body = {"kind": "PodList", "apiVersion": "v1", "metadata": version, "items": items}
         return web.json_response(body)
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
@@ -255,8 +171,7 @@ class KubeServer:
                         await self._changed.wait_for(lambda at=place: len(self._events) > at)
                     for event in self._events[place:]:
                         place += 1
-                        is_kind = event["object"]["kind"] == _kind(request)
-                        if is_kind and _matches(event["object"], request):
+                        if _matches(event["object"], request):
                             await answer.write(json.dumps(event).encode() + b"\n")
         return answer
 
@@ -505,12 +420,7 @@ def _status(code: int, reason: str, message: str) -> web.Response:
 
 
 def _not_found(request: web.Request) -> web.Response:
-    kind = {"Pod": "pods", "Sandbox": "sandboxes"}[_kind(request)]
-    return _status(404, "NotFound", f'{kind} "{request.match_info["name"]}" not found')
-
-
-def _kind(request: web.Request) -> str:
-    return "Sandbox" if _AGENTS in request.path else "Pod"
+    return _status(404, "NotFound", f'pods "{request.match_info["name"]}" not found')
 
 
 def _new_facts() -> dict[str, str]:

@@ -250,13 +250,10 @@ async def test_a_snapshot_keeps_files_and_opens_again(
     await backend.drop_snapshot(name)
 
 
-@pytest.mark.parametrize("daemon", ["dockerd", "podman"])
 async def test_old_snapshots_are_collected_and_new_ones_and_used_ones_stay(
-    daemon: str, request: pytest.FixtureRequest
+    backend: docker.DockerBackend, docker_image: str
 ) -> None:
-    url = request.getfixturevalue(daemon)
-    image = request.getfixturevalue(f"{daemon.removesuffix('d')}_image")
-    backend, old, new = docker.build(docker.Options(base_url=url)), new_name(), new_name()
+    image, old, new = docker_image, new_name(), new_name()
     ended = await asyncio.create_subprocess_exec("true")
     await ended.wait()
     dead = new_name().replace(f"-{os.getpid()}-", f"-{ended.pid}-")

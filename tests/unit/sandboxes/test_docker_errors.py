@@ -22,7 +22,6 @@ from swerl.core.errors import (
 )
 from swerl.core.sandbox import Limits, Mount, new_name
 from swerl.sandboxes import docker
-from swerl.sandboxes._docker.api import limits_held
 
 from ...services import dockerd as services_dockerd
 from ...services.daemon import CannotRunError, Daemon
@@ -247,10 +246,3 @@ async def test_the_first_error_is_the_one_raised(
             own_dockerd.process.kill()
             own_dockerd.process.wait()
             raise ZeroDivisionError
-
-
-def test_podman_without_root_holds_no_limit_with_the_first_cgroups() -> None:
-    info = {"MemoryLimit": True, "PidsLimit": True, "CpuCfsQuota": True, "CgroupVersion": "1"}
-    assert limits_held(info) == {"memory", "pids", "cpu"}
-    assert limits_held({**info, "Rootless": True}) == set()
-    assert limits_held({**info, "Rootless": True, "CgroupVersion": "2"})

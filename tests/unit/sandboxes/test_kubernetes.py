@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -331,58 +330,6 @@ async def test_a_killed_owners_pod_stops_and_reap_deletes_it(
         (name, Outcome.REMOVED)
     ]
     assert name not in kube[0].pods
-
-
-async def test_agent_sandbox_makes_the_pod(
-    kube: tuple[KubeServer, Path], docker_image: str
-) -> None:
-    server, made = kube[0], backend(kube, resource="sandbox")
-    async with made.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        assert await sh(sandbox, "id -un; pwd") == f"agent\n{WORKDIR}\n"
-        custom = server.sandboxes[sandbox.id]
-        pod = server.pods[sandbox.id].pod
-        assert pod["metadata"]["ownerReferences"][0]["uid"] == custom["metadata"]["uid"]
-        lasts = datetime.fromisoformat(custom["spec"]["shutdownTime"]) - datetime.now(UTC)
-        assert 100 < lasts.total_seconds() < 156  # lifetime, slack, boot
-        [live] = await made.live()
-        assert (live.name, live.image) == (sandbox.id, docker_image)
-        listed = await asyncio.to_thread(kubectl, kube, "get", "sandboxes", "-o", "name")
-        assert listed == f"sandbox.agents.x-k8s.io/{sandbox.id}\n".encode()
-        await asyncio.to_thread(kubectl, kube, "delete", "sandbox", sandbox.id)
-        with pytest.raises(SandboxLostError):
-            await sandbox.run(["true"])
-    assert not server.sandboxes and sandbox.id not in server.pods
-
-
-async def test_a_pod_that_agent_sandbox_cannot_make_is_explained(
-    kube: tuple[KubeServer, Path], docker_image: str
-) -> None:
-    server = kube[0]
-    server.quota = "pods is forbidden: exceeded quota"
-    try:
-        error = await refuse(
-            kube, docker_image, SandboxError, resource="sandbox", boot_timeout_s=2.0
-        )
-    finally:
-        server.quota = ""
-    assert "exceeded quota" in str(error) and "kubectl describe sandbox" in error.hint
-    assert error.retryable and not server.sandboxes
-    server.has_agent_sandbox = False
-    try:
-        error = await refuse(kube, docker_image, SandboxUnavailableError, resource="sandbox")
-    finally:
-        server.has_agent_sandbox = True
-    assert "kubernetes-sigs/agent-sandbox" in error.hint
-
-
-async def test_reap_deletes_the_sandbox_object_of_a_killed_owner(
-    kube: tuple[KubeServer, Path], docker_image: str
-) -> None:
-    server, made = kube[0], backend(kube, resource="sandbox")
-    async with made.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        await made.remove(sandbox.id)
-        assert not server.sandboxes and sandbox.id not in server.pods
-        await made.remove(sandbox.id)  # again: nothing is there
 
 
 def test_fields_that_swerl_sets_are_refused() -> None:

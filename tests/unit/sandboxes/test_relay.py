@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -14,11 +15,11 @@ import pytest
 
 from swerl.core.contracts import Process, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.core.sandbox import Chunk, Exec
+from swerl.core.sandbox import Chunk
 from swerl.sandboxes import _relay, local
-from swerl.sandboxes._relay import open_relay
+from swerl.sandboxes._relay import FrameKind, open_relay
 
-from .helpers import LIMITS, WORKDIR, sh
+from .helpers import LIMITS, WORKDIR
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 
@@ -54,52 +55,37 @@ class Severed:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self.id = sandbox.id
-        self.streams: list[asyncio.Event] = []
-        self.refuses = False
-
-    async def run(self, argv: Sequence[str], **keywords: Any) -> Exec:
-        return await self._sandbox.run(argv, **keywords)
+        self.run = sandbox.run
+        self.cut = asyncio.Event()
 
     @asynccontextmanager
     async def start(self, argv: Sequence[str], **keywords: Any) -> AsyncIterator[_CutProcess]:
-        if self.refuses:
-            message = "no stream today"
-            raise SandboxError(message)
-        cut = asyncio.Event()
-        self.streams.append(cut)
         async with self._sandbox.start(argv, **keywords) as process:
-            yield _CutProcess(process, cut)
-
-    def cut(self) -> None:
-        self.streams[-1].set()
+            yield _CutProcess(process, self.cut)
 
 
 class _CutProcess:
     def __init__(self, process: Process, cut: asyncio.Event) -> None:
         self._process, self._cut = process, cut
-        self.wait, self.signal, self.end_input = process.wait, process.signal, process.end_input
-
-    async def send(self, data: bytes) -> None:
-        if self._cut.is_set():
-            message = "the stream broke"
-            raise SandboxError(message)
-        await self._process.send(data)
+        self.send, self.wait = process.send, process.wait
 
     async def output(self) -> AsyncIterator[Chunk]:
         async for chunk in self._process.output():
             if self._cut.is_set():
                 message = "the stream broke"
-                raise SandboxError(message)
+                raise SandboxLostError(message)
             yield chunk
 
 
-@pytest.fixture(params=["python3", "perl"])
+@pytest.fixture(params=["python3", "node"])
 async def box(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Severed]:
     """A sandbox whose relay runs in either language, as if the image had no other."""
-    other = {"python3": "perl", "perl": "python3"}[request.param]
-    monkeypatch.setattr(_relay, "_BEGIN", _relay._BEGIN.replace(f"command -v {other}", "false"))
+    if not shutil.which(request.param):
+        pytest.skip(f"{request.param} is not installed")
+    if request.param == "node":
+        monkeypatch.setattr(_relay, "_BEGIN", _relay._BEGIN.replace("python3", "no-python"))
     try:
         async with local.build(local.Options()).open("host", LIMITS, workdir=WORKDIR) as opened:
             yield Severed(opened)
@@ -183,21 +169,9 @@ quick = connect(); quick.sendall(b"G"); print(len(quick.recv(10)))
 """
 
 
-async def test_a_slow_reader_delays_no_other_connection_and_its_buffer_is_bounded(
-    box: Severed,
-) -> None:
-    written = [0]
-
-    async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        for _ in range(128):
-            writer.write(bytes(1 << 16))
-            await writer.drain()
-            written[0] += 1 << 16
-
-    async with relayed(box, give) as (port, _):
+async def test_a_slow_reader_delays_no_other_connection(box: Severed) -> None:
+    async with relayed(box, giver(bytes(8 << 20))) as (port, _):
         assert await python(box, SLOW, port) == "10\n"
-        assert written[0] < 6 << 20
 
 
 RESET = """
@@ -234,43 +208,29 @@ async def test_a_closed_listener_resets_connections(box: Severed) -> None:
         assert await python(box, ASK, port) in ("reset\n", "b''\n")
 
 
-async def test_a_broken_stream_loses_and_repeats_nothing(box: Severed) -> None:
-    data = os.urandom(6 << 20)
-
-    async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        for start in range(0, len(data), 1 << 20):
-            writer.write(data[start : start + (1 << 20)])
-            await writer.drain()
-            box.cut()
-
-    async with relayed(box, give) as (port, service):
-        assert await python(box, FETCH, port) == f"{hashlib.sha256(data).hexdigest()} {len(data)}\n"
-    assert len(box.streams) > 3
-    assert not service.lost
+async def lost(service: Service) -> SandboxLostError:
+    async with asyncio.timeout(20):
+        while not service.lost:  # noqa: ASYNC110  there is no event
+            await asyncio.sleep(0.01)
+    return service.lost[0]
 
 
-async def test_an_image_without_python_and_perl_is_an_error(
+async def test_a_broken_stream_is_the_infrastructures_fault(box: Severed) -> None:
+    async with relayed(box, echo) as (port, service):
+        box.cut.set()
+        await python(box, "connect()", port)
+        error = await lost(service)
+    assert "the stream broke" in str(error) and not error.from_inside
+
+
+async def test_an_image_without_python_and_node_is_an_error(
     box: Severed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_relay, "_BEGIN", _relay._BEGIN.replace("command -v", "false"))
-    with pytest.raises(SandboxError, match="neither python3 nor perl") as caught:
+    with pytest.raises(SandboxError, match="neither python3 nor node") as caught:
         async with relayed(box, echo):
             pass
     assert "public" in caught.value.hint
-
-
-async def test_a_stream_that_stops_reading_is_replaced(box: Severed) -> None:
-    async def give(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1)
-        box.cut()  # the courier says nothing of its own: only what is sent to it can fail
-        writer.write(bytes(100_000))
-        await writer.drain()
-
-    digest = hashlib.sha256(bytes(100_000)).hexdigest()
-    async with relayed(box, give) as (port, _):
-        assert await python(box, FETCH, port) == f"{digest} 100000\n"
-    assert len(box.streams) > 1
 
 
 INSIST = """
@@ -284,22 +244,70 @@ for _ in range(100):
 """
 
 
-async def test_a_killed_server_restarts_on_its_port(box: Severed) -> None:
+async def end_program(box: Severed, signal: str) -> None:
+    """Signal the program inside; its text is in its command line."""
+    done = await box.run(
+        ["pkill", f"-{signal}", "-f", "MAX_[C]ONNECTIONS"], user="root", timeout_s=20
+    )
+    assert done.exit_code == 0, done
+
+
+async def test_a_killed_program_starts_again_on_its_port(box: Severed) -> None:
     async with relayed(box, echo) as (port, service):
         for _ in range(2):
-            await sh(box, "pkill -9 -f 'swerl-relay-[0-9a-f]'; :", user="root")  # type: ignore[arg-type]
+            await end_program(box, "KILL")
             assert await python(box, INSIST, port) == "again\n"
         assert not service.lost
 
 
-async def test_a_server_killed_again_and_again_is_a_lost_sandbox(
+async def test_a_program_killed_again_and_again_is_a_lost_sandbox(
     box: Severed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_relay, "_MAX_RESTARTS", 0)
     async with relayed(box, echo) as (_, service):
-        await sh(box, "pkill -9 -f 'swerl-relay-[0-9a-f]'; :", user="root")  # type: ignore[arg-type]
-        async with asyncio.timeout(5):
-            while not service.lost:  # noqa: ASYNC110  there is no event
-                await asyncio.sleep(0.01)
-    assert "again and again" in str(service.lost[0])
-    assert service.lost[0].from_inside
+        await end_program(box, "KILL")
+        error = await lost(service)
+    assert "again and again" in str(error)
+    assert error.from_inside
+
+
+async def test_a_stopped_program_is_the_fault_of_the_inside(
+    box: Severed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_relay, "_SILENCE_S", 0.5)
+    async with relayed(box, echo) as (port, service):
+        await python(box, ASK, port)
+        await end_program(box, "STOP")
+        error = await lost(service)
+    assert "silent" in str(error) and error.from_inside
+
+
+@pytest.mark.parametrize(
+    "line", [b"D 1 !", b"Z 1 ", b"O x ", b"\xff", b"hello", b"D 1 eA== eA==", b""]
+)
+def test_an_invalid_line_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        _relay.read_line(line)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([(FrameKind.OPEN, number, b"") for number in range(1, 1000)], "more connections"),
+        ([(FrameKind.OPEN, 2, b""), (FrameKind.OPEN, 2, b"")], "twice"),
+        ([(FrameKind.OPEN, 1, b""), (FrameKind.DATA, 1, b"")], "no data"),
+    ],
+)
+async def test_a_program_that_breaks_the_rules_is_refused(
+    lines: list[tuple[FrameKind, int, bytes]], complaint: str
+) -> None:
+    listening = _relay.ListenerSocket()
+    connections = _relay.RelayedConnections(listening)
+    await connections.handle(FrameKind.DATA, 7, b"x")  # of a connection that has ended
+    try:
+        with pytest.raises(ValueError, match=complaint):
+            for line in lines:
+                await connections.handle(*line)
+    finally:
+        listening.close()
+        await connections.close()

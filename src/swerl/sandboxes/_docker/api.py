@@ -62,7 +62,6 @@ class Api:
         self.address = DaemonAddress()
         self.info: dict[str, Any] = {}
         """The daemon's description of itself."""
-        self.is_podman = False
 
     async def connect(self) -> None:
         """Connect to the daemon and read its info, once. Raises SandboxUnavailableError."""
@@ -97,14 +96,13 @@ class Api:
             client = docker.APIClient(
                 **settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_THREADS
             )
-            info, parts = client.info(), client.version().get("Components") or ()
+            info = client.info()
         except (docker.errors.DockerException, OSError) as error:
             raise SandboxUnavailableError(
                 f"no docker daemon answers at {settings.get('base_url', 'the default socket')}",
                 hint=_NO_DAEMON,
             ) from error
         self.address = _address(client.base_url, settings.get("base_url") or "")
-        self.is_podman = any("Podman" in part.get("Name", "") for part in parts)
         self._client, self.info = client, info
         weakref.finalize(self, client.close)
 
@@ -125,12 +123,7 @@ class Api:
 
 
 def limits_held(info: Mapping[str, Any]) -> set[str]:
-    """Return the limits that a daemon with this info enforces.
-
-    Podman without root ignores all with cgroup version 1, and does not say so there.
-    """
-    if info.get("Rootless") and info.get("CgroupVersion") == "1":
-        return set()
+    """Return the limits that a daemon with this info enforces."""
     return {name for name, key in _LIMITS_HELD.items() if info.get(key)}
 
 
@@ -213,10 +206,7 @@ class Stream:
 async def open_stream(
     address: DaemonAddress, path: str, body: Mapping[str, Json] | None = None
 ) -> Stream:
-    """Open a stream. Raises StreamRefusedError, or OSError if the daemon does not answer.
-
-    Without a body nothing is sent: Podman would pass it on to the process.
-    """
+    """Open a stream. Raises StreamRefusedError, or OSError if the daemon does not answer."""
     async with asyncio.timeout(_CONNECT_S):
         reader, writer = await _connect(address)
         try:

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from swerl.core.chat import Json
@@ -86,8 +86,6 @@ class ContainerPlan:
     """Additional security options."""
     has_kernel_network: bool = True
     """Whether its network is a kernel namespace that another process can enter."""
-    ulimits: Mapping[str, int] = field(default_factory=dict)
-    """Additional resource limits."""
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ async def commit(api: Api, container: str, image: str, name: str) -> None:
 
     def request(client: Any) -> None:
         settings = client.inspect_image(image)["Config"]
-        label = f"LABEL {_SNAPSHOT_NAME}={json.dumps(name)}"  # Podman ignores those of `conf`
+        label = f"LABEL {_SNAPSHOT_NAME}={json.dumps(name)}"
         client.commit(container, repository=repository, tag=tag, changes=label, conf=settings)
 
     await api.call(request)
@@ -176,8 +174,7 @@ async def remove_snapshots(api: Api, *, before_s: float, dry_run: bool) -> int:
 
     found = await api.call(lambda client: client.images())
     tags = [tag for each in found if is_due(each) for tag in each["RepoTags"] or ()]
-    # Podman puts `localhost/` before the name.
-    old = [tag for tag in tags if tag.rpartition("/")[2].startswith(f"{_SNAPSHOTS}:")]
+    old = [tag for tag in tags if tag.startswith(f"{_SNAPSHOTS}:")]
     return sum([dry_run or await remove_image(api, tag) for tag in old])
 
 
@@ -252,7 +249,7 @@ def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
         log_config={"Type": "none"},
         ulimits=[
             {"Name": key, "Soft": value, "Hard": value}
-            for key, value in {"core": 0, "fsize": disk, **plan.ulimits}.items()
+            for key, value in {"core": 0, "fsize": disk}.items()
         ],
         storage_opt={"size": f"{limits.disk_mib}M"} if with_quota else None,
         mounts=[_mount(mount) for mount in plan.mounts],

@@ -132,12 +132,12 @@ async def test_a_permanently_failed_relay_ends_running_commands(
     await sandbox.expose(Nobody())
     running = asyncio.ensure_future(sandbox.run(["sleep", "60"]))
     for _ in range(30):
-        kill = "pkill -9 -f 'swerl-relay-[0-9a-f]'; sleep 0.3"
+        kill = "pkill -9 -f 'MAX_[C]ONNECTIONS'; sleep 0.3"
         try:
             await sandbox.run(["sh", "-c", kill], user="root", timeout_s=10)
         except SandboxLostError:
             break
     # It is killed once more while it starts, or right after.
-    with pytest.raises(SandboxLostError, match=r"killed again and again|does not restart"):
+    with pytest.raises(SandboxLostError, match="killed again and again"):
         async with asyncio.timeout(10):
             await running
