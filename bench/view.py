@@ -17,14 +17,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.cli.view import _server
-from swerl.cli.view._site import Site
 from swerl.core.sample import to_samples
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import prompts, tables
 from swerl.runs.layout import RunFolder
 from swerl.runs.prompts import Fate, GroupEntry
+from swerl.view import server
+from swerl.view.site import Site
 
 GROUP = 8
 PHASES = ("boot", "agent", "diff", "grade")
@@ -118,7 +118,7 @@ def _page(root: Path, path: str) -> None:
 
 def _export(root: Path) -> None:
     start = time.process_time()
-    written = _server.write(Site(root, is_static=True, tokens=False), root / "out")
+    written = server.write(Site(root, is_static=True, tokens=False), root / "out")
     seconds = time.process_time() - start
     print(f"  export {written / 1e6:.1f} MB, {seconds:.0f} s of CPU, {_peak_mib():.0f} MiB")
 

@@ -91,7 +91,10 @@ def test_a_page_that_a_hint_names_is_there(swerl: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("export", "runs/none", "-o", "model"), ("samples", "show", "runs/none")],
+    [
+        ("export", "runs/none", "-o", "model"),
+        ("export", "runs/none", "--samples", "slime", "-o", "rows"),
+    ],
 )
 def test_a_missing_extra_is_two_lines(
     swerl: Path, tmp_path: Path, command: tuple[str, ...]

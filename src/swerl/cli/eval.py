@@ -69,9 +69,6 @@ def evaluate(
     against: Annotated[
         str | None, typer.Option(metavar="BASELINE", help="Compare with this evaluation.")
     ] = None,
-    sequential: Annotated[
-        bool, typer.Option("--sequential", help="Stop as soon as that comparison is decided.")
-    ] = False,
     price: Annotated[
         tuple[float, float],
         typer.Option(metavar="IN OUT", help="Dollars per million prompt and sampled tokens."),
@@ -84,11 +81,8 @@ def evaluate(
     Each agent runs with each engine and model. The same command resumes, and more attempts add
     to fewer.
     """
-    if sequential and against is None:
-        raise InputError("--sequential compares with a baseline", hint="name it with --against")
     baseline = None if against is None else evaluation.find(against, runs)
-    stop_by = baseline if sequential else None
-    found = _tasks_of(tasks, stop_by)
+    found = _tasks_of(tasks, baseline)
     policies = [
         _policy(f"eval-{tasks.stem}-{short(who)}-{name or kind}", who, kind, name, settings)
         for who, kind, name in product(agent, engine, model or [""])
@@ -98,7 +92,7 @@ def evaluate(
     reports = []
     for kind, recipe in policies:
         folder = RunFolder(runs / recipe.name)
-        done = attempt_all(recipe, found, folder.root, kind, attempts, stop_by)
+        done = attempt_all(recipe, found, folder.root, kind, attempts)
         report = report_of(done, recipe, k=attempts, engine=kind.text, price=price)
         write(folder, "eval", done, report)
         new = evaluation.read(path := folder.evaluation("eval"))
@@ -133,7 +127,6 @@ def attempt_all(
     root: Path,
     engine: EngineChoice,
     attempts: int,
-    baseline: Evaluation | None = None,
 ) -> Evaluated:
     """Attempt each Task in the run folder at `root`, and show the progress.
 
@@ -163,14 +156,12 @@ def attempt_all(
                 return await evaluate(
                     *(tasks, parts, folder),
                     num_attempts=attempts,
-                    baseline=baseline,
                     on_done=lambda count: advance(advance=count),
                 )
 
     with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()
-    num_tasks = sum(task.id in baseline.results for task in tasks) if baseline else len(tasks)
-    with progress_bar("attempts", num_tasks * attempts) as advance:
+    with progress_bar("attempts", len(tasks) * attempts) as advance:
         return run(work(advance), after="every sandbox is closed, and the same command resumes")
 
 
@@ -284,9 +275,6 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
         if report["missing"]:
             missing = ", ".join(report["missing"])
             console().print(f"  the engine gives no {missing}: no attempt can be trained on")
-        if report["looks"]:
-            planned = f"{sum(report['verdicts'].values()):,} of {report['num_planned']:,} episodes"
-            console().print(f"  [bold]{report['looks'][-1]['decision']}[/] after {planned}")
         _warn_of_lost(report["num_lost"])
         if report["comparison"]:
             _print_comparison(report["comparison"])

@@ -45,7 +45,10 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "why": ("why.why", "Name the cause of a sick run."),
     "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
-    "export": ("export.export", "Write a checkpoint as a model folder in Hugging Face format."),
+    "export": (
+        "export.export",
+        "Write a checkpoint as a model folder, or trained rows.",
+    ),
     "doctor": ("doctor.doctor", "Check this machine and print what to fix."),
     "sandbox": (
         {
@@ -89,10 +92,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "agents": (
         {"fetch": "agents.fetch"},
         "Fetch agent CLIs.",
-    ),
-    "samples": (
-        {"show": "export.show", "export": "export.export_samples"},
-        "Show and export the rows that a run trained.",
     ),
     "cost": (
         {"estimate": "cost.estimate_cost", "simulate": "cost.simulate_run"},

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 
-from swerl.checks.why import check
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe
-from swerl.cli.train_status import called, find_run, stored_recipe
+from swerl.cli.train_status import called, find_run
 from swerl.core.errors import InputError, SwerlError
 from swerl.runs.index import find_runs
 from swerl.runs.why import Diagnosis, diagnose
@@ -27,13 +24,6 @@ def why(
         typer.Argument(help="A run, or a folder of Episodes; the newest run by default."),
     ] = None,
     runs: RunsOption = Path("runs"),
-    checks: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Also grade known solutions and score trained rows again, on this machine.",
-        ),
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
@@ -46,24 +36,12 @@ def why(
         raise InputError(f"there is no run in {runs}", hint=hint)
     root = found[0] if found else find_run(str(run), runs)
     diagnosis = diagnose(root)
-    if checks and diagnosis.steps:
-        diagnosis = _checked(root, diagnosis)
-    elif checks:
-        diagnosis = replace(diagnosis, checks=("nothing was checked: no step was trained here",))
     if as_json:
         print_json(diagnosis)
     else:
         show(diagnosis, called(root))
     if diagnosis.findings:
         raise typer.Exit(1)
-
-
-def _checked(root: Path, found: Diagnosis) -> Diagnosis:
-    from swerl.cli._run import run
-
-    with TemporaryDirectory(prefix="swerl-why-") as scratch:
-        checked = check(root, stored_recipe(root), found, scratch=Path(scratch))
-        return run(checked, after="the run was not changed")
 
 
 def print_cause(root: Path, *, says_healthy: bool = False) -> None:
@@ -93,8 +71,6 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
     if not diagnosis.findings:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")
-    for note in diagnosis.checks:
-        say(f"  check      {note}")
     for problem in diagnosis.problems[:_NUM_SHOWN]:
         say(f"  not read   {problem}", "yellow")
     if more := diagnosis.problems[_NUM_SHOWN:]:

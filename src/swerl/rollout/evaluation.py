@@ -1,4 +1,4 @@
-"""Evaluate a policy: attempt each Task, stop early against a baseline, write the results.
+"""Evaluate a policy: attempt each Task, write the results.
 
 `swerl eval`, `tasks solve-rate` and the evaluations inside training run here. Attempts are kept in
 a run folder, so a killed evaluation resumes, and more attempts add to fewer. Results go to
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from swerl.core.task import Task, write_tasks
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
-from swerl.runs.evaluation import Evaluation, TaskResult, blocks, result_of, summary
+from swerl.runs.evaluation import TaskResult, result_of, summary
 from swerl.runs.layout import RunFolder
-from swerl.runs.statistics import Decision, Look, SequentialTest
 from swerl.tasks import select
 
 _MISSING = ("token ids", "log-probabilities", "weight versions")
@@ -42,8 +41,6 @@ class Evaluated:
     """By Task id."""
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Of each Task, a row for each attempt."""
-    looks: list[Look] = field(default_factory=list)
-    """Of a comparison with a baseline that stops early."""
     num_planned: int = 0
 
     @property
@@ -59,42 +56,28 @@ async def evaluate(
     *,
     num_attempts: int,
     stage: str = "",
-    baseline: Evaluation | None = None,
     on_done: Callable[[int], None] = lambda _: None,
 ) -> Evaluated:
-    """Attempt every Task `num_attempts` times; with a baseline, until their comparison is decided.
+    """Attempt every Task `num_attempts` times.
 
     Infrastructure failures are repeated and then excluded. `stage` names the folder of all
     attempts; by default each Task has its own, named by the digest of its row, so a changed Task is
-    attempted again. `on_done` gets the number of Episodes that ended. Of a baseline only its own
-    Tasks are attempted.
+    attempted again. `on_done` gets the number of Episodes that ended.
     """
-    found, known = Evaluated(), {task.id: task for task in tasks}
+    found = Evaluated(num_planned=len(tasks) * num_attempts)
 
-    async def attempt(slot: tuple[str, int]) -> None:
-        task, before = known[slot[0]], len(found.rows.get(slot[0], ()))
+    async def attempt(task: Task) -> None:
         place = stage or row_digest(task)
-        done = await group.run_one(task, place, parts, size=slot[1], folder=folder)
-        found.results[task.id] = result_of(done, task.repo)
+        attempts = await group.run_one(task, place, parts, size=num_attempts, folder=folder)
+        found.results[task.id] = result_of(attempts, task.repo)
         name = group.id_prefix(task, place)
-        found.rows[task.id] = [_row(k, f"{name}{k}", e, task) for k, e in enumerate(done.episodes)]
-        on_done(slot[1] - before)
+        found.rows[task.id] = [
+            _row(k, f"{name}{k}", episode, task) for k, episode in enumerate(attempts.episodes)
+        ]
+        on_done(num_attempts)
 
-    others = baseline.results if baseline else {}
-    rates = {name: each for name, each in others.items() if name in known}
-    plan = blocks(rates, num_attempts) if baseline else [[(name, num_attempts) for name in known]]
-    found.num_planned = len(rates if baseline else known) * num_attempts
-    test = SequentialTest()
-    for block in plan:
-        # A block may hold a Task twice; its later slot has more attempts. The slots of the
-        # provisioner bound the Episodes, and this limit bounds the Groups in memory.
-        await run_jobs(dict(block).items(), attempt, limit=parts.rollout.concurrency)
-        counted = [each for _, each in sorted(found.results.items()) if each.attempts]
-        if baseline and counted:
-            differences = [each.value - rates[each.task].value for each in counted]
-            found.looks.append(test.look(differences, len(found.attempts) / found.num_planned))
-            if found.looks[-1].decision is not Decision.OPEN:
-                break
+    # The slots of the provisioner bound the Episodes, and this limit bounds the Groups in memory.
+    await run_jobs(tasks, attempt, limit=parts.rollout.concurrency)
     return found
 
 
@@ -145,7 +128,6 @@ def report_of(
         **result,
         "dollars": sum(p * n for p, n in zip(price, tokens, strict=True)) / 1e6 or None,
         "num_planned": found.num_planned,
-        "looks": [asdict(each) for each in found.looks],
     }
 
 

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -20,10 +19,6 @@ from swerl.core.files import read_json
 from swerl.core.grade import Verdict
 from swerl.runs.index import require_open
 from swerl.runs.statistics import difference, exact_p_value, noise_floor, pass_at_k, rate
-
-_LOOKS = 5
-"""Looks of a sequential evaluation while each Task gets one attempt; more save little."""
-
 
 _NUMBERS = ("attempts", "solved", "sampled_tokens", "prompt_tokens", "turns", "seconds")
 
@@ -226,26 +221,3 @@ def _costs(
         point = (high - low) / (100 * gain) if is_known else None
         rows[name] = {"a": low, "b": high, "per_point": point}
     return rows
-
-
-def blocks(baseline: Mapping[str, TaskResult], k: int) -> Iterator[list[tuple[str, int]]]:
-    """Yield (Task, its number of attempts after this block) for each look of a comparison.
-
-    First each Task gets one attempt, in a random order. Further attempts, up to k, go first to the
-    Tasks that lower the variance most. Only the baseline decides, so no block depends on the
-    results of the new policy, nor on the order in which its Episodes end.
-    """
-    order = sorted(baseline)
-    random.Random(0).shuffle(order)
-    # Jeffreys' prior keeps a Task that the baseline always or never solves from counting as sure.
-    chances = {name: (each.solved + 0.5) / (each.attempts + 1) for name, each in baseline.items()}
-
-    def saving(name: str, attempts: int) -> float:
-        return chances[name] * (1 - chances[name]) / (attempts * (attempts + 1))
-
-    more = [(name, attempts + 1) for name in order for attempts in range(1, k)]
-    more.sort(key=lambda each: -saving(each[0], each[1] - 1))
-    size = -(-len(order) // _LOOKS)
-    for slots in ([(name, 1) for name in order], more):
-        for start in range(0, len(slots), size):
-            yield slots[start : start + size]

@@ -1,4 +1,4 @@
-"""Formulas over Tasks: intervals, pass@k, paired tests, noise, a sequential test.
+"""Formulas over Tasks: intervals, pass@k, paired tests, noise.
 
 A value is one Task's mean over its attempts, in 0 … 1, and a difference is that of two such values.
 The Task is the unit of every interval, because attempts at one Task are alike.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
-from math import comb, e, erfc, exp, log, pi, sqrt
+from math import comb, sqrt
 from statistics import fmean
 
 Z95 = 1.959963984540054
@@ -120,116 +118,6 @@ def noise_floor(tasks: Iterable[tuple[int, int]]) -> float | None:
     mean = fmean(known.values())
     variance = sum(known.get(i, mean) / n for i, (n, _) in enumerate(counted)) / len(counted) ** 2
     return Z95 * sqrt(2 * variance)
-
-
-class Decision(StrEnum):
-    """The answer of a sequential comparison at one look."""
-
-    BETTER = "better"
-    """The interval lies above 0."""
-    WORSE = "worse"
-    """The interval lies below 0."""
-    ALIKE = "alike"
-    """The interval lies within the margin around 0."""
-    OPEN = "open"
-    """None of these: more attempts are needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A sequential comparison after some of its Episodes."""
-
-    difference: float
-    low: float
-    """Lower end of the interval. The intervals of all looks cover together with 95 %."""
-    high: float
-    decision: Decision
-
-
-class SequentialTest:
-    """Compares two policies again and again, while the chance of any wrong decision stays bounded.
-
-    A group-sequential test. Each look spends a part of `alpha`, by a function of the share of the
-    planned Episodes (K. Lan and D. DeMets, Biometrika 70, 1983; Pocock's type). The critical value
-    comes from the recursion of P. Armitage, C. McPherson and B. Rowe (JRSS A 132, 1969) at the
-    information that was really gathered. The intervals are C. Jennison's and B. Turnbull's repeated
-    confidence intervals (JRSS B 51, 1989), so `better`, `worse` and `alike` are equally safe.
-    """
-
-    def __init__(self, *, alpha: float = 0.05, margin: float = 0.04) -> None:
-        self._alpha = alpha
-        self._margin = margin
-        self._first = 0.0
-        self._looks: tuple[tuple[float, float], ...] = ()
-
-    def look(self, differences: Sequence[float], share: float) -> Look:
-        """Judge the differences of all Tasks so far, after this share of the planned Episodes.
-
-        The caller chooses Tasks and attempts without regard to the results of the new policy.
-        """
-        middle, error = adjusted_mean(differences)
-        information = 1 / error**2
-        self._first = self._first or information
-        spent = self._alpha * log(1 + (e - 1) * min(share, 1.0))
-        # Information in hundredths of the first look's, so that equal plans share their bounds.
-        last = self._looks[-1][0] if self._looks else 0.0
-        reached = max(round(information / self._first, 2), round(last + 0.01, 2))
-        self._looks += ((reached, spent),)
-        bound = _walk(self._looks).bound / sqrt(reached)
-        low, high = middle - bound * error, middle + bound * error
-        return Look(middle, low, high, self._decide(low, high))
-
-    def _decide(self, low: float, high: float) -> Decision:
-        if low > 0:
-            return Decision.BETTER
-        if high < 0:
-            return Decision.WORSE
-        is_alike = -self._margin < low and high < self._margin
-        return Decision.ALIKE if is_alike else Decision.OPEN
-
-
-@dataclass(frozen=True, slots=True)
-class _Walk:
-    """A Brownian motion that no look has stopped yet."""
-
-    bound: float
-    """Its bound at the last look."""
-    points: tuple[tuple[float, float], ...]
-    """Its places inside of the bound, with their probabilities."""
-
-
-_POINTS = 80
-"""Intervals of Simpson's rule between the bounds; twice as many move no bound by 0.001."""
-
-
-@lru_cache(maxsize=4096)
-def _walk(looks: tuple[tuple[float, float], ...]) -> _Walk:
-    """Follow the motion through looks of (information, alpha spent so far)."""
-    if not looks:
-        return _Walk(0.0, ((0.0, 1.0),))
-    before = _walk(looks[:-1])
-    (start, spent), (end, total) = looks[-2] if looks[1:] else (0.0, 0.0), looks[-1]
-    step = sqrt(end - start)
-
-    def crossing(bound: float) -> float:
-        scale = step * sqrt(2)
-        return sum(
-            mass * (erfc((bound - place) / scale) + erfc((bound + place) / scale)) / 2
-            for place, mass in before.points
-        )
-
-    low, high = 0.0, 10 * sqrt(end)
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if crossing(middle) > total - spent else (low, middle)
-    width = 2 * high / _POINTS
-    points = []
-    for index in range(_POINTS + 1):
-        place = index * width - high
-        weight = 1 if index in (0, _POINTS) else 4 if index % 2 else 2
-        density = sum(m * exp(-(((place - p) / step) ** 2) / 2) for p, m in before.points)
-        points.append((place, weight * width / 3 * density / (step * sqrt(2 * pi))))
-    return _Walk(high, tuple(points))
 
 
 def _wilson(mean: float, count: int) -> tuple[float, float]:

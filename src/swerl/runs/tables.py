@@ -245,7 +245,7 @@ def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpi
 def read_outcomes(path: Path) -> dict[str, tuple[str, float]]:
     """Return id -> verdict and reward of each Episode of a file that holds them; else nothing.
 
-    `swerl samples export` writes them beside the rows. Raises RunError on a damaged file.
+    `swerl export --samples` writes them beside the rows. Raises RunError on a damaged file.
     """
     with _opened(path) as file:
         names = ["episode", "verdict", "reward"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.core.errors import shortened
@@ -63,8 +63,6 @@ class Diagnosis:
     """The records that were read, in words; empty if there are none."""
     problems: tuple[str, ...]
     """Records that could not be read."""
-    checks: tuple[str, ...] = ()
-    """Results of checks beyond the records."""
 
     def lines(self) -> Iterator[str]:
         """Yield one to three lines of text: the first cause, its evidence, its remedy."""
@@ -121,12 +119,6 @@ def _in_words(run: Evidence) -> str:
     )
     noun = "Episode" if len(seen) == 1 else "Episodes"
     return f"{len(seen)} {noun} ({told}{most})"
-
-
-def finding(cause: str, seen: Symptom) -> Finding:
-    """Return the finding of a cause that a check has confirmed."""
-    rule = next(rule for rule in RULES if rule.cause == cause)
-    return replace(_finding(rule, seen), confidence=0.99)
 
 
 def _finding(rule: Rule, seen: Symptom) -> Finding:

@@ -17,14 +17,14 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import app, typer_app
-from swerl.cli.view._site import Site
 from swerl.core.files import write_json
 from swerl.rollout import record
 from swerl.runs import why
 from swerl.runs.evaluation import TaskResult, summary
 from swerl.runs.evidence import _EPISODES
-from tests.unit.cli.test_view import HOSTILE, make_run
+from swerl.view.site import Site
 from tests.unit.runs import _why_records as records
+from tests.unit.view.test_view import HOSTILE, make_run
 
 KILLED = """
 import os, signal, sys

@@ -18,7 +18,6 @@ from swerl.cli import _output, rollout
 from swerl.cli import rollout as _rollout_run
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
-from swerl.cli.view._site import Site
 from swerl.core.episode import Episode, Fork
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.events import PhaseEnded, TurnEnded, ignore
@@ -29,6 +28,7 @@ from swerl.harnesses import claude_code
 from swerl.images import build
 from swerl.rollout import record
 from swerl.tasks import twin
+from swerl.view.site import Site
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from swerl.cli import why
 from swerl.cli.main import typer_app
-from swerl.cli.view._site import Site
 from swerl.core.errors import RunError
 from swerl.recipe.schema import Recipe
 from swerl.runs import history
 from swerl.runs.history import RunHistory
 from swerl.runs.layout import RunFolder, RunState
+from swerl.view.site import Site
 from tests.unit.runs._why_records import make_run
 
 

@@ -25,7 +25,6 @@ from swerl.core.errors import InputError
 from swerl.core.task import Task, read_tasks, write_tasks
 from swerl.rollout.evaluation import swebench_report
 from swerl.runs.evaluation import TaskResult, read, summary
-from swerl.runs.statistics import Decision
 from swerl.tasks import twin
 from tests.unit.grading.agreement import packages
 
@@ -129,29 +128,6 @@ def test_the_table_shows_intervals_verdicts_and_the_comparison(file: Path) -> No
     assert "not paired: 0 tasks only in A, 0 only in B" in " ".join(shown.split())
 
 
-def test_a_sequential_comparison_stops_once_it_is_decided(file: Path) -> None:
-    tasks = twin.make_tasks(file.parent / "twin", split="heldout", count=15, seed=0)
-    write_tasks(file, tasks)
-    base = saved_baseline(file, 0)
-    arguments = ("--against", base, "--sequential", "-k", 4)
-    [report] = evaluated(file, "--engine", "scripted:gold", *arguments)
-    assert report["looks"][-1]["decision"] == Decision.BETTER
-    assert report["looks"][-1]["low"] > 0
-    assert len(finished(file)) == sum(report["verdicts"].values()) < report["num_planned"] == 60
-    again = evaluated(file, "--engine", "scripted:gold", *arguments)
-    assert again[0]["looks"] == report["looks"]
-
-
-def test_only_tasks_of_the_baseline_are_attempted_sequentially(file: Path) -> None:
-    base = saved_baseline(file, 2)
-    more = twin.make_tasks(file.parent / "more", split="heldout", count=5, seed=0)
-    write_tasks(file, more)
-    arguments = ("--against", base, "--sequential")
-    [report] = evaluated(file, "--engine", "scripted:gold", *arguments)
-    assert (report["num_planned"], report["num_attempts"]) == (3, 3)
-    assert report["looks"][-1]["decision"] == Decision.OPEN
-
-
 def test_a_killed_evaluation_resumes_from_its_finished_attempts(file: Path) -> None:
     runs = file.parent / "runs"
     command = [
@@ -223,7 +199,6 @@ def test_attempts_are_rows_of_parquet(file: Path) -> None:
 
 
 def test_bad_input_is_one_clear_error(file: Path) -> None:
-    assert "--against" in refused(file, file, "--engine", "scripted:gold", "--sequential").hint
     unknown = refused(file, file, "--engine", "scripted:gold", "--against", "nothing")
     assert "there is no evaluation" in str(unknown)
     named = ("--engine", "scripted:gold", "--engine", "scripted:noop", "--set", "name=x")
@@ -239,7 +214,7 @@ def test_a_baseline_of_other_tasks_is_refused_before_anything_starts(file: Path)
     base = saved_baseline(file, 0)
     [task, *_] = read_tasks(file)
     write_tasks(file, [replace(task, id="another")])
-    arguments = ("--engine", "scripted:gold", "--against", base, "--sequential")
+    arguments = ("--engine", "scripted:gold", "--against", base)
     assert "has no task of" in str(refused(file, file, *arguments))
     assert not finished(file)
 

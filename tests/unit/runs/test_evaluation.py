@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import InputError, RunError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.turn import Trajectory, Turn
-from swerl.runs import evaluation
-from swerl.runs.evaluation import TaskResult, blocks, compare, find, read, result_of, summary
+from swerl.runs.evaluation import TaskResult, compare, find, read, result_of, summary
 
 
 def group(task: str, *verdicts: str) -> Group:
@@ -145,24 +143,3 @@ def test_an_evaluation_of_an_earlier_release_can_be_read(tmp_path: Path) -> None
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"step": 3, "num_attempts": 2, "tasks": [row]}))
     assert read(path).results["x"].value == 0.5
-
-
-def test_blocks_give_each_task_one_attempt_before_the_undecided_get_more() -> None:
-    baseline = {name: result(name, solved) for name, solved in
-                [("never", 0), ("half", 2), ("mostly", 3), ("always", 4), ("few", 1)]}  # fmt: skip
-    found = list(blocks(baseline, 4))
-    first = [slot for block in found[:5] for slot in block]
-    assert sorted(first) == sorted((name, 1) for name in baseline)
-    later = [slot for block in found[5:] for slot in block]
-    assert later[0] == ("half", 2)
-    assert len(set(first + later)) == 20
-    for name in baseline:
-        assert [number for task, number in later if task == name] == [2, 3, 4]
-    assert found == list(blocks(baseline, 4))
-    assert sum(map(len, evaluation.blocks(baseline, 1))) == 5
-
-
-def test_rows_of_a_file_are_results(tmp_path: Path) -> None:
-    kept = result("x", 2, repo="r", sampled_tokens=5, seconds=1.5)
-    path = written(tmp_path / "a.json", kept)
-    assert asdict(read(path).results["x"]) == asdict(kept)

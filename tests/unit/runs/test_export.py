@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -70,7 +69,7 @@ def batch(run: Path, step: int) -> Batch:
 
 
 def swerl(*words: object) -> Result:
-    return CliRunner().invoke(typer_app, ["samples", *map(str, words)], catch_exceptions=False)
+    return CliRunner().invoke(typer_app, ["export", *map(str, words)], catch_exceptions=False)
 
 
 def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path: Path) -> None:
@@ -130,56 +129,43 @@ def test_row_groups_bound_the_memory(
         assert file.metadata.num_rows == 6
 
 
-def test_the_command_exports_and_shows(run: Path, tmp_path: Path) -> None:
-    done = swerl("export", run, "--format", "verl", "--step", 1, "-o", tmp_path / "x" / "o.parquet")
-    assert done.exit_code == 0
-    assert "3 rows of 1 step" in done.output
-    shown = swerl("show", run, "--json")
-    assert [json.loads(line) for line in shown.output.splitlines()][1] == {
-        "step": 1, "tasks": 1, "episodes": 2, "rows": 3, "tokens": 20, "trained_tokens": 8,
-        "reward": 0.5, "routed_share": 13 / 17, "versions": ["v0", "v1", "v2"],
-    }  # fmt: skip
-    assert "trained" in swerl("show", run).output
+def test_the_command_exports_one_step(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x" / "o.parquet"
+    answer = swerl(run, "--samples", "verl", "--step", 1, "-o", out)
+    assert answer.exit_code == 0
+    assert "3 rows of 1 step" in answer.output
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("export", "{run}", "--step", "7"), "holds no samples of step 7"),
-        (("export", "{run}", "--format", "trl"), "unknown format 'trl'"),
-        (("export", "{tmp}"), "holds no samples"),
-        (("show", "{tmp}"), "holds no samples"),
+        (("{run}", "--samples", "slime", "--step", "7"), "holds no samples of step 7"),
+        (("{run}", "--samples", "trl"), "unknown format 'trl'"),
+        (("{tmp}", "--samples", "slime"), "holds no samples"),
     ],
 )
 def test_missing_data_is_one_clear_error(
     run: Path, tmp_path: Path, words: tuple[str, ...], message: str
 ) -> None:
-    told = [word.format(run=run, tmp=tmp_path) for word in words]
-    output = [] if words[0] == "show" else ["-o", tmp_path / "o.parquet"]
+    arguments = [word.format(run=run, tmp=tmp_path) for word in words]
     with pytest.raises(SwerlError, match=message) as caught:
-        swerl(*told, *output)
+        swerl(*arguments, "-o", tmp_path / "o.parquet")
     assert caught.value.hint
     assert not (tmp_path / "o.parquet").exists()
 
 
 def test_a_damaged_file_costs_its_own_step(run: Path, tmp_path: Path) -> None:
     RunFolder(run).samples(0).write_bytes(b"not Parquet")
-    shown = swerl("show", run)
-    assert shown.exit_code == 1
-    assert "left out:" in shown.output and "trained" in shown.output
-    assert "delete" not in shown.output
-    done = swerl("export", run, "-o", tmp_path / "o.parquet")
-    assert done.exit_code == 1
-    assert "3 rows of 1 step" in done.output
+    answer = swerl(run, "--samples", "slime", "-o", tmp_path / "o.parquet")
+    assert answer.exit_code == 1
+    assert "left out:" in answer.output and "3 rows of 1 step" in answer.output
 
 
-def test_an_export_replaces_a_file_only_with_force(run: Path, tmp_path: Path) -> None:
+def test_an_export_leaves_an_existing_file_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("a dataset")
-    with pytest.raises(InputError, match="exists already") as caught:
-        swerl("export", run, "-o", tmp_path / "rows.jsonl")
-    assert "--force" in caught.value.hint
+    with pytest.raises(InputError, match="exists already"):
+        swerl(run, "--samples", "slime", "-o", tmp_path / "rows.jsonl")
     assert (tmp_path / "rows.jsonl").read_text() == "a dataset"
-    assert swerl("export", run, "-o", tmp_path / "rows.jsonl", "--force").exit_code == 0
 
 
 def test_turns_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Formulas agree with SciPy or a count of all cases; the sequential test keeps its promises."""
+"""Formulas agree with SciPy or a count of all cases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from itertools import combinations, product
 import pytest
 
 from swerl.runs.statistics import (
-    Decision,
-    SequentialTest,
     adjusted_mean,
     difference,
     exact_p_value,
@@ -127,39 +125,3 @@ def test_the_noise_floor_is_what_two_evaluations_of_one_policy_differ_by() -> No
     assert noise_floor(evaluate()) == pytest.approx(pairs[190], rel=0.2)
     assert noise_floor([(1, 1), (1, 0)]) is None
     assert noise_floor([]) is None
-
-
-def test_the_first_bound_is_the_normal_quantile_and_later_ones_keep_the_total_error() -> None:
-    """Brownian motion at four looks crosses as often as was spent."""
-    draws = random.Random(4)
-    bounds, test = [], SequentialTest()
-    for count in (100, 200, 300, 400):
-        values = [1.0, -1.0] * (count // 10) + [0.0] * (count - 2 * (count // 10))
-        look = test.look(values, count / 400)
-        _, error = adjusted_mean(values)
-        bounds.append(look.high / error)
-    assert bounds[0] == pytest.approx(2.368, abs=0.01)  # of 0.05 ln(1 + (e - 1) / 4), two-sided
-    crossed = 0
-    for _ in range(20_000):
-        place = 0.0
-        for number, bound in enumerate(bounds, 1):
-            place += draws.gauss()
-            if abs(place) > bound * number**0.5:
-                crossed += 1
-                break
-    assert crossed / 20_000 == pytest.approx(0.05, abs=0.006)
-
-
-def test_a_sequential_test_decides_each_way_and_waits_otherwise() -> None:
-    better = SequentialTest().look([1.0] * 30 + [0.0] * 70, 0.1)
-    assert better.decision is Decision.BETTER
-    assert 0 < better.low < 0.3 < better.high
-    assert SequentialTest().look([-1.0] * 30 + [0.0] * 70, 0.1).decision is Decision.WORSE
-    assert SequentialTest().look([0.0] * 500, 0.5).decision is Decision.ALIKE
-    assert SequentialTest().look([1.0, -1.0] * 20, 0.1).decision is Decision.OPEN
-
-
-def test_information_that_shrinks_is_no_error() -> None:
-    test = SequentialTest()
-    test.look([0.0] * 100, 0.25)
-    assert test.look([1.0, -1.0] * 60, 0.5).decision is Decision.OPEN

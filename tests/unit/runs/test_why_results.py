@@ -113,7 +113,6 @@ def test_the_newest_result_of_any_command_is_read(tmp_path: Path) -> None:
     done = CliRunner().invoke(typer_app, ["why", "--runs", str(tmp_path / "runs")])
     assert (done.exit_code, done.output[:6]) == (0, "eval: ")
     record.write(tmp_path / "out" / "a.0", healthy_episode(0, 0, 0))
-    done = CliRunner().invoke(typer_app, ["why", str(tmp_path / "out"), "--check"])
+    done = CliRunner().invoke(typer_app, ["why", str(tmp_path / "out")])
     assert done.exit_code == 0
-    assert "nothing was checked: no step was trained here" in done.output
     assert "1 Episode (1 solved)" in done.output

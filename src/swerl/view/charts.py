@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, zip_longest
 from typing import Any, TypeAlias, TypeGuard
 
-from swerl.cli.view._talk import ShownTurn
 from swerl.runs.history import RunHistory
 from swerl.runs.prompts import GroupEntry
+from swerl.view.conversation import ShownTurn
 
 NONE = "\N{EN DASH}"
 """Shown for a number that there is not."""

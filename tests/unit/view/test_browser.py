@@ -10,13 +10,13 @@ import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
-from swerl.cli.view import _server
-from swerl.cli.view._site import Site
 from swerl.core.events import StepEnded
 from swerl.runs.history import EventLog
-from tests.unit.cli import browser
-from tests.unit.cli.browser import Tab
-from tests.unit.cli.test_view import HOSTILE, TOKEN, make_evaluation, make_run
+from swerl.view import server
+from swerl.view.site import Site
+from tests.unit.view import browser
+from tests.unit.view.browser import Tab
+from tests.unit.view.test_view import HOSTILE, TOKEN, make_evaluation, make_run
 
 EPISODE = "r/a%20run/e/00001/some_task.1"
 PAGES = (
@@ -43,13 +43,12 @@ async def tab(chromium: str) -> AsyncIterator[Tab]:
 @pytest_asyncio.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
     make_run(tmp_path / "runs", said=HOSTILE)
-    server = TestServer(_server.application(Site(tmp_path / "runs"), TOKEN))
-    async with server:
-        yield f"http://127.0.0.1:{server.port}/{TOKEN}/"
+    async with TestServer(server.application(Site(tmp_path / "runs"), TOKEN)) as http:
+        yield f"http://127.0.0.1:{http.port}/{TOKEN}/"
 
 
 def test_the_test_command_installs_a_browser() -> None:
-    bootstrap = (Path(__file__).parents[3] / "bootstrap.py").read_text()
+    bootstrap = (Path(__file__).parents[2] / "bootstrap.py").read_text()
     assert f'"{browser.PROGRAMS[0]}": "chromium",' in bootstrap
 
 
@@ -222,7 +221,7 @@ async def test_a_running_run_refreshes_itself(tab: Tab, url: str, tmp_path: Path
 
 
 async def test_static_files_work_from_disk(tab: Tab, url: str, tmp_path: Path) -> None:
-    _server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out")
+    server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out")
     for page in PAGES:
         await tab.go((tmp_path / "out").as_uri() + "/" + page)
         assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")

@@ -28,8 +28,8 @@ def view(
     force: Annotated[bool, typer.Option("--force", help="Write into an existing folder.")] = False,
 ) -> None:
     """Show runs, steps, Episodes and tokens as web pages, live or as static files."""
-    from swerl.cli.view._server import write
-    from swerl.cli.view._site import Site
+    from swerl.view.server import write
+    from swerl.view.site import Site
 
     if not folder.is_dir():
         hint = "`swerl train twin_cpu` or `swerl rollout` makes one"
@@ -45,8 +45,8 @@ def view(
 
 
 async def _serve(folder: Path, port: int) -> None:
-    from swerl.cli.view._server import serving
-    from swerl.cli.view._site import Site
+    from swerl.view.server import serving
+    from swerl.view.site import Site
 
     async with serving(Site(folder), port) as url:
         console().print(f"{safe(str(folder))} is shown at [bold]{url}[/] until Ctrl-C")

@@ -14,9 +14,15 @@ from pathlib import Path
 
 from aiohttp import web
 
-from swerl.cli.view import _evals
-from swerl.cli.view._evals import slug_of
-from swerl.cli.view._site import (
+from swerl.core.errors import InputError, SwerlError
+from swerl.core.files import disk_errors
+from swerl.core.secrets import state_dir
+from swerl.rollout import record
+from swerl.runs import index
+from swerl.runs.index import FoundRun
+from swerl.view import evaluations
+from swerl.view.evaluations import slug_of
+from swerl.view.site import (
     ASSETS,
     GROUPS_A_PAGE,
     TOKENS_A_PAGE,
@@ -25,12 +31,6 @@ from swerl.cli.view._site import (
     num_pages,
     numbered_path,
 )
-from swerl.core.errors import InputError, SwerlError
-from swerl.core.files import disk_errors
-from swerl.core.secrets import state_dir
-from swerl.rollout import record
-from swerl.runs import index
-from swerl.runs.index import FoundRun
 
 HOST = "127.0.0.1"
 _HEADERS = {
@@ -129,16 +129,16 @@ def _paths(folder: Path, *, tokens: bool) -> Iterator[str]:
     """Yield the path of every page, with those of tokens if asked for."""
     yield from ("index.html", *ASSETS)
     runs = list(index.find_runs(folder).values())
-    if any(map(_evals.names, runs)):
+    if any(map(evaluations.names, runs)):
         yield "evals.html"
-    for a, b in permutations(_evals.compared_evals(runs), 2):
+    for a, b in permutations(evaluations.compared_evals(runs), 2):
         yield f"r/{slug_of(a[0].name)}/v/{a[1]}/vs/{slug_of(b[0].name)}/{b[1]}.html"
-    for run, other in permutations(_evals.compared_runs(runs), 2):
+    for run, other in permutations(evaluations.compared_runs(runs), 2):
         yield f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
     for run in runs:
         top = f"r/{slug_of(run.name)}"
         yield f"{top}/index.html"
-        yield from (f"{top}/v/{name}.html" for name in _evals.names(run))
+        yield from (f"{top}/v/{name}.html" for name in evaluations.names(run))
         for stage in run.stages():
             groups = index.groups(run.stage(stage))
             for number in range(1, num_pages(len(groups), GROUPS_A_PAGE) + 1):
@@ -155,7 +155,7 @@ def _group_paths(run: FoundRun, stage: str, names: Sequence[str], *, tokens: boo
             yield from _token_paths(run.episode(stage, name), f"{place}/{name}")
     attempts = index.read_attempts(run.stage(stage), names)
     verdicts = {each.name: str(each.summary.get("verdict")) for each in attempts}
-    for name, other in permutations(_evals.compared_attempts(verdicts), 2):
+    for name, other in permutations(evaluations.compared_attempts(verdicts), 2):
         yield f"{place}/{name}/vs-{other}.html"
 
 

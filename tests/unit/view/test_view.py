@@ -20,8 +20,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.cli.view import _charts, _evals, _server, _talk
-from swerl.cli.view._site import GROUPS_A_PAGE, Site, _templates
 from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Fork, Group, Status
@@ -37,6 +35,8 @@ from swerl.rollout import record
 from swerl.runs import index, prompts, tables
 from swerl.runs.evaluation import TaskResult, summary
 from swerl.runs.history import EventLog, HistoryReader
+from swerl.view import charts, conversation, evaluations, server
+from swerl.view.site import GROUPS_A_PAGE, Site, _templates
 
 HOSTILE = (
     '<script>document.title="owned"</script><img src=x onerror=alert(1)>\0\udc80\x1b[31mred'
@@ -121,7 +121,7 @@ def make_run(root: Path, *, name: str = "a run", said: str = "Done.") -> Path:
 
 @pytest_asyncio.fixture
 async def client(tmp_path: Path) -> AsyncIterator[TestClient]:
-    app = _server.application(Site(tmp_path), TOKEN)
+    app = server.application(Site(tmp_path), TOKEN)
     async with TestClient(TestServer(app)) as opened:
         yield opened
 
@@ -350,11 +350,11 @@ def test_a_token_of_any_text_and_number_is_shown() -> None:
 
     nan, inf = float("nan"), float("inf")
     turn = Turn(0, None, (1,), (2, 3, 1), (-0.1, nan, -inf), Finish.STOP, "v1")
-    found = _talk.strip(turn, Odd(), 0, (-0.1, -1.0, -2.0))  # type: ignore[arg-type]
-    assert [_talk.clean(token.text) for token in found] == ["␀", "\\udc80", "<b>", "␀"]
+    found = conversation.strip(turn, Odd(), 0, (-0.1, -1.0, -2.0))  # type: ignore[arg-type]
+    assert [conversation.clean(token.text) for token in found] == ["␀", "\\udc80", "<b>", "␀"]
     assert [token.level for token in found] == [4, 4, 0, 0]
     assert [token.is_far for token in found] == [False, False, True, True]
-    assert [token.place for token in _talk.farthest(found)] == [2, 3]
+    assert [token.place for token in conversation.farthest(found)] == [2, 3]
 
 
 async def test_a_token_lists_the_experts_of_its_record(client: TestClient, tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ async def test_only_the_token_opens_and_nothing_leaves_the_folder(
         "r/a run/s/..%2f..%2fsecret.html", "r/a run/e/../../index.html", "r/%00/index.html",
         "r/a run/e/00000/..%2f00001/index.html", "r/a run/e/..%2f..%2f../x/index.html",
         "r/a run/e/00000/some_task.0/t9.html", "r/a run/e/00000/some_task.0/t0.html",
-        "r/a run/s/00000~x.html", "r/a run/s/%00.html", "_site.py", "templates/base.html",
+        "r/a run/s/00000~x.html", "r/a run/s/%00.html", "site.py", "templates/base.html",
     ):  # fmt: skip
         answer = await client.get(f"/{TOKEN}/{path}")
         text = await answer.text()
@@ -597,7 +597,7 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
         prompts.GroupEntry(0, "hard", "0", lost, (), (30, 40), (False,) * 2, "", bad),
         prompts.GroupEntry(1, "old", "1", prompts.Fate.STALE, (), (50,), (False,)),
     ]
-    found = _charts.parts(entries)
+    found = charts.parts(entries)
     assert [(p.label, p.num, p.trained, p.cheats) for p in found["difficulty"]] == [
         ("never solved", 2, 0.0, 0.5), ("solved more often", 2, 1.0, 0.0),
     ]  # fmt: skip
@@ -606,9 +606,9 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
         ("30 to 40 tokens", 2, 0.0), ("50 to 50 tokens", 1, 0.0),
     ]  # fmt: skip
     assert found["length"][-1].cheats is None
-    assert _charts.parts([]) == {"length": [], "difficulty": []}
+    assert charts.parts([]) == {"length": [], "difficulty": []}
     equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
-    assert [(p.label, p.num) for p in _charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
+    assert [(p.label, p.num) for p in charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
 
 
 def test_commands_in_a_remedy_are_code_and_nothing_else_is_markup() -> None:
@@ -618,9 +618,9 @@ def test_commands_in_a_remedy_are_code_and_nothing_else_is_markup() -> None:
 
 
 def test_time_in_which_nothing_works_is_waiting() -> None:
-    def turn(number: int, started_s: float, finish: str) -> _talk.ShownTurn:
+    def turn(number: int, started_s: float, finish: str) -> conversation.ShownTurn:
         facts = {"started_s": started_s, "seconds": 1.0}
-        return _talk.ShownTurn(number, number - 1 or None, finish=finish, facts=facts)
+        return conversation.ShownTurn(number, number - 1 or None, finish=finish, facts=facts)
 
     timings = {
         "boot": 2.0,
@@ -631,10 +631,10 @@ def test_time_in_which_nothing_works_is_waiting() -> None:
         "grade": 2,
     }
     turns = [turn(1, 4.0, "tool_calls"), turn(2, 6.0, "stop"), turn(3, 9.0, "stop")]
-    found = _charts.lanes(timings | {"total": 17.0}, turns)
+    found = charts.lanes(timings | {"total": 17.0}, turns)
     assert found and found.total_s == 17.0
     shown = {
-        lane: [(bar.phase or bar.label, round(bar.x / _charts.WIDTH * 17, 1), round(bar.seconds, 1))
+        lane: [(bar.phase or bar.label, round(bar.x / charts.WIDTH * 17, 1), round(bar.seconds, 1))
                for bar in bars]
         for lane, bars in found.lanes.items()
     }  # fmt: skip
@@ -648,30 +648,33 @@ def test_time_in_which_nothing_works_is_waiting() -> None:
         ("boot", 0.0, 2.0), ("between phases", 2.0, 0.5), ("agent", 2.5, 1.5), ("agent", 7.0, 2.0),
         ("agent", 10.0, 1.5), ("grade_boot", 12.0, 3.0),
     ]  # fmt: skip
-    late = _charts.lanes(timings | {"total": 19.0}, turns)
-    assert late and [round(bar.x / _charts.WIDTH * 19, 1) for bar in late.lanes["phases"]] == [
+    late = charts.lanes(timings | {"total": 19.0}, turns)
+    assert late and [round(bar.x / charts.WIDTH * 19, 1) for bar in late.lanes["phases"]] == [
         0.0, 4.0, 13.0, 14.0, 17.0,
     ]  # fmt: skip
-    assert _charts.lanes({}, []) is None
-    assert _charts.lanes({"total": 0.0, "boot": "x"}, []) is None
+    assert charts.lanes({}, []) is None
+    assert charts.lanes({"total": 0.0, "boot": "x"}, []) is None
 
 
 def test_changes_inside_a_conversation_are_shown_as_diffs() -> None:
     text = (
         "$ git diff\ndiff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-<b>\n+y\n\nDone.\n- a list"
     )
-    shown = str(_talk.coloured(text))
+    shown = str(conversation.coloured(text))
     assert '<span class="row same">$ git diff</span>' in shown
     assert '<span class="row del">-&lt;b&gt;</span><span class="row add">+y</span>' in shown
     assert '<span class="row same">- a list</span>' in shown
-    assert _talk.coloured("- no\n+ diff") == "- no\n+ diff"
-    change = _talk.edit({"path": "a.py", "old_str": "a\n<b>", "new_str": "a\nc"})
+    assert conversation.coloured("- no\n+ diff") == "- no\n+ diff"
+    change = conversation.edit({"path": "a.py", "old_str": "a\n<b>", "new_str": "a\nc"})
     assert change == (
         '<span class="row same"> a</span><span class="row del">-&lt;b&gt;</span>'
         '<span class="row add">+c</span>'
     )
-    assert str(_talk.edit({"old_string": "x\n" * 3000, "new_string": ""})).count("row del") == 3001
-    assert _talk.edit({"path": "a.py", "new_str": "x"}) is None
+    assert (
+        str(conversation.edit({"old_string": "x\n" * 3000, "new_string": ""})).count("row del")
+        == 3001
+    )
+    assert conversation.edit({"path": "a.py", "new_str": "x"}) is None
 
 
 def test_prompts_of_both_template_families_split_by_role() -> None:
@@ -679,10 +682,13 @@ def test_prompts_of_both_template_families_split_by_role() -> None:
         "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\n<tool_response>\n1\n</tool_response>"
     )
     glm = "[gMASK]<sop><|system|>\nBe.<|user|>\nHi<|observation|>\nout<|assistant|>"
-    assert [(p.role, p.text) for p in _talk.split(chatml)] == [("system", "Be."), ("tool", "1")]
-    shown = [(p.role, p.text) for p in _talk.split(glm)]
+    assert [(p.role, p.text) for p in conversation.split(chatml)] == [
+        ("system", "Be."),
+        ("tool", "1"),
+    ]
+    shown = [(p.role, p.text) for p in conversation.split(glm)]
     assert shown == [("system", "Be."), ("user", "Hi"), ("tool", "out")]
-    assert [p.role for p in _talk.split("no markers")] == ["context"]
+    assert [p.role for p in conversation.split("no markers")] == ["context"]
 
 
 def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> None:
@@ -714,7 +720,7 @@ def test_static_files_compare_a_bounded_number_of_runs_and_evaluations(tmp_path:
         found = summary([TaskResult("org/task-0", 1, 0, ("unsolved",))], 1)
         (root / "run-0" / "evals").mkdir(exist_ok=True)
         write_json(root / "run-0" / "evals" / f"{name}.json", {"step": 0, **found})
-    _server.write(Site(root, is_static=True, tokens=False), out)
+    server.write(Site(root, is_static=True, tokens=False), out)
     _check_links(out)
     assert len([*out.glob("r/*/with/*.html")]) == 3 * 2
     # Of a split inside training the first and the last, and each of `swerl eval`.
@@ -736,33 +742,36 @@ def test_the_files_compare_no_more_than_six_runs(tmp_path: Path) -> None:
         for step in range(3):
             (run / "evals" / f"eval-a-{step:05d}.json").touch()
     runs = index.find_runs(tmp_path).values()
-    assert len(_evals.compared_runs(runs)) == len(_evals.compared_evals(runs)) == 6
-    assert _evals.compared_attempts({"a": "solved", "b": "solved"}) == []
-    assert _evals.compared_attempts({"a": "infra", "b": "unsolved", "c": "solved"}) == ["c", "b"]
+    assert len(evaluations.compared_runs(runs)) == len(evaluations.compared_evals(runs)) == 6
+    assert evaluations.compared_attempts({"a": "solved", "b": "solved"}) == []
+    assert evaluations.compared_attempts({"a": "infra", "b": "unsolved", "c": "solved"}) == [
+        "c",
+        "b",
+    ]
 
 
 def test_a_link_works_after_the_next_start_and_for_its_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_server, "state_dir", lambda: tmp_path / "state")
-    token, path = _server.own_token(), tmp_path / "state" / "view-token"
-    assert _server.own_token() == token == path.read_text()
+    monkeypatch.setattr(server, "state_dir", lambda: tmp_path / "state")
+    token, path = server.own_token(), tmp_path / "state" / "view-token"
+    assert server.own_token() == token == path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o644)
-    assert _server.own_token() != token
+    assert server.own_token() != token
     path.chmod(0o600)
     path.write_text("short")
-    assert len(_server.own_token()) == 24
-    monkeypatch.setattr(_server, "state_dir", lambda: tmp_path / "state" / "view-token" / "x")
-    assert len(_server.own_token()) == 24
+    assert len(server.own_token()) == 24
+    monkeypatch.setattr(server, "state_dir", lambda: tmp_path / "state" / "view-token" / "x")
+    assert len(server.own_token()) == 24
 
 
 async def test_a_taken_port_is_two_lines(tmp_path: Path) -> None:
     with socket.socket() as taken:
-        taken.bind((_server.HOST, 0))
+        taken.bind((server.HOST, 0))
         taken.listen()
         with pytest.raises(InputError, match="cannot listen") as error:
-            async with _server.serving(Site(tmp_path), taken.getsockname()[1]):
+            async with server.serving(Site(tmp_path), taken.getsockname()[1]):
                 pass
     assert "--port" in error.value.hint
 

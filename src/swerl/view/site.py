@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from swerl.cli.view import _charts, _evals, _talk
-from swerl.cli.view._evals import slug_of
-from swerl.cli.view._talk import ShownTurn
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
 from swerl.rollout import record
@@ -27,6 +24,9 @@ from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
 from swerl.runs.tables import TrainedEpisode, read_trained
+from swerl.view import charts, conversation, evaluations
+from swerl.view.conversation import ShownTurn
+from swerl.view.evaluations import slug_of
 
 HERE = Path(__file__).parent
 ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -58,7 +58,7 @@ class Site:
         self.has_tokens = tokens
         self._is_static = is_static
         self._histories: dict[Path, HistoryReader] = {}
-        self._family = lru_cache(maxsize=4)(_talk.family_of)
+        self._family = lru_cache(maxsize=4)(conversation.family_of)
         self._trained = lru_cache(maxsize=8)(_trained_in)
         # The last step is a part of the key: a live run is diagnosed again after each step.
         self._diagnosis = lru_cache(maxsize=8)(lambda run, last_step: why.diagnose(run.root))
@@ -80,7 +80,7 @@ class Site:
             case [name] if name in ASSETS:
                 return Page((HERE / name).read_bytes(), ASSETS[name])
             case ["evals.html"]:
-                rows = _evals.overview(index.find_runs(self.folder).values())
+                rows = evaluations.overview(index.find_runs(self.folder).values())
                 return self._render("evals.html", path, rows=rows, folder=self.folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
@@ -90,7 +90,9 @@ class Site:
                 return self._evaluation(path, self._found(run), name.removesuffix(".html"))
             case ["r", run, "v", name, "vs", other, file] if file.endswith(".html"):
                 ends = (self._found(run), name), (self._found(other), file.removesuffix(".html"))
-                return self._render("versus.html", path, run=ends[0][0], **_evals.versus(*ends))
+                return self._render(
+                    "versus.html", path, run=ends[0][0], **evaluations.versus(*ends)
+                )
             case ["r", run, "s", name] if name.endswith(".html"):
                 stage, _, number = name.removesuffix(".html").partition("~")
                 if (number or "1").isdecimal():
@@ -148,12 +150,12 @@ class Site:
             "state": "recorded",
             "problem": f"you may not read {run.root}" if run.is_closed else "",
             "age_s": max(0.0, time.time() - index.changed(run)),
-            "has_evals": bool(_evals.names(run)),
+            "has_evals": bool(evaluations.names(run)),
         }
         if not run.is_trained or run.is_evaluated:
             folders = map(run.stage, run.stages())
             attempts = (names for folder in folders for names in index.groups(folder).values())
-            doing = _evals.state(run) if run.is_trained else "recorded"
+            doing = evaluations.state(run) if run.is_trained else "recorded"
             return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
         seen, problem = index.part(lambda: run_status(run.root, patience_s=0.0))
         history, trouble = index.part(lambda: self._history(run))
@@ -177,7 +179,7 @@ class Site:
         if not run.is_trained:
             return self._step(run, index.ALL, 1, path)
         if run.is_evaluated:
-            values = {"evaluations": _evals.overview([run]), "other": _other_stages(run)}
+            values = {"evaluations": evaluations.overview([run]), "other": _other_stages(run)}
             return self._render("evaluated.html", path, run=run, facts=facts, **values)
         history, _ = index.part(lambda: self._history(run))
         progress, _ = index.part(lambda: read_progress(run.root))
@@ -186,22 +188,27 @@ class Site:
         history = history or RunHistory()
         diagnosis, _ = index.part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
         last = history.steps[max(history.steps)] if history.steps else {}
+        steps = [
+            {"name": stage, "metrics": history.steps.get(int(stage), {})}
+            for stage in stages
+            if stage.isdecimal()
+        ]
         return self._render(
             "run.html",
             path,
             run=run,
             facts=facts | {"problem": facts["problem"] or trouble},
             progress=progress,
-            panels=_charts.panels(history),
-            lengths=_charts.lengths(entries or []),
-            parts=_charts.parts(entries or []),
+            panels=charts.panels(history),
+            lengths=charts.lengths(entries or []),
+            parts=charts.parts(entries or []),
             evals=history.evals,
             diagnosis=diagnosis,
             bounds=history.bounds,
             agents=history.by_agent(),
-            evaluations=_evals.overview([run]),
+            evaluations=evaluations.overview([run]),
             last=last,
-            steps=[self._stage_row(stage, history) for stage in stages if stage.isdecimal()],
+            steps=steps,
             other=_other_stages(run),
             beside=self._beside(run),
             is_live=facts["state"] == "running",
@@ -210,28 +217,21 @@ class Site:
     def _beside(self, run: FoundRun) -> list[FoundRun]:
         """Return the other runs with which there is a page of this one."""
         runs = index.find_runs(self.folder).values()
-        found = (
-            _evals.compared_runs(runs)
-            if self._is_static
-            else [each for each in runs if each.has_steps]
-        )
-        return [each for each in found if each != run] if run in found else []
+        shown = evaluations.compared_runs(runs) if self._is_static else runs
+        return [other for other in shown if other.has_steps and other != run]
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
-        panels = _charts.together({each.name: self._history(each) for each in (run, other)})
+        panels = charts.together({each.name: self._history(each) for each in (run, other)})
         path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
         return self._render("together.html", path, run=run, other=other, panels=panels)
 
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
         runs = list(index.find_runs(self.folder).values())
-        pairs = _evals.compared_evals(runs) if self._is_static else _evals.every(runs)
+        pairs = evaluations.compared_evals(runs) if self._is_static else evaluations.every(runs)
         others = [each for each in pairs if each != (run, name)] if (run, name) in pairs else []
-        found = _evals.task_by_task(run, name)
+        found = evaluations.task_by_task(run, name)
         return self._render("eval.html", path, run=run, name=name, others=others, **found)
-
-    def _stage_row(self, stage: str, history: RunHistory) -> dict[str, Any]:
-        return {"name": stage, "metrics": history.steps.get(int(stage), {})}
 
     def _step(self, run: FoundRun, stage: str, number: int, path: str = "") -> Page:
         folder = run.stage(stage)
@@ -330,11 +330,13 @@ class Site:
         group = self._group_row(run, stage, parent, names, used)
         trajectory, no_tokens = index.part(lambda: record.read_trajectory(folder))
         grade, no_grade = index.part(lambda: record.read_grade(folder))
-        family, no_text = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
-        turns, no_turns = index.part(lambda: _talk.turns_of(folder, trajectory, family))
-        patch, no_patch = index.part(lambda: _talk.read_tail(folder / "patch.diff"))
-        log, _ = index.part(lambda: _talk.read_tail(folder / "agent.log"))
-        proof, no_proof = index.part(lambda: _talk.certificate_of(run.root, attempt.task))
+        family, no_text = index.part(
+            lambda: self._family(run.root, conversation.is_scripted(trajectory))
+        )
+        turns, no_turns = index.part(lambda: conversation.turns_of(folder, trajectory, family))
+        patch, no_patch = index.part(lambda: conversation.read_tail(folder / "patch.diff"))
+        log, _ = index.part(lambda: conversation.read_tail(folder / "agent.log"))
+        proof, no_proof = index.part(lambda: conversation.certificate_of(run.root, attempt.task))
         written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
         return self._render(
             "episode.html",
@@ -345,14 +347,14 @@ class Site:
             summary=attempt.summary,
             cell=group["cells"][names.index(name)],
             group=group,
-            parted=_evals.compared_attempts({c["name"]: c["verdict"] for c in group["cells"]}),
+            parted=evaluations.compared_attempts({c["name"]: c["verdict"] for c in group["cells"]}),
             trained=self._rows_of(run, used.get(attempt.task), attempt),
             trajectory=trajectory,
             grade=grade,
             turns=turns or [],
             spot={turn.number: (n, turn.branch) for n, turn in enumerate(turns or [])},
-            lanes=_charts.lanes(attempt.summary.get("timings") or {}, turns or []),
-            patch=_talk.coloured_patch(patch) if patch else "",
+            lanes=charts.lanes(attempt.summary.get("timings") or {}, turns or []),
+            patch=conversation.coloured_patch(patch) if patch else "",
             log=log,
             has_text=written or family is not None,
             proof=proof,
@@ -394,8 +396,8 @@ class Site:
 
     def _turns(self, run: FoundRun, folder: Path) -> list[ShownTurn]:
         trajectory, _ = index.part(lambda: record.read_trajectory(folder))
-        family, _ = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
-        return _talk.turns_of(folder, trajectory, family)
+        family, _ = index.part(lambda: self._family(run.root, conversation.is_scripted(trajectory)))
+        return conversation.turns_of(folder, trajectory, family)
 
     def _rows_of(
         self, run: FoundRun, entry: prompts.GroupEntry | None, attempt: Attempt
@@ -412,18 +414,20 @@ class Site:
         if not 1 <= number <= len(trajectory.turns):
             raise InputError(f"{name} has no turn {number}; it has {len(trajectory.turns)}")
         turn = trajectory.turns[number - 1]
-        family, no_text = index.part(lambda: self._family(run.root, _talk.is_scripted(trajectory)))
+        family, no_text = index.part(
+            lambda: self._family(run.root, conversation.is_scripted(trajectory))
+        )
         before = sum(len(t.prompt_ids) + len(t.output_ids) for t in trajectory.path(turn)[:-1])
         attempt = index.read_attempts(folder.parent, [name])[0]
         used = self._used(run, stage).get(attempt.task)
         episode = str(attempt.summary.get("id"))
         trainer, no_trainer = index.part(
-            lambda: _talk.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
+            lambda: conversation.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
         )
-        strip = _talk.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
+        strip = conversation.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
         first = (part - 1) * TOKENS_A_PAGE
         tokens = strip[first : first + TOKENS_A_PAGE]
-        experts, no_experts = index.part(lambda: _talk.chosen_experts(turn, tokens))
+        experts, no_experts = index.part(lambda: conversation.chosen_experts(turn, tokens))
         return self._render(
             "tokens.html",
             f"r/{slug_of(run.name)}/e/{stage}/{name}/t{number}.html",
@@ -434,9 +438,9 @@ class Site:
             number=number,
             num_turns=len(trajectory.turns),
             before=before,
-            far=_talk.FAR,
+            far=conversation.FAR,
             tokens=tokens,
-            farthest=_talk.farthest(strip),
+            farthest=conversation.farthest(strip),
             experts=experts or {},
             gaps=[abs(token.gap) for token in strip if token.gap is not None],
             mean=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
@@ -452,9 +456,9 @@ class Site:
 
 def _other_stages(run: FoundRun) -> list[str]:
     """Return the stages that are neither steps nor finished evaluations, at most a page."""
-    finished = _evals.names(run)
+    finished = evaluations.names(run)
     other = [name for name in run.stages() if not name.isdecimal() and name not in finished]
-    return [] if _evals.OWN in finished else other[:GROUPS_A_PAGE]
+    return [] if evaluations.OWN in finished else other[:GROUPS_A_PAGE]
 
 
 def _words(turn: ShownTurn) -> tuple[object, ...]:
@@ -482,10 +486,15 @@ def _templates() -> Any:
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_talk.clean,
+        finalize=conversation.clean,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = {"coloured": _talk.coloured, "edit": _talk.edit, "slug": slug_of, "url": quote}
-    made.filters |= _charts.FILTERS | shown
+    shown = {
+        "coloured": conversation.coloured,
+        "edit": conversation.edit,
+        "slug": slug_of,
+        "url": quote,
+    }
+    made.filters |= charts.FILTERS | shown
     return made

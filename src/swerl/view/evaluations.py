@@ -95,7 +95,6 @@ def _report(run: FoundRun, name: str) -> dict[str, Any]:
         "noise_floor": found.get("noise_floor"),
         "versions": found.get("versions") or [],
         "missing": found.get("missing") or [],
-        "looks": found.get("looks") or [],
         "sampled_each": tokens[0],
         "prompt_each": tokens[1],
         "seconds_each": found["seconds"] / count,

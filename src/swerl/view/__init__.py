@@ -1,0 +1,1 @@
+"""Runs, evaluations and Episodes as web pages."""
