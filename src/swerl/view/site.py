@@ -188,11 +188,8 @@ class Site:
         history = history or RunHistory()
         diagnosis, _ = index.part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
         last = history.steps[max(history.steps)] if history.steps else {}
-        steps = [
-            {"name": stage, "metrics": history.steps.get(int(stage), {})}
-            for stage in stages
-            if stage.isdecimal()
-        ]
+        numbers = [stage for stage in stages if stage.isdecimal()]
+        steps = [{"name": n, "metrics": history.steps.get(int(n), {})} for n in numbers]
         return self._render(
             "run.html",
             path,
@@ -218,7 +215,8 @@ class Site:
         """Return the other runs with which there is a page of this one."""
         runs = index.find_runs(self.folder).values()
         shown = evaluations.compared_runs(runs) if self._is_static else runs
-        return [other for other in shown if other.has_steps and other != run]
+        others = [other for other in shown if other.has_steps and other != run]
+        return others if run in shown else []
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
