@@ -137,12 +137,12 @@ async def _check_gateway(
             url = await sandbox.expose(listener)
             done = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
     except (SwerlError, OSError, TimeoutError) as error:
-        fix = getattr(error, "hint", "") or "run `swerl sandbox smoke` to test the backend"
+        fix = getattr(error, "hint", "") or "check it: `swerl sandbox smoke --isolation`"
         return check_result(here, "gateway", str(error), good=False, fix=fix)
     finally:
         listener.close()
     if word in done.text:
         return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox smoke`"
+    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox smoke --isolation`"
     return check_result(here, "gateway", found, good=False, fix=fix)

@@ -1,4 +1,4 @@
-"""`swerl sandbox smoke`: check that images boot, with git and the tests' interpreter."""
+"""`swerl sandbox smoke`: check that images boot and that sandboxes are isolated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from swerl.checks import smoke as smoking
+from swerl.checks.isolation import check_isolation
 from swerl.checks.smoke import SmokeResult, SmokeSettings
 from swerl.cli._options import (
     BackendOption,
@@ -22,12 +23,25 @@ from swerl.cli._options import (
 )
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
+from swerl.core.errors import InputError
 from swerl.core.task import Task
+
+_HOLDS = {True: "[green]yes[/]", False: "[bold red]no[/]", None: "[yellow]not tried[/]"}
 
 
 def smoke(
-    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+    tasks: Annotated[
+        Path | None, typer.Argument(help="Task file written by `swerl convert`.")
+    ] = None,
     *,
+    isolation: Annotated[
+        bool,
+        typer.Option(
+            "--isolation",
+            help="Instead, check one sandbox: no network, no host file, limits hold, nothing left."
+            " Uses the image of the first task; without a file, this machine's programs.",
+        ),
+    ] = False,
     backend: BackendOption = "local",
     settings: SettingsOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
@@ -41,6 +55,11 @@ def smoke(
     as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
+    if isolation:
+        _isolation(tasks, backend, settings or [], as_json=as_json)
+        return
+    if tasks is None:
+        raise InputError("no task file is given", hint="name one, or check only --isolation")
     found = tasks_in(tasks)
     known = smoking.read(out, backend) if out else {}
     done = {key: each for key, each in known.items() if each.ok or not again}
@@ -63,6 +82,28 @@ def smoke(
         raise typer.Exit(1)
     hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""
     stderr().print(f"{counted(len(results), 'image')} ready, 0 failed{hint}")
+
+
+def _isolation(tasks: Path | None, backend: str, settings: list[str], *, as_json: bool) -> None:
+    """Check a backend's isolation; exit code 1 if a check fails."""
+    image, workdir = "host", "/testbed"
+    if tasks:
+        first = tasks_in(tasks)[0]
+        image, workdir = first.image, first.workdir
+    sandboxes = open_backend(backend, settings, run="smoke")
+    checking = check_isolation(sandboxes, image, workdir)
+    findings = run(checking, after="every sandbox is closed")
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        table = simple_table("check", "holds", "problem", whole=("check", "holds"))
+        for finding in findings:
+            table.add_row(finding.check, _HOLDS[finding.ok], escape(finding.detail))
+        console().print(table)
+    failed = sum(finding.ok is False for finding in findings)
+    stderr().print(f"{backend}, image {image}: {len(findings)} checks, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _run(
