@@ -1,13 +1,16 @@
 """Install swerl with all that it needs on this machine, then run it.
 
     python3 bootstrap.py train    train the CPU twin (recipes/twin_cpu.toml)
-    python3 bootstrap.py test     run the linter, the type checker and all tests
+    python3 bootstrap.py test     run the linter, the type checker and the unit tests
     python3 bootstrap.py setup    only install
 
+    python3 bootstrap.py integration    test with Docker, a registry, SGLang, Ray, agents, a browser
+    python3 bootstrap.py nightly        attack sandboxes and grading; more agents and toolchains
+
 Needs Python 3.11 or newer with venv, and git. As root on a Debian machine it also installs
-bubblewrap, and for `test` a Docker daemon, a registry and tools for images. On other machines
-sandboxes use the kernel's namespaces, and tests without their tools are skipped. Further arguments
-are passed to the command: `python3 bootstrap.py train --set seed=1`.
+bubblewrap, and for the last two commands the programs that their tests start. On other machines
+sandboxes use the kernel's namespaces, and tests without their programs are skipped. Further
+arguments are passed to the command: `python3 bootstrap.py train --set seed=1`.
 """
 
 from __future__ import annotations
@@ -23,27 +26,36 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
-EXTRAS = {"train": "twin", "setup": "twin", "test": "twin,cluster,dev"}
+EXTRAS = {
+    "train": "twin",
+    "setup": "twin",
+    "test": "twin,dev",
+    "integration": "twin,cluster,dev",
+    "nightly": "twin,cluster,dev",
+}
 COMMANDS = {
     "train": ["swerl", "train", "recipes/twin_cpu.toml"],
     "test": ["nox"],
+    "integration": ["nox", "-s", "integration", "--"],
+    "nightly": ["nox", "-s", "nightly", "--"],
 }
+SERVICES = {
+    "bwrap": "bubblewrap",
+    "dockerd": "docker.io",
+    "runsc": "runsc",
+    "docker-registry": "docker-registry",
+    "skopeo": "skopeo",
+    "mmdebstrap": "mmdebstrap",
+    "busybox": "busybox",
+    "chromium": "chromium",
+}
+TOOLCHAINS = {"go": "golang-go", "rspec": "ruby-rspec", "phpunit": "phpunit"}
 DEBIAN_PACKAGES = {
     "train": {"bwrap": "bubblewrap"},
     "setup": {"bwrap": "bubblewrap"},
-    "test": {
-        "bwrap": "bubblewrap",
-        "dockerd": "docker.io",
-        "runsc": "runsc",
-        "docker-registry": "docker-registry",
-        "skopeo": "skopeo",
-        "mmdebstrap": "mmdebstrap",
-        "busybox": "busybox",
-        "go": "golang-go",
-        "rspec": "ruby-rspec",
-        "phpunit": "phpunit",
-        "chromium": "chromium",
-    },
+    "test": {"bwrap": "bubblewrap"},
+    "integration": SERVICES,
+    "nightly": SERVICES | TOOLCHAINS,
 }
 """Command -> program -> its Debian package. No daemon is started."""
 POLICY = Path("/usr/sbin/policy-rc.d")

@@ -29,13 +29,30 @@ collect_ignore = [] if os.environ.get("SWERL_NIGHTLY") else ["redteam", "attacks
 """Folders of `nox -s nightly` alone."""
 
 
+PROGRAMS = {
+    "base_image",
+    "docker_image",
+    "dockerd",
+    "kube",
+    "pushed_image",
+    "ray_cluster",
+    "registry",
+}
+"""Fixtures that start a program of others."""
+NIGHTLY = ("redteam", "attacks", "compat")
+"""Folders of the nightly shelf."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of the night unless this is one."""
-    if os.environ.get("SWERL_NIGHTLY"):
-        return
+    """Put each test on its shelf: unit (no mark), integration or nightly."""
     for item in items:
-        if item.get_closest_marker("nightly"):
-            item.add_marker(pytest.mark.skip(reason="runs at night: nox -s nightly"))
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in NIGHTLY:
+            item.add_marker(pytest.mark.nightly)
+        needs = PROGRAMS.intersection(getattr(item, "fixturenames", ()))
+        if folder == "integration" or needs or item.get_closest_marker("agents"):
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture(scope="session")

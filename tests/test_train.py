@@ -73,7 +73,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("train"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "error"),
     [
@@ -97,7 +96,6 @@ def test_a_part_that_dies_stops_the_run_with_one_clear_error(
     assert not run.processes()
 
 
-@pytest.mark.slow
 def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run) -> None:
     began = time.time()
     interrupted = run.start()
@@ -131,7 +129,6 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
         _assert_trained_as_sampled(run.root, step)
 
 
-@pytest.mark.slow
 def test_an_interrupted_episode_goes_on_after_its_last_turn(tmp_path: Path) -> None:
     run = Run(tmp_path)
     killed = run.start("--set", "steps=1", "--set", "eval.every=0")
@@ -169,7 +166,6 @@ def _interrupted(root: Path) -> dict[Path, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.slow
 def test_a_finished_run_says_so_at_once_and_another_recipe_is_refused(run: Run) -> None:
     if not (run.root / "state.json").exists():
         pytest.skip("needs the run of the test before")
@@ -221,7 +217,6 @@ def _command_lines() -> Iterator[tuple[int, str]]:
             continue
 
 
-@pytest.mark.slow
 def test_every_metric_of_a_run_is_explained(run: Run) -> None:
     if not (run.root / "state.json").exists():
         pytest.skip("needs the run of the tests before")
@@ -230,7 +225,6 @@ def test_every_metric_of_a_run_is_explained(run: Run) -> None:
     assert unexplained(names) == []
 
 
-@pytest.mark.slow
 def test_every_file_of_a_run_folder_is_in_the_reference(run: Run) -> None:
     if not (run.root / "state.json").exists():
         pytest.skip("needs the run of the tests before")

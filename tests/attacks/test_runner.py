@@ -149,7 +149,6 @@ WALLS = (network, host, kernel)
 """Topics to try on docker: how it bounds, ends and moves files is the conformance suite's."""
 
 
-@pytest.mark.slow
 async def test_no_attack_gets_out_of_a_container(dockerd: str, docker_image: str) -> None:
     backend = docker.build(docker.Options(base_url=dockerd))
     parts = [part for topic in WALLS for part in vars(topic).values()]

@@ -378,7 +378,6 @@ def test_a_cut_record_of_turns_is_named(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.agents
-@pytest.mark.slow
 async def test_claude_code_solves_a_real_instance_through_the_gateway(
     shared_dir: Path, tmp_path: Path
 ) -> None:

@@ -281,7 +281,6 @@ def test_a_transcript_can_be_said_again(tmp_path: Path) -> None:
         assert 'bash({"command": "ls"})' in served.text
 
 
-@pytest.mark.slow
 def test_a_model_on_the_cpu_answers_and_its_server_ends_with_the_command(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()

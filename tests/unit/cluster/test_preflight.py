@@ -28,7 +28,6 @@ async def _all(recipe: Recipe, nodes: tuple[LocalNode, ...], folder: Path) -> li
     return [each async for each in check_nodes(recipe, both, folder, disk_bytes=1 << 20)]
 
 
-@pytest.mark.slow
 async def test_two_nodes_pass_and_leave_nothing_behind(tmp_path: Path) -> None:
     nodes = (LocalNode(name="n1"), Quick(name="n2"))
     found = await _all(RECIPE, nodes, tmp_path)
@@ -117,7 +116,6 @@ def test_other_gpus_take_any_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "triton" not in kernels("b200", "3.6.0", monkeypatch)
 
 
-@pytest.mark.slow
 async def test_a_run_without_its_kernels_does_not_start(tmp_path: Path) -> None:
     node = LocalNode(name="n1")
     with pytest.raises(ClusterError, match="kernels: not installed: no_such"):

@@ -279,7 +279,6 @@ async def test_an_episode_goes_on_after_its_last_turn_on_the_other_machine(
     assert engine.num_replies == len(replies) == len(done.trajectory.turns)
 
 
-@pytest.mark.slow
 async def test_episodes_on_two_machines_survive_the_end_of_a_server(
     ray_cluster: Any, tmp_path: Path
 ) -> None:
@@ -338,7 +337,6 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
 async def test_nothing_of_a_killed_controllers_sandboxes_lives_on(
     ray_cluster: Any, tmp_path: Path
 ) -> None:

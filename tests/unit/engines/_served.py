@@ -106,7 +106,7 @@ def sglang_python() -> Path:
     python = os.environ.get("SWERL_SGLANG_PYTHON")
     if not python:
         pytest.skip(
-            "SWERL_SGLANG_PYTHON names no interpreter with SGLang; `nox -s sglang` makes one"
+            "SWERL_SGLANG_PYTHON names no interpreter with SGLang; `nox -s integration` makes one"
         )
     return Path(python)
 

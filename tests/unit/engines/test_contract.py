@@ -1,8 +1,8 @@
 """The contract of every engine, run on each of them.
 
 Set SWERL_SGLANG_PYTHON to an interpreter with SGLang and sglang-router to run on the real ones too:
-`nox -s sglang` makes one and does so. Behind the names: `fake` speaks the wire contract and makes
-its tokens up, `/two` is two servers, `/router` two servers behind a router.
+`nox -s integration` does so. Behind the names: `fake` speaks the wire contract and invents its
+tokens, `/two` is two servers, `/router` two servers behind a router.
 """
 
 from __future__ import annotations

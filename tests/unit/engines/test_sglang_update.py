@@ -1,7 +1,7 @@
 """Weights sent into live servers: either all of them serve afterwards, or none.
 
 The servers are fakes of the wire contract, because a fault must come when the test wants it.
-`tests/unit/training/weight_sync/test_weight_sync_sglang.py` sends real weights to real ones.
+`tests/integration/test_weight_sync_sglang.py` sends real weights to real ones.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ ranks = 1
 """
 
 
-@pytest.mark.slow
 def test_the_example_loop_takes_two_steps(tmp_path: Path) -> None:
     recipe = tmp_path / "small.toml"
     recipe.write_text(SMALL)

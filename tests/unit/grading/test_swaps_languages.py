@@ -748,7 +748,6 @@ int main(int argc, char **argv) { tests.at(argv[1])(); return 0; }
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUNDS)
 def test_each_swap_makes_its_test_fail_and_no_other(name: str, tmp_path: Path) -> None:
     ground = GROUNDS[name]

@@ -95,17 +95,24 @@ def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
     return local.build(local.Options(isolator=request.param))
 
 
-AT_NIGHT = ("local/snapshot", "kubernetes")
-"""In CI these run the tests of commands, ends and limits alone; they share code with the others."""
-IN_CI = tuple(f"test_conformance_{part}.py" for part in ("commands", "end", "limits"))
+UNIT = "local/unshare" if os.geteuid() == 0 else "local/bwrap"
+"""The target of the unit tests; the others are integration tests."""
+SOME_PARTS = ("local/snapshot", "kubernetes")
+"""Targets that share code with others; they run the tests of commands, ends and limits alone."""
+PARTS = tuple(f"test_conformance_{part}.py" for part in ("commands", "end", "limits"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         spec = getattr(item, "callspec", None)
-        is_at_night = spec and spec.params.get("target") in AT_NIGHT
-        if is_at_night and item.path.name.startswith("test_conf") and item.path.name not in IN_CI:
+        target = spec.params.get("target") if spec else None
+        if target not in TARGETS or not item.path.name.startswith("test_conformance"):
+            continue
+        if target in SOME_PARTS and item.path.name not in PARTS:
             item.add_marker(pytest.mark.nightly)
+        elif target != UNIT:
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture(scope="session", params=TARGETS)

@@ -146,7 +146,6 @@ async def test_an_agent_makes_the_gold_edit_and_every_sampled_token_is_trained(
     worked.assert_trained_whole()
 
 
-@pytest.mark.slow
 async def test_an_agent_works_in_a_pod(kube: tuple[KubeServer, Path], docker_image: str) -> None:
     options = kubernetes.Options(kubeconfig=str(kube[1]), user="agent")
     backend = kubernetes.build(options)
@@ -160,7 +159,6 @@ async def test_an_agent_works_in_a_pod(kube: tuple[KubeServer, Path], docker_ima
     worked.assert_trained_whole()
 
 
-@pytest.mark.slow
 async def test_broken_streams_do_not_disturb_an_agent(harness: Harness, cloud: Cloud) -> None:
     async with Faults(cloud.service.url) as faults:
         cuts = [0]
@@ -192,7 +190,6 @@ class Announcing(ScriptedEngine):
         return await super().generate(ids, sampling, session)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS_OF_ALL_KINDS, ids=lambda agent: agent.name)
 async def test_a_run_survives_a_provider_outage_longer_than_a_request_timeout(
     agent: Agent, cloud: Cloud, monkeypatch: pytest.MonkeyPatch

@@ -235,7 +235,6 @@ def gym_row(number: int, text: str) -> str:
     return json.dumps(row) + "\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
 def test_a_conversion_survives_its_end(tmp_path: Path, number: int, code: int) -> None:
     rows, out, whole = (tmp_path / name for name in ("rows.jsonl", "tasks.jsonl", "whole.jsonl"))

@@ -20,7 +20,6 @@ from .fake_hub import COMMIT, Hub, serve
 pytest.importorskip("datasets")
 parquet = pytest.importorskip("pyarrow.parquet")
 
-pytestmark = pytest.mark.slow
 
 SWERL = Path(sys.executable).with_name("swerl")
 DIFF = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"

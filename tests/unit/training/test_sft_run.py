@@ -19,8 +19,6 @@ from swerl.runs.evaluation import compare, find
 from swerl.runs.tables import read_samples
 from swerl.runs.why import diagnose
 
-pytestmark = pytest.mark.slow
-
 SAMPLED = """
 name = "base"
 steps = 1

@@ -1,6 +1,6 @@
 """SGLang's parsers behind a family, and how they differ from swerl's own.
 
-Set SWERL_SGLANG_PYTHON to an interpreter with SGLang; `nox -s sglang` makes one and runs this too.
+Set SWERL_SGLANG_PYTHON to an interpreter with SGLang; `nox -s integration` makes one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ DIFFERENT = {
 def python() -> Path:
     found = os.environ.get("SWERL_SGLANG_PYTHON")
     if not found:
-        pytest.skip("SWERL_SGLANG_PYTHON names no interpreter with SGLang; nox -s sglang makes one")
+        pytest.skip("SWERL_SGLANG_PYTHON is empty; nox -s integration sets it")
     return Path(found)
 
 

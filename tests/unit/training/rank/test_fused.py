@@ -78,7 +78,6 @@ def test_frozen_weights_get_no_gradient() -> None:
     assert x.grad is not None and weight.grad is None and router.grad is None
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
 def test_each_compiled_formula_is_one_kernel_with_the_same_values() -> None:
     from torch._inductor.utils import run_and_get_code

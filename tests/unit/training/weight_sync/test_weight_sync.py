@@ -146,7 +146,6 @@ def test_a_checksum_reads_one_number_from_the_device(monkeypatch: pytest.MonkeyP
     assert hash_tensor(tensor, "cuda") == in_chunks
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
 def test_a_compiled_checksum_reads_each_byte_once() -> None:
     """One kernel reads the words and writes two sums a tile, one adds these; else some 60."""

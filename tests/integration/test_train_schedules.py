@@ -57,7 +57,6 @@ def metrics(run: Run) -> list[dict[str, float]]:
     return [event["metrics"] for event in events if event["event"] == "StepEnded"]
 
 
-@pytest.mark.slow
 def test_an_async_run_that_is_killed_trains_every_task_once_and_within_the_bound(
     home: Path,
 ) -> None:
@@ -126,7 +125,6 @@ def _last_of_each(run: Run) -> list[dict[str, float]]:
     return list({event["step"]: event["metrics"] for event in ended}.values())
 
 
-@pytest.mark.slow
 def test_a_step_killed_while_it_trains_is_taken_again_bit_for_bit(home: Path) -> None:
     """Its Episodes are read back, so both runs train on the same tokens."""
     run = run_of(home, "whole", SHAPED, steps=2)
@@ -164,7 +162,6 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
-@pytest.mark.slow
 def test_one_step_off_trains_tokens_that_are_one_version_old(home: Path) -> None:
     run = run_of(home, "ahead", '[schedule]\nmode = "one-step-off"\n', steps=2)
     code, output = run.finish()

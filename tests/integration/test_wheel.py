@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
-pytestmark = pytest.mark.slow
 
 
 def called(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -14,8 +14,8 @@ from swerl.core.events import StepEnded
 from swerl.runs.history import EventLog
 from swerl.view import server
 from swerl.view.site import Site
-from tests.unit.view import browser
-from tests.unit.view.browser import Tab
+from tests.integration import _browser as browser
+from tests.integration._browser import Tab
 from tests.unit.view.test_view import HOSTILE, TOKEN, make_evaluation, make_run
 
 EPISODE = "r/a%20run/e/00001/some_task.1"

@@ -22,7 +22,6 @@ local_vcpu_second = 0.01
 """
 
 
-@pytest.mark.slow
 def test_a_run_ends_at_its_cap_is_refused_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     run = Run(tmp_path)
     small = RECIPE.replace("steps = 6", "steps = 2", 1).replace(

@@ -24,7 +24,7 @@ from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from tests.unit.engines._served import sglang_python
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 GPU_RECIPES = [
     path for path in sorted((ROOT / "recipes").glob("*.toml")) if load([path]).cluster.gpus_per_node
 ]

@@ -30,8 +30,6 @@ IN_CI = ("pallets__flask-4045", "pytest-dev__pytest-7571")
 CANNOT = ("no Python", "npm", "bubblewrap")
 """What a machine may lack: the tests skip and say so."""
 
-pytestmark = pytest.mark.slow
-
 
 class Swerl:
     """The command line with a cache of its own."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from .services import dockerd as dockerd_module
-from .services.image import BaseImage
-from .services.shared import shared
-from .unit.sandboxes.helpers import eventually
+from ..services import dockerd as dockerd_module
+from ..services.image import BaseImage
+from ..services.shared import shared
+from ..unit.sandboxes.helpers import eventually
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_image_is_in_the_daemon_and_runs(dockerd: str, docker_image: str) -> None:

@@ -33,7 +33,6 @@ from tests.unit.engines._fake_python import fake_python, process_at
 
 MakeBatch = Callable[..., Batch]
 TWO = RayShare(num_nodes=2, gpus_per_node=0, cpus_per_node=1, place_s=240)
-pytestmark = pytest.mark.slow
 
 
 def _trainer(model: Path, options: TrainerOptions, **more: Any) -> MegatronTrainer:

@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def test_the_twin_trains_on_sglang(tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[3] / "recipes" / "twin_cpu.toml"
+    recipe = Path(__file__).parents[2] / "recipes" / "twin_cpu.toml"
     settings = SETTINGS | {"engine.python": str(sglang_python())}
     command = [sys.executable, "-m", "swerl.cli", "train", str(recipe)]
     for name, value in settings.items():

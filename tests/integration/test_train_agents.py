@@ -18,7 +18,7 @@ from tests.test_train import RECIPE, Run, _assert_trained_as_sampled, _until
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
-REPLACER = Path(__file__).parents[1] / "examples" / "plugin" / "swerl_example" / "replacer.py"
+REPLACER = Path(__file__).parents[2] / "examples" / "plugin" / "swerl_example" / "replacer.py"
 STEPS = 4
 AGENTS = f"""
 [[harness]]
@@ -66,7 +66,6 @@ def drawn(run: Run) -> Parts:
     return wiring.parts_of(recipe, absent, lambda _: None, absent)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_a_group_has_the_agent_that_its_name_draws_also_after_a_kill(run: Run) -> None:
     parts, found = drawn(run), defaultdict(set)
     for path in run.episodes():
@@ -79,7 +78,6 @@ def test_a_group_has_the_agent_that_its_name_draws_also_after_a_kill(run: Run) -
     assert set().union(*trained.values()) == set(NAMES[:2])
 
 
-@pytest.mark.slow
 def test_every_sampled_token_is_trained_once_and_no_advantage_mixes_agents(run: Run) -> None:
     for step in range(STEPS):
         _assert_trained_as_sampled(run.root, step)
@@ -92,7 +90,6 @@ def test_every_sampled_token_is_trained_once_and_no_advantage_mixes_agents(run: 
         assert all(sum(each.values()) == pytest.approx(0, abs=1e-9) for each in sums.values())
 
 
-@pytest.mark.slow
 def test_every_agent_is_evaluated_and_the_run_ends_with_a_matrix(run: Run) -> None:
     assert run.state()["evals_done"] == [
         f"eval-heldout-{name}-{step:05d}" for step in (0, STEPS) for name in NAMES
