@@ -144,5 +144,5 @@ async def _check_gateway(
     if word in done.text:
         return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
     found = f"not reached from inside at {url}: {done.text.strip()[-80:]}"
-    fix = "set gateway.bind and the backend's gateway address, or run `swerl sandbox smoke --isolation`"
+    fix = "set gateway.bind and the gateway address of the backend"
     return check_result(here, "gateway", found, good=False, fix=fix)
