@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("setuptools", reason="builds the example package")
+from tests.unit.examples.packages import ROOT, install
 
-PACKAGE = Path(__file__).parents[3] / "examples" / "plugin"
 WRONG, RIGHT = "    return a - b\n", "    return a + b\n"
 DIFF = f"""--- a/sums.py
 +++ b/sums.py
@@ -24,15 +23,7 @@ DIFF = f"""--- a/sums.py
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the package into a folder of its own."""
-    work = tmp_path_factory.mktemp("plugin")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    # pip builds beside the sources, so it gets a copy.
-    copy = work / "source"
-    for path in [*PACKAGE.glob("*.toml"), *PACKAGE.glob("swerl_example/*.py")]:
-        (copy / path.relative_to(PACKAGE)).parent.mkdir(parents=True, exist_ok=True)
-        (copy / path.relative_to(PACKAGE)).write_bytes(path.read_bytes())
-    subprocess.run([*pip, "-t", str(work / "site"), str(copy)], check=True, timeout=120)
-    return work / "site"
+    return install(ROOT / "examples" / "plugin", tmp_path_factory.mktemp("plugin"))
 
 
 def swerl(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -87,7 +78,7 @@ def test_an_unknown_reward_is_an_error_that_names_the_known_ones(
 
 
 def test_an_unknown_reward_is_found_before_a_run_starts(site: Path, tmp_path: Path) -> None:
-    recipe = PACKAGE.parents[1] / "recipes" / "twin_cpu.toml"
+    recipe = ROOT / "recipes" / "twin_cpu.toml"
     for reward, code in (("test-share", 0), ("test-shares", 2)):
         done = swerl(
             site, tmp_path, "train", str(recipe), "--dry-run", "--set", f"rollout.reward={reward}"
@@ -133,7 +124,7 @@ def test_its_algorithm_trains_in_the_ranks(site: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN.format(examples=str(PACKAGE.parent))],
+        [sys.executable, "-c", TRAIN.format(examples=str(ROOT / "examples"))],
         env={**os.environ, "PYTHONPATH": path, "SWERL_CACHE": str(tmp_path / "cache")},
         cwd=tmp_path,
         capture_output=True,

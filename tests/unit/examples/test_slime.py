@@ -1,14 +1,16 @@
-"""A slime run's rollouts through swerl: real sandboxes, gateway and grading, SGLang's contract."""
+"""The slime example, installed: real sandboxes, gateway and grading, SGLang's contract."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import math
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,20 @@ from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines.families import tiny
 from swerl.engines.families import tiny as tokenizer
 from swerl.harnesses import builtin
-from swerl.rollout import slime
-from swerl.rollout._slime_samples import to_train_samples
-from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.gateway._wire_engine import WireEngine, wired
-from tests.unit.rollout._fake_slime import (
+from swerl.tasks import twin
+from tests.unit.examples._fake_slime import (
     Sample,
     arguments,
     own_normalisation,
     rolled_out,
     train_data,
 )
+from tests.unit.examples.packages import ROOT, install
+from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway._wire_engine import WireEngine, wired
 
+slime = SimpleNamespace()
+"""The installed package's hooks."""
 RECIPE = """
 name = "for-slime"
 [model]
@@ -54,6 +58,22 @@ sandbox_s = 300
 """
 PARAMS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 800}
 DONE = Message(Role.ASSISTANT, "Nothing to do.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Install the package into a folder of its own, and import its hooks from there."""
+    site = install(ROOT / "examples" / "slime", tmp_path_factory.mktemp("slime"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        vars(slime).update(vars(importlib.import_module("swerl_slime.hooks")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
+    return task
 
 
 @pytest.fixture
@@ -261,20 +281,24 @@ SECOND = Turn(1, 0, (5,), (6,), (-2.0,), Finish.LENGTH, "2", routed=experts(3, 2
 def test_experts_of_whole_rows_are_replayed_and_others_lose_the_rollout() -> None:
     base, family = Sample(index=4, prompt="p"), tiny.build(None)
     args = arguments(use_rollout_routing_replay=True)
-    [sample] = to_train_samples(base, recorded(FIRST, SECOND), args, family)
+    [sample] = slime.convert.to_train_samples(base, recorded(FIRST, SECOND), args, family)
     assert sample.rollout_routed_experts.dtype == np.int32
     assert sample.rollout_routed_experts.tolist() == np.arange(30).reshape(5, 3, 2).tolist()
     assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1
-    [lost] = to_train_samples(base, recorded(FIRST, replace(SECOND, routed=None)), args, family)
+    [lost] = slime.convert.to_train_samples(
+        base, recorded(FIRST, replace(SECOND, routed=None)), args, family
+    )
     assert lost.remove_sample
     assert lost.metadata["swerl_episode"]["verdict"] == "routed experts missing"
-    [plain] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), family)
+    [plain] = slime.convert.to_train_samples(base, recorded(FIRST, SECOND), arguments(), family)
     assert plain.rollout_routed_experts is None
 
 
 def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
     base = Sample(index=4, group_index=2, prompt="p", session_id="s", metadata={"mine": 1})
-    [sample] = to_train_samples(base, recorded(FIRST, SECOND), arguments(), tiny.build(None))
+    [sample] = slime.convert.to_train_samples(
+        base, recorded(FIRST, SECOND), arguments(), tiny.build(None)
+    )
     assert sample.weight_versions == ["1", "2"]
     assert sample.status is Sample.Status.TRUNCATED
     assert (sample.index, sample.group_index, sample.session_id) == (4, 2, "s")
@@ -284,7 +308,9 @@ def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
 
 
 def test_an_episode_in_which_nothing_was_sampled_is_lost() -> None:
-    [lost] = to_train_samples(Sample(index=1), recorded(), arguments(), tiny.build(None))
+    [lost] = slime.convert.to_train_samples(
+        Sample(index=1), recorded(), arguments(), tiny.build(None)
+    )
     assert lost.remove_sample
     assert lost.loss_mask == [0]
 

@@ -1,7 +1,7 @@
 """slime's hooks: swerl's agents, sandboxes and grading as the rollouts of a slime run.
 
 slime loads `generate`, `reward`, `normalize` and `keep_group` by their dotted paths, with the flags
-of docs/guides/slime.md. slime is never imported: its Samples come in as arguments and are copied.
+of README.md. slime is never imported: its Samples come in as arguments and are copied.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from swerl.core.grade import LEARNABLE, Grade, Verdict
 from swerl.core.task import Task
 from swerl.core.turn import Trajectory
 from swerl.gateway.server import Gateway
-from swerl.rollout import _slime_samples as convert
 from swerl.rollout import episode, group, record, wiring
-from swerl.rollout._slime_samples import SlimeArgs, SlimeSample
 from swerl.rollout.parts import Clock, Parts
+from swerl_slime import samples as convert
+from swerl_slime.samples import SlimeArgs, SlimeSample
 
-_LOG = logging.getLogger("swerl.rollout.slime")
+_LOG = logging.getLogger("swerl_slime")
 _MIN_ROLLOUTS = 2
 """Rollouts of a prompt that must remain: fewer cannot be compared."""
 _CLOSE_S = 60.0
@@ -67,7 +67,7 @@ async def reward(
     marked as lost.
     """
     if isinstance(sample, list):
-        return [await _reward(args, one) for one in sample]
+        return [await _reward(args, row) for row in sample]
     return await _reward(args, sample)
 
 
@@ -127,8 +127,8 @@ class _Service:
         """Read the settings. Raises InputError."""
         self._recipe = convert.recipe_of(args)
         self.family = wiring.family_of(self._recipe, self._recipe.model.path)
-        kept = getattr(args, "swerl_episodes", None)
-        self._kept = Path(kept) if kept else None
+        folder = getattr(args, "swerl_episodes", None)
+        self._episodes = Path(folder) if folder else None
         self._logs = Path(mkdtemp(prefix="swerl-slime-"))
         self._numbers = count()
         self._ending = asyncio.Event()
@@ -151,8 +151,8 @@ class _Service:
         name = f"slime/{task.id.replace('/', '_')}.{sample.index}-{next(self._numbers)}"
         async with parts.provisioner.slot:
             result = await group.run_with_refills(task, name, parts)
-        if self._kept:
-            record.write(self._kept / Path(name).name, result)
+        if self._episodes:
+            record.write(self._episodes / Path(name).name, result)
         return result
 
     async def close(self) -> None:

@@ -54,7 +54,7 @@ def arguments(**more: Any) -> Namespace:
         "hf_checkpoint": "", "sglang_router_ip": "127.0.0.1", "sglang_router_port": 0,
         "advantage_estimator": "grpo", "rewards_normalization": True,
         "grpo_std_normalization": True, "n_samples_per_prompt": 2, "rollout_batch_size": 1,
-        "custom_reward_post_process_path": "swerl.rollout.slime.normalize",
+        "custom_reward_post_process_path": "swerl_slime.hooks.normalize",
         "rollout_max_context_len": None, "partial_rollout": False, "group_rm": False,
         "use_rollout_routing_replay": False,
     } | more)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +17,13 @@ from swerl.core.contracts import Family
 from swerl.core.episode import Episode
 from swerl.core.errors import InputError, TaskError
 from swerl.core.sample import Sample, to_samples
-from swerl.core.secrets import secret
 from swerl.core.task import Task, from_row
 from swerl.recipe.check import check_budgets, check_rollout
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import PluginSection
 
-NORMALIZE = "swerl.rollout.slime.normalize"
+NORMALIZE = "swerl_slime.hooks.normalize"
 _NORMALIZED = ("grpo", "gspo", "reinforce_plus_plus_baseline")
 """Estimators whose rewards slime normalizes itself."""
 _STD_FLOOR = 1e-6
@@ -69,7 +69,7 @@ def recipe_of(args: SlimeArgs) -> Recipe:
 
     Raises InputError on settings with which slime would train on wrong numbers.
     """
-    path = getattr(args, "swerl_recipe", None) or secret("SWERL_RECIPE")
+    path = getattr(args, "swerl_recipe", None) or os.environ.get("SWERL_RECIPE")
     if not path:
         message = "slime's arguments name no swerl recipe"
         hint = "set SWERL_RECIPE=recipe.toml, or swerl_recipe in --custom-config-path's file"
@@ -169,9 +169,9 @@ def to_eval_sample(base: SlimeSample, result: Episode, family: Family) -> SlimeS
     if result.learnable and rows:
         longest = max(rows, key=lambda row: len(row.ids))
         return _to_sample(base, longest, result, family, replays=False)
-    made = lost(copy.copy(base), result.verdict, result.grade.reason)
-    made.reward = result.reward if result.learnable else 0.0
-    return made
+    sample = lost(copy.copy(base), result.verdict, result.grade.reason)
+    sample.reward = result.reward if result.learnable else 0.0
+    return sample
 
 
 def lost(sample: _S, verdict: str, reason: str) -> _S:
@@ -192,8 +192,8 @@ def lost(sample: _S, verdict: str, reason: str) -> _S:
 
 
 def _rollout_id(sample: SlimeSample) -> int | None:
-    named: int | None = getattr(sample, "rollout_id", None)
-    return sample.index if named is None else named
+    rollout_id: int | None = getattr(sample, "rollout_id", None)
+    return sample.index if rollout_id is None else rollout_id
 
 
 def _to_sample(
@@ -252,7 +252,7 @@ def normalized(args: SlimeArgs, samples: Sequence[SlimeSample]) -> tuple[list[fl
     votes = _votes(samples)
     counted = [reward for group in votes.values() for reward in group.values()]
     mean = fmean(counted) if counted else 0.0
-    scales = {group: _scale(args, list(found.values())) for group, found in votes.items()}
+    scales = {group: _scale(args, list(rollouts.values())) for group, rollouts in votes.items()}
     raw, rewards = [], []
     for sample in samples:
         if sample.remove_sample:
@@ -267,7 +267,7 @@ def normalized(args: SlimeArgs, samples: Sequence[SlimeSample]) -> tuple[list[fl
 
 def num_learnable(group: Sequence[SlimeSample | list[SlimeSample]]) -> int:
     """Return the number of a prompt's rollouts that were not lost."""
-    firsts = [one[0] if isinstance(one, list) else one for one in group]
+    firsts = [rows[0] if isinstance(rows, list) else rows for rows in group]
     return sum(not sample.remove_sample for sample in firsts)
 
 
