@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "swerl"
 HEAVY = {"torch", "megatron", "sglang", "docker", "e2b", "transformers", "pyarrow", "datasets",
-         "matplotlib", "swebench", "tokenizers", "safetensors", "numpy", "trackio",
+         "swebench", "tokenizers", "safetensors", "numpy", "trackio",
          "wandb", "ray", "opentelemetry"}  # fmt: skip
 OWN_PROCESS = {
     "engines/_torch_server.py", "engines/_torch_batch.py", "engines/_torch_model.py",

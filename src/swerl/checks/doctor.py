@@ -218,7 +218,6 @@ def _shared_memory() -> Check:
 
 def _packages() -> Iterator[Check]:
     for name, enables, fix in (
-        ("matplotlib", "a plot of the reward curve", "pip install 'swerl[twin]'"),
         ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
         ("fla-core", "fast Qwen3.5 and Qwen3.6 training on GPUs", "pip install 'swerl[gpu]'"),
         ("e2b", 'sandbox.type = "e2b"', "pip install 'swerl[e2b]'"),

@@ -163,7 +163,7 @@ def show_summary(folder: Path, past: RunHistory) -> None:
         out.print(_matrix(past.by_agent()) or table)
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
-    out.print(f"\nrun folder      {folder}\npictures        {folder / 'reward.png'}, metrics.png")
+    out.print(f"\nrun folder      {folder}\ncharts          swerl view {folder}")
     for split, points in list(past.evals.items())[:1]:
         ends = [f"{folder}@{split.replace('/', '-')}-{step}" for step, _ in (points[0], points[-1])]
         out.print(f"compare         swerl eval compare {' '.join(ends)}", soft_wrap=True)

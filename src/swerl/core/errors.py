@@ -183,7 +183,7 @@ class RunStoppedError(SwerlError, RuntimeError):
 
 
 EXTRAS = {
-    "twin": ("matplotlib", "megatron", "numpy", "psutil", "pyarrow", "safetensors", "torch"),
+    "twin": ("megatron", "numpy", "psutil", "pyarrow", "safetensors", "torch"),
     "gpu": ("fla",),
     "cluster": ("ray",),
     "docker": ("docker",),

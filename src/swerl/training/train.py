@@ -47,7 +47,6 @@ from swerl.training.efficiency import CostMeter
 from swerl.training.metric_sinks import open_sinks
 from swerl.training.model_folder import read_config
 from swerl.training.options import TrainerOptions
-from swerl.training.plots import draw
 from swerl.training.step_metrics import StepTimer
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import warm_start
@@ -67,10 +66,7 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
             async with own_run(root) as owner:
                 # The owner alone may reap: another live process could still use the sandboxes.
                 await reap_leftovers(recipe, costs)
-                past = await _train_with_restarts(recipe, folder, costs, owner)
-    with disk_errors(root):
-        draw(root, past)
-    return past
+                return await _train_with_restarts(recipe, folder, costs, owner)
 
 
 async def _train_with_restarts(
