@@ -98,11 +98,6 @@ def test_changing_nothing_is_unsolved(swerl: Swerl, instance: str) -> None:
     assert swerl.scripted(instance, "noop")["verdict"] == "unsolved"
 
 
-def test_its_image_gives_nothing_away(swerl: Swerl, instance: str) -> None:
-    [swept] = json.loads(swerl("tasks", "scan-leaks", f"{instance}.jsonl", "--json"))
-    assert swept["raw"]["leaks"] == swept["for_agent"]["leaks"] == []
-
-
 @_nightly_but_two
 def test_it_is_certified(swerl: Swerl, instance: str) -> None:
     """What vetting does for one: nothing is unsolved, gold is solved, cheats get nowhere."""

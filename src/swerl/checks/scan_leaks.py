@@ -8,27 +8,20 @@ tools for a check, the check is reported as unchecked and never counts as clean.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from swerl.core.changes import edits, touched
-from swerl.core.contracts import Sandbox, SandboxBackend
-from swerl.core.errors import SandboxError, SandboxUnavailableError, SwerlError
-from swerl.core.jobs import append_result, read_results, run_jobs
-from swerl.core.sandbox import Limits
-from swerl.core.task import Task, to_row
+from swerl.core.contracts import Sandbox
+from swerl.core.errors import SandboxError
+from swerl.core.task import Task
 from swerl.tasks.hide_future import (
     Facts,
-    History,
-    hide_future,
     object_names,
     script_input,
     solved_files,
@@ -122,82 +115,6 @@ class LeakScan:
     """Sentences; if there are any, the sandbox is not known to be clean."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskScan:
-    task: str
-    image: str
-    digest: str
-    """Digest of the Task's row; a changed Task is scanned again."""
-    raw: LeakScan | None = None
-    """The image as it is; None if not requested."""
-    for_agent: LeakScan | None = None
-    """The image as an agent gets it; None if not requested."""
-    history: str = ""
-    """The past that an agent still sees: `full` or `none`."""
-    hide_s: float = 0.0
-    """Seconds that hiding the future took."""
-    failure: str = ""
-    """The problem and its remedy; empty if the scan ended."""
-
-    @property
-    def ok(self) -> bool:
-        """True if the Task was scanned and an agent finds nothing."""
-        return not self.failure and not (self.for_agent and self.for_agent.leaks)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanSettings:
-    raw: bool = True
-    """Scan the image as it is."""
-    for_agent: bool = True
-    """Hide the future, and scan again."""
-    history: History = History.AUTO
-    num_workers: int = 4
-    """Sandboxes at once."""
-    limits: Limits = field(default_factory=Limits)
-    done: Mapping[str, TaskScan] = field(default_factory=dict)
-    """Earlier results by Task id."""
-
-
-async def scan_tasks(
-    backend: SandboxBackend,
-    tasks: Iterable[Task],
-    settings: ScanSettings,
-    *,
-    on_done: Callable[[TaskScan, bool], None] = lambda _, __: None,
-) -> list[TaskScan]:
-    """Scan every Task in a sandbox of its own, and return the results in the Tasks' order.
-
-    `on_done` gets each result, and True if it is new. Raises SandboxUnavailableError if the backend
-    cannot run at all.
-    """
-
-    async def scan_one(task: Task) -> TaskScan:
-        known = settings.done.get(task.id)
-        if known and not _is_answered(known, task, settings):
-            known = None
-        result = known or await _scan_task(backend, task, settings)
-        on_done(result, known is None)
-        return result
-
-    return await run_jobs(tasks, scan_one, limit=settings.num_workers)
-
-
-def read(path: Path) -> dict[str, TaskScan]:
-    """Return the results in a file by Task id. Raises InputError on a file of something else."""
-    from_row = TypeAdapter(TaskScan).validate_python
-    return {each.task: each for each in read_results(path, from_row, kind="result of a leak scan")}
-
-
-def append(path: Path, result: TaskScan) -> None:
-    """Append a result to a file as one line. Raises RunError."""
-    append_result(path, as_row(result))
-
-
-def as_row(result: TaskScan) -> dict[str, Any]:
-    return {**asdict(result), "ok": result.ok}
-
-
 async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
     """Look for every known leak. Raises SandboxError if the sandbox runs no shell."""
     solved = await solved_texts(sandbox, task)
@@ -225,36 +142,6 @@ def removable(leak: Leak) -> str:
     path = leak.name.split("!")[0]
     can_go = leak.kind is LeakKind.TEXT and path.startswith("/") and not path.startswith(_SYSTEM)
     return path if can_go and not any(part in path for part in _INSTALLED) else ""
-
-
-async def _scan_task(backend: SandboxBackend, task: Task, settings: ScanSettings) -> TaskScan:
-    raw = for_agent = None
-    history, hide_s, failure = "", 0.0, ""
-    try:
-        async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
-            if settings.raw:
-                raw = await scan(sandbox, task)
-            if settings.for_agent:
-                done = await hide_future(sandbox, task, history=settings.history)
-                history, hide_s = done.history, done.duration_s
-                for_agent = await scan(sandbox, task)
-    except SandboxUnavailableError:
-        raise
-    except SwerlError as error:
-        failure = error.explained()
-    return TaskScan(task.id, task.image, _digest(task), raw, for_agent, history, hide_s, failure)
-
-
-def _is_answered(known: TaskScan, task: Task, settings: ScanSettings) -> bool:
-    """Return True if an earlier result is of this Task and has every scan that is requested."""
-    has_all = not (settings.raw and known.raw is None) and not (
-        settings.for_agent and known.for_agent is None
-    )
-    return known.digest == _digest(task) and has_all and not known.failure
-
-
-def _digest(task: Task) -> str:
-    return hashlib.sha256(json.dumps(to_row(task), sort_keys=True).encode()).hexdigest()[:16]
 
 
 async def _scan_git(sandbox: Sandbox, task: Task, solved: tuple[str, ...]) -> list[list[str]]:

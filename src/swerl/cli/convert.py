@@ -1,37 +1,35 @@
-"""`swerl convert`: convert a public dataset's rows to Tasks; `swerl tasks export`: back."""
+"""`swerl convert`: a public dataset's rows become Tasks, and Tasks another trainer's format."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from swerl.cli._options import ForceOption, JsonOption, require_new
-from swerl.cli._output import console, counted, print_json, simple_table, stderr
+from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr
 from swerl.cli._run import INTERRUPTED, progress_bar
-from swerl.cli.tasks_select import TasksArgument
 from swerl.core.errors import InputError, TaskError, unknown
 from swerl.grading.log_parsers import unsupported
 from swerl.images.mirror import LockFile
 from swerl.tasks import convert as converting
 from swerl.tasks import datasets, select
-from swerl.tasks.convert import Settings, Summary, is_begun
+from swerl.tasks.convert import Settings, Summary
 from swerl.tasks.datasets import Converter
-from swerl.tasks.export import FORMATS, Exported
-from swerl.tasks.hub_rows import hub_file_rows, hub_rows
-from swerl.tasks.rows import RowSource, file_rows, splits_in
+from swerl.tasks.export import FORMATS
+from swerl.tasks.rows import Rows, file_rows, hub_rows, splits_in
 
 _NUM_REASONS = 20
-_TELL_EVERY = 100
+_ROWS_PER_UPDATE = 100
 """Rows between updates of the progress bar: an update costs as much as a row."""
 
 
 def convert(
-    name: Annotated[str, typer.Argument(help="Dataset; `swerl convert list` prints all.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="Dataset, or a task file for --format; `list` prints all datasets."),
+    ],
     *,
     rows: Annotated[
         Path | None,
@@ -62,63 +60,67 @@ def convert(
 ) -> None:
     """Convert a dataset's rows to Tasks; unusable rows go to a rejects file.
 
-    The same command resumes an interrupted conversion. With --format the tasks are kept beside the
-    files for the other trainer.
+    With --format, write the tasks of a dataset or of a task file for another trainer; those of a
+    dataset are kept beside the result.
     """
     if name == "list":
         _list(as_json=as_json)
         return
-    tasks = _tasks_file(out, to)
-    converter = datasets.find_converter(name)
-    settings = _settings(lock, assets)
-    source = _source(converter, rows, repo_id, split)
-    _check_outputs(tasks, out, to, source, force=force)
+    if to:
+        _check_format(to, out, force=force)
+    if to and name.endswith(".jsonl"):
+        _export(Path(name), out or Path(), to, as_json=as_json)
+        return
+    tasks = out or Path("tasks.jsonl")
+    if to:
+        tasks = tasks.with_name(f"{tasks.stem}.tasks.jsonl")
+    converter, settings = datasets.find_converter(name), _settings(lock, assets)
+    source = _rows(converter, rows, repo_id, split)
+    _check_output(tasks, rows, force=force)
+    summary = _convert(converter, source, tasks, settings)
+    _print(summary, tasks, as_json=as_json)
+    if out and to:
+        _export(tasks, out, to)
+
+
+def _convert(converter: Converter, rows: Rows, tasks: Path, settings: Settings) -> Summary:
+    """Convert with a progress bar."""
     try:
-        with _progress(source) as tell:
-            summary = converting.convert(converter, source, tasks, settings=settings, tell=tell)
+        with progress_bar("rows", None) as advance:
+
+            def report(num_rows: int) -> None:
+                if num_rows % _ROWS_PER_UPDATE == 0:
+                    advance(completed=num_rows)
+
+            return converting.convert(converter, rows, tasks, settings=settings, report=report)
     except KeyboardInterrupt:
-        stderr().print("[yellow]interrupted[/]: run the same command again to resume")
+        stderr().print(f"[yellow]interrupted[/]: {tasks} was not written")
         raise typer.Exit(INTERRUPTED) from None
-    _print(summary, tasks, converting.rejects_path(tasks), as_json=as_json)
-    if out and to:
-        _export_file(tasks, out, to)
-
-
-def _check_outputs(tasks: Path, out: Path | None, to: str, rows: RowSource, *, force: bool) -> None:
-    """Raise InputError if a conversion would replace a file that it did not write."""
-    # An input file is refused even with --force, by the conversion itself.
-    if not is_begun(tasks) and tasks.resolve() not in rows.files:
-        require_new(tasks, force=force)
-    if out and to:
-        require_new(out, force=force and to != "harbor")
-
-
-def _tasks_file(out: Path | None, to: str) -> Path:
-    """Return the task file: `out`, or a file beside it if `out` is for another trainer.
-
-    Raises InputError on an unusable path, UnknownNameError on an unknown format.
-    """
-    if not to:
-        return out or Path("tasks.jsonl")
-    check_format(to)
-    if out is None:
-        raise InputError(
-            f"--format {to} writes a second file",
-            hint="name it with -o; the tasks stay beside it",
-        )
-    return out.with_name(f"{out.stem}.tasks.jsonl")
 
 
 def _list(*, as_json: bool) -> None:
-    found = {name: datasets.find_converter(name) for name in datasets.converter_names()}
+    converters = {name: datasets.find_converter(name) for name in datasets.converter_names()}
     if as_json:
-        rows = found.items()
-        print_json([{"name": n, "source": each.source, "splits": each.splits} for n, each in rows])
+        print_json(
+            [
+                {"name": name, "source": converter.source, "splits": converter.splits}
+                for name, converter in converters.items()
+            ]
+        )
         return
     table = simple_table("dataset", "hub id", "splits")
-    for name, converter in found.items():
+    for name, converter in converters.items():
         table.add_row(name, converter.source or "(task folders)", ", ".join(converter.splits))
     console().print(table)
+
+
+def _check_format(to: str, out: Path | None, *, force: bool) -> None:
+    """Raise UnknownNameError on an unknown format, InputError on an unusable output."""
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    if out is None:
+        raise InputError(f"--format {to} needs the name of its file", hint="pass it with -o")
+    require_new(out, force=force and to != "harbor")
 
 
 def _settings(lock: Path | None, assets: Path | None) -> Settings:
@@ -127,27 +129,25 @@ def _settings(lock: Path | None, assets: Path | None) -> Settings:
             f"--assets {assets} is not a folder",
             hint="pass a checkout of the benchmark's repository",
         )
-    return Settings(_mirrored(lock) if lock else {}, assets)
-
-
-def _mirrored(lock: Path) -> dict[str, str]:
-    pinned = LockFile(lock).images if lock.is_file() else {}
-    if not pinned:
+    if lock is None:
+        return Settings(assets=assets)
+    mirrored = LockFile(lock).images if lock.is_file() else {}
+    if not mirrored:
         raise InputError(
             f"{lock} has no mirrored image", hint="`swerl images mirror` writes a lock file"
         )
-    return {image: each.reference for image, each in pinned.items()}
+    return Settings({image: copy.reference for image, copy in mirrored.items()}, assets)
 
 
-def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -> RowSource:
-    if rows is not None and repo_id:
-        raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
-    if rows is not None and rows.is_dir() and not split and len(found := splits_in(rows)) > 1:
-        raise InputError(
-            f"folder {rows} has the splits {', '.join(found)}",
-            hint="choose one with --split, so that training and test tasks stay apart",
-        )
+def _rows(converter: Converter, rows: Path | None, repo_id: str, split: str) -> Rows:
     if rows is not None:
+        if repo_id:
+            raise InputError("--rows names a file, --repo-id the hub", hint="pass one of them")
+        if rows.is_dir() and not split and len(splits := splits_in(rows)) > 1:
+            raise InputError(
+                f"folder {rows} has the splits {', '.join(splits)}",
+                hint="choose one with --split, so that training and test tasks stay apart",
+            )
         return file_rows(rows, split=split)
     repo_id = repo_id or converter.source
     if not repo_id:
@@ -155,58 +155,48 @@ def _source(converter: Converter, rows: Path | None, repo_id: str, split: str) -
             f"{converter.name} has no dataset on the hub",
             hint="pass --rows with a folder of tasks",
         )
-    if converter.files:
-        if split:
-            raise InputError(f"the files of {converter.name} have no splits", hint="remove --split")
-        return hub_file_rows(repo_id, converter.files)
-    return hub_rows(repo_id, split or converter.splits[0])
+    if converter.files and split:
+        raise InputError(f"the files of {converter.name} have no splits", hint="remove --split")
+    return hub_rows(repo_id, split or converter.splits[0], files=converter.files)
 
 
-@contextmanager
-def _progress(source: RowSource) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar and yield the function that advances it."""
-    with progress_bar("rows", source.count() if stderr().is_terminal else 0) as advance:
-
-        def tell(num_rows: int) -> None:
-            if num_rows % _TELL_EVERY == 0:
-                advance(completed=num_rows)
-
-        yield tell
+def _check_output(tasks: Path, rows: Path | None, *, force: bool) -> None:
+    """Raise InputError if a conversion would replace a file, or one of its inputs."""
+    if rows and tasks.exists() and rows.resolve() in (tasks.resolve(), *tasks.resolve().parents):
+        raise InputError(f"{tasks} is one of the input files", hint="pass -o with another file")
+    require_new(tasks, force=force)
 
 
-def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None:
+def _print(summary: Summary, tasks: Path, *, as_json: bool) -> None:
     """Print the counts of a conversion. Raises TaskError if no row became a Task."""
+    rejects = converting.rejects_path(tasks)
     if as_json:
-        found = {
-            "num_tasks": summary.num_tasks,
-            "num_rejects": summary.num_rejects,
-            "num_resumed": summary.num_resumed,
-            "reasons": summary.reasons,
-            "missing": unsupported(summary.kinds),
-            "tasks": out if summary.num_tasks else None,
-            "rejects": rejects if summary.num_rejects else None,
-        }
-        print_json(found)
-
-    table = simple_table("rows", "came to")
-    table.columns[0].justify = "right"
+        print_json(
+            {
+                "num_tasks": summary.num_tasks,
+                "num_rejects": summary.num_rejects,
+                "reasons": summary.reasons,
+                "missing": unsupported(summary.kinds),
+                "tasks": tasks if summary.num_tasks else None,
+                "rejects": rejects if summary.num_rejects else None,
+            }
+        )
+    table = simple_table("rows", "result", numbers={"rows"})
     table.add_row(f"{summary.num_tasks:,}", "tasks")
-    for note, count in unsupported(summary.kinds).items():
-        table.add_row(f"[yellow]{count:,}[/]", f"of them: {escape(note)}")
-    reasons = list(summary.reasons.items())
+    for gap, count in unsupported(summary.kinds).items():
+        table.add_row(f"[yellow]{count:,}[/]", f"of them: {safe(gap)}")
+    reasons = summary.reasons.most_common()
     for reason, count in reasons[:_NUM_REASONS]:
-        table.add_row(f"[red]{count:,}[/]", f"rejected: {escape(reason)}")
-    if more := reasons[_NUM_REASONS:]:
-        rest = sum(count for _, count in more)
-        table.add_row(f"[red]{rest:,}[/]", f"rejected: {counted(len(more), 'more reason')}")
+        table.add_row(f"[red]{count:,}[/]", f"rejected: {safe(reason)}")
+    if rest := reasons[_NUM_REASONS:]:
+        total = sum(count for _, count in rest)
+        table.add_row(f"[red]{total:,}[/]", f"rejected: {counted(len(rest), 'more reason')}")
     console().print(table)
-    if summary.num_resumed:
-        console().print(f"{counted(summary.num_resumed, 'row')} done by an earlier run")
     if summary.num_rejects:
         console().print(f"rejects: {rejects}", soft_wrap=True)
     if summary.num_tasks:
-        console().print(f"tasks:   {out}", soft_wrap=True)
-        console().print(f"next: swerl tasks stats {out}", soft_wrap=True)
+        console().print(f"tasks:   {tasks}", soft_wrap=True)
+        console().print(f"next: swerl tasks show {tasks}", soft_wrap=True)
         return
     hint = "there are no rows: is it the right file or split?"
     if summary.num_rejects:
@@ -214,46 +204,24 @@ def _print(summary: Summary, out: Path, rejects: Path, *, as_json: bool) -> None
     raise TaskError("no row could be converted", hint=hint)
 
 
-def export(
-    tasks: TasksArgument,
-    out: Annotated[Path, typer.Option("-o", "--out", help="File or folder to write.")],
-    *,
-    to: Annotated[str, typer.Option("--format", help="slime, harbor or verl-parquet.")],
-    force: ForceOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write tasks in another trainer's format."""
-    check_format(to)
-    if out.resolve() != tasks.resolve():
-        require_new(out, force=force and to != "harbor")
-    done = _export_file(tasks, out, to)
-    if as_json:
-        print_json(
-            {"file": out, "format": to, "num_tasks": done.num_tasks, "left_out": done.reasons}
-        )
-
-
-def check_format(to: str) -> None:
-    """Raise UnknownNameError on an unknown format."""
-    if to not in FORMATS:
-        raise unknown("format", to, FORMATS)
-
-
-def _export_file(tasks: Path, out: Path, to: str) -> Exported:
+def _export(tasks: Path, out: Path, to: str, *, as_json: bool = False) -> None:
     """Write a task file in a format and print the result. Raises TaskError if it is empty."""
     if out.resolve() == tasks.resolve():
         raise InputError(
             f"{out} is the task file itself, and {to} loses some of its fields",
             hint="pass -o with another file",
         )
-    done = FORMATS[to]((task for _, task in select.lines(tasks)), out)
-    for reason, number in done.reasons.items():
-        text = f"[yellow]{counted(number, 'task')}[/] left out: {escape(reason)}"
-        stderr().print(text, soft_wrap=True)
-    if not done.num_tasks:
+    exported = FORMATS[to]((task for _, task in select.lines(tasks)), out)
+    for reason, number in exported.reasons.items():
+        stderr().print(
+            f"[yellow]{counted(number, 'task')}[/] left out: {safe(reason)}", soft_wrap=True
+        )
+    if not exported.num_tasks:
         raise TaskError(
             f"no task of {tasks} could be written for {to}",
-            hint="the reasons stand above" if done.reasons else "it is empty",
+            hint="the reasons are printed above" if exported.reasons else "the file is empty",
         )
-    console().print(f"{counted(done.num_tasks, 'task')}: {out}", soft_wrap=True)
-    return done
+    if as_json:
+        counts = {"num_tasks": exported.num_tasks, "left_out": exported.reasons}
+        print_json({"file": out, "format": to, **counts})
+    console().print(f"{counted(exported.num_tasks, 'task')}: {out}", soft_wrap=True)

@@ -219,7 +219,7 @@ def solve_rate(
     _warn_of_lost(sum(each.num_lost for each in found.values()))
     stderr().print(f"{counted(num_rated, 'solve rate')}: {out}", soft_wrap=True, markup=False)
     stderr().print(
-        f"next: swerl tasks filter {out} --solve-rate 0.1..0.9 -o some.jsonl",
+        f"next: swerl tasks filter {out} --solve-rate 0.1:0.9 -o some.jsonl",
         soft_wrap=True,
         markup=False,
     )

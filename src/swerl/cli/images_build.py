@@ -126,7 +126,7 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
             hint="pass --rows, or a folder of task folders",
         )
     found = {}
-    for row in file_rows(path).read(0):
+    for row in file_rows(path):
         if isinstance(row, TaskError):
             raise row
         with suppress(TaskError):

@@ -63,14 +63,9 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "tasks": (
         {
             "show": "tasks_select.show",
-            "stats": "tasks_select.stats",
-            "export": "convert.export",
             "filter": "tasks_select.filter_tasks",
-            "sample": "tasks_select.sample",
-            "split": "tasks_select.split",
             "vet": "tasks_vet.vet",
             "solve-rate": "eval.solve_rate",
-            "scan-leaks": "tasks_scan_leaks.scan_leaks",
         },
         "Show, check and select the tasks of a file.",
     ),

@@ -218,16 +218,26 @@ def from_row(row: Mapping[str, Json]) -> Task:
 
 def read_tasks(path: Path) -> Iterator[Task]:
     """Yield the Tasks of a JSONL file. Raises TaskError with the line number of a bad row."""
+    return (task for _, task in task_lines(path))
+
+
+def task_lines(path: Path) -> Iterator[tuple[bytes, Task]]:
+    """Yield each line of a task file, with its line end, and its Task.
+
+    Raises TaskError with the line number of a bad row, or if two lines have the same Task id.
+    """
+    numbers: dict[str, int] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield _parse_line(path, number, line)
-    except UnicodeDecodeError as error:
-        raise TaskError(
-            f"task file {path} is not UTF-8 text: {error.reason}",
-            hint="make one with `swerl convert`",
-        ) from error
+                if line.isspace():
+                    continue
+                task = _parse_line(path, number, line)
+                if task.id in numbers:
+                    message = f"task {task.id!r:.200} is also in line {numbers[task.id]}"
+                    raise TaskError(f"{path}:{number}: {message}", hint="remove one of the lines")
+                numbers[task.id] = number
+                yield line.rstrip(b"\n") + b"\n", task
     except OSError as error:
         raise TaskError(
             f"cannot read task file {path}: {error.strerror}", hint="make one with `swerl convert`"
@@ -256,10 +266,13 @@ def find_task(tasks: Iterable[Task], task_id: str) -> Task:
     raise unknown("instance", task_id, seen)
 
 
-def _parse_line(path: Path, number: int, line: str) -> Task:
+def _parse_line(path: Path, number: int, line: bytes) -> Task:
     try:
-        return from_row(json.loads(line))
-    except (json.JSONDecodeError, TaskError) as error:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise TaskError("the line is not a JSON object")
+        return from_row(row)
+    except ValueError as error:  # TaskError, JSON or UTF-8
         raise TaskError(
             f"{path}:{number}: {error}", hint="write it with `swerl convert`"
         ) from error

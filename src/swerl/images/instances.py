@@ -13,8 +13,7 @@ from pydantic import Field, TypeAdapter
 from swerl.core.errors import ImageError, InputError, SwerlError
 from swerl.core.task import Task
 from swerl.images.build import SourceSpec, build, make_task, misfits_of
-from swerl.tasks.hub_rows import hub_rows
-from swerl.tasks.rows import file_rows
+from swerl.tasks.rows import file_rows, hub_rows
 
 
 class Instance(SourceSpec):
@@ -38,7 +37,7 @@ def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Ta
     ImageError if the image cannot be built or does not fit the row.
     """
     say("read the row")
-    found = (file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)).read(0)
+    found = file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)
     readable = (row for row in found if not isinstance(row, SwerlError))
     row = next((row for row in readable if row.get("instance_id") == spec.instance_id), None)
     if row is None:

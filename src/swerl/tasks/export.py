@@ -14,22 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import orjson
 
 from swerl.core.changes import touched
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, TaskError
+from swerl.core.files import replacing
 from swerl.core.task import Task, file_bytes, to_row
-
-if TYPE_CHECKING:
-    from pyarrow import Table
 
 _SLIME_SCRIPT = "test_fail_to_pass.py"
 """slime's key of the script with the deciding exit code."""
-_TABLE_ROWS = 200
-"""Tasks in memory at the same time for Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +36,34 @@ class Exported:
 
 
 def export_slime(tasks: Iterable[Task], out: Path) -> Exported:
-    """Write the rows of slime's coding-agent example, without swerl's own fields."""
-    return _export_file(tasks, out, _write_slime)
+    """Write the rows of slime's coding-agent example, without swerl's own fields.
+
+    Raises RunError if `out` cannot be written.
+    """
+    reasons: Counter[str] = Counter()
+    num_tasks = 0
+    with replacing(out) as part, part.open("wb") as file:
+        for task in tasks:
+            try:
+                file.write(orjson.dumps(_slime_row(task), option=orjson.OPT_APPEND_NEWLINE))
+                num_tasks += 1
+            except TaskError as error:
+                reasons[str(error)] += 1
+    return Exported(num_tasks, reasons)
 
 
 def export_verl(tasks: Iterable[Task], out: Path) -> Exported:
     """Write verl's columns as Parquet; `extra_info.task` is the whole Task as JSON.
 
-    Raises InputError if pyarrow is not installed.
+    All Tasks are held in memory. Raises RunError if `out` cannot be written.
     """
-    return _export_file(tasks, out, _write_verl)
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    rows = [_verl_row(task, index) for index, task in enumerate(tasks)]
+    with replacing(out) as part:
+        write_table(pyarrow.Table.from_pylist(rows), part)
+    return Exported(len(rows), {})
 
 
 def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
@@ -69,7 +82,7 @@ def export_harbor(tasks: Iterable[Task], out: Path) -> Exported:
         except TaskError as error:
             reasons[str(error)] += 1
     part.replace(out)
-    return Exported(num_tasks, dict(reasons.most_common()))
+    return Exported(num_tasks, reasons)
 
 
 FORMATS: Mapping[str, Callable[[Iterable[Task], Path], Exported]] = {
@@ -77,36 +90,6 @@ FORMATS: Mapping[str, Callable[[Iterable[Task], Path], Exported]] = {
     "harbor": export_harbor,
     "verl-parquet": export_verl,
 }
-
-
-def _export_file(
-    tasks: Iterable[Task], out: Path, write: Callable[[Iterable[Task], Path], Exported]
-) -> Exported:
-    part = out.with_name(f"{out.name}.part")
-    try:
-        done = write(tasks, part)
-        part.replace(out)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {out}: {error.strerror}",
-            hint="pass -o with a file in a folder that you may write to",
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return done
-
-
-def _write_slime(tasks: Iterable[Task], part: Path) -> Exported:
-    reasons: Counter[str] = Counter()
-    num_tasks = 0
-    with part.open("wb") as file:
-        for task in tasks:
-            try:
-                file.write(orjson.dumps(_slime_row(task), option=orjson.OPT_APPEND_NEWLINE))
-                num_tasks += 1
-            except TaskError as error:
-                reasons[str(error)] += 1
-    return Exported(num_tasks, dict(reasons.most_common()))
 
 
 def _slime_row(task: Task) -> dict[str, Json]:
@@ -129,40 +112,6 @@ def _slime_row(task: Task) -> dict[str, Json]:
     else:
         raise TaskError(f"slime has no grader for these tasks of {spec.grader}")
     return row
-
-
-def _write_verl(tasks: Iterable[Task], part: Path) -> Exported:
-    try:
-        from pyarrow.parquet import ParquetWriter
-    except ImportError as error:
-        raise InputError(
-            "writing Parquet needs the package `pyarrow`",
-            hint="install it: `pip install 'swerl[datasets]'`",
-        ) from error
-    num_tasks, writer = 0, None
-    for table in _verl_tables(tasks):
-        writer = writer or ParquetWriter(part, table.schema)
-        writer.write_table(table)
-        num_tasks += table.num_rows
-    if writer is None:
-        raise TaskError("there is no task to write", hint="`swerl convert` lists the reasons")
-    writer.close()
-    return Exported(num_tasks, {})
-
-
-def _verl_tables(tasks: Iterable[Task]) -> Iterator[Table]:
-    import pyarrow
-
-    rows: list[dict[str, Json]] = []
-    schema = None
-    for index, task in enumerate(tasks):
-        rows.append(_verl_row(task, index))
-        if len(rows) == _TABLE_ROWS:
-            table = pyarrow.Table.from_pylist(rows, schema=schema)
-            schema, rows = table.schema, []
-            yield table
-    if rows:
-        yield pyarrow.Table.from_pylist(rows, schema=schema)
 
 
 def _verl_row(task: Task, index: int) -> dict[str, Json]:

@@ -196,7 +196,7 @@ async def _run(
     names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
     raise SandboxError(
         f"cannot hide the future of {task.image}: no user of the sandbox can change {names}",
-        hint="`swerl tasks scan-leaks` lists what the image reveals",
+        hint="`swerl tasks vet` lists what the image reveals",
     )
 
 
@@ -211,7 +211,7 @@ def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
         else stderr or f"exit code {done.exit_code}"
     )
     message = f"cannot hide the future of {task.image}: {reason}"
-    return SandboxError(message, hint="`swerl tasks scan-leaks` lists what the image reveals")
+    return SandboxError(message, hint="`swerl tasks vet` lists what the image reveals")
 
 
 def _is_plain(path: str) -> bool:

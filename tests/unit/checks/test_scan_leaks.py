@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from swerl.checks import scan_leaks
 from swerl.checks.scan_leaks import Leak, LeakKind, scan
-from swerl.cli.main import typer_app
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Exec
-from swerl.core.task import Task, write_tasks
+from swerl.core.task import Task
 from swerl.tasks.hide_future import hide_future
 
 from .leaks import FIXED, FIXED_LINE, GOLD, MAKE_FIX, SECRET_TEST, git, make_repository, opened, sh
@@ -161,51 +159,6 @@ async def test_without_python_plain_files_are_searched(task: Task) -> None:
         (LeakKind.TEXT, "/opt/lib/total.py")
     ]
     assert any("python3" in reason for reason in found.unchecked)
-
-
-def test_the_command_resumes_and_fails_on_leaks_that_remain(task: Task, tmp_path: Path) -> None:
-    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "scanned.jsonl"
-    folder = Path(task.image.removeprefix("dir:"))
-    git(folder, "tag", "v9", git(folder, "commit-tree", "-m", "Mend", "HEAD^{tree}"))
-    write_tasks(tasks, [task])
-    command = ["tasks", "scan-leaks", str(tasks), "--out", str(out), "--json"]
-    first = CliRunner().invoke(typer_app, command)
-    assert first.exit_code == 0, first.output
-    [row] = json.loads(first.stdout)
-    assert row["ok"]
-    assert "refs/tags/v9" in {leak["name"] for leak in row["raw"]["leaks"]}
-    assert row["for_agent"]["leaks"] == []
-    assert CliRunner().invoke(typer_app, command).exit_code == 0
-    assert len(out.read_text().splitlines()) == 1
-    (folder / "answer.txt").write_text(FIXED)
-    write_tasks(tasks, [replace(task, prompt="Mend it.")])
-    third = CliRunner().invoke(typer_app, command)
-    assert third.exit_code == 1
-    assert len(out.read_text().splitlines()) == 2
-    table = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--for-agent"])
-    assert "/repo/answer.txt" in table.stdout
-
-
-def test_a_task_that_cannot_be_opened_is_a_failure_of_its_own(task: Task, tmp_path: Path) -> None:
-    tasks = tmp_path / "tasks.jsonl"
-    write_tasks(tasks, [replace(task, id="gone__gone-1", image="dir:/nowhere"), task])
-    done = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--json"])
-    assert done.exit_code == 1
-    gone, here = json.loads(done.stdout)
-    assert "/nowhere" in gone["failure"]
-    assert here["ok"]
-
-
-@pytest.mark.parametrize("line", ['{"no": "result"}', "[1, 2]", '{"task": 1}'])
-def test_a_file_of_something_else_is_not_written_over(
-    task: Task, tmp_path: Path, line: str
-) -> None:
-    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out.jsonl"
-    write_tasks(tasks, [task])
-    out.write_text(line + "\n")
-    done = CliRunner().invoke(typer_app, ["tasks", "scan-leaks", str(tasks), "--out", str(out)])
-    assert done.exit_code != 0
-    assert out.read_text() == line + "\n"
 
 
 async def test_a_scan_changes_nothing(task: Task) -> None:

@@ -73,16 +73,13 @@ SHOWN = {
     "images pull host": {"images", "failed", "moved_bytes", "store"},
     "images verify": {"images", "damaged"},
     "recipes": {"name", "gpus", "about", "file"},
-    "tasks export tasks.jsonl --format verl-parquet -o s.parquet": {
+    "convert tasks.jsonl --format verl-parquet -o s.parquet": {
         "file",
         "num_tasks",
         "left_out",
     },
-    "tasks filter tasks.jsonl patch_lines<9999 -o f.jsonl": {"file", "num_tasks", "num_all"},
-    "tasks sample tasks.jsonl -n 1 -o n.jsonl": {"file", "num_tasks", "num_all"},
-    "tasks show tasks.jsonl": {"id", "repo", "grader"},
-    "tasks split tasks.jsonl train=0.5 test=0.5": {"train", "test"},
-    "tasks stats tasks.jsonl": {"num_tasks", "numbers", "groups"},
+    "tasks filter tasks.jsonl --sample 1 -o f.jsonl": {"file", "num_tasks", "num_all"},
+    "tasks show tasks.jsonl": {"num_tasks", "numbers", "groups", "tasks"},
     "train status": None,
     "train twin_cpu --dry-run": {"recipe", "model", "disk", "obstacles", "simulation"},
 }
@@ -110,7 +107,7 @@ def test_a_shown_task_keeps_its_solution_to_itself(place: Path, some: list[Task]
 
 
 def test_a_conversion_prints_its_counts_and_files(place: Path, some: list[Task]) -> None:
-    export = "tasks export tasks.jsonl --format harbor -o folders"
+    export = "convert tasks.jsonl --format harbor -o folders"
     assert swerl(export).exit_code == 0
     found = json.loads(swerl("convert harbor --rows folders -o again.jsonl --json").stdout)
     assert (found["num_tasks"], found["num_rejects"]) == (len(some), 0)

@@ -66,7 +66,7 @@ def test_a_command_runs_with_garbage_collection() -> None:
         (["rollout", "--tasks", "nowhere.jsonl"], "nowhere.jsonl", "swerl convert"),
         (["convert", "swe-gim", "--rows", "x.jsonl"], "swe-gim", "swe-gym"),
         (["why", "--rnus", "x"], "No such option: --rnus", "why --help"),
-        (["tasks", "sample", "t.jsonl", "-n", "abc", "-o", "x"], "'-n'", "tasks sample --help"),
+        (["tasks", "show", "t.jsonl", "--limit", "abc"], "'--limit'", "tasks show --help"),
         (["tasks", "show"], "Missing argument 'tasks'", "tasks show --help"),
         (["rollout", "--engine"], "requires an argument", "swerl --help"),
         (["trian"], "Did you mean 'train'", "cli --help"),

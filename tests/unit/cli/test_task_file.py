@@ -13,11 +13,10 @@ from swerl.core.errors import TaskError
 COMMANDS = (
     "images plan {file}", "images pull {file}", "images mirror {file} --to 127.0.0.1:9/m",
     "images bake {file} --agent claude-code", "images verify {file}", "images gc --keep {file}",
-    "sandbox smoke {file}", "rollout --tasks {file}", "tasks scan-leaks {file}",
-    "tasks show {file}", "tasks stats {file}", "tasks filter {file} 1 -o x",
-    "tasks sample {file} -n 1 -o x", "tasks split {file} a=1",
-    "tasks export {file} --format slime -o x", "tasks export {file} --format harbor -o x",
-    "tasks export {file} --format verl-parquet -o x",
+    "sandbox smoke {file}", "rollout --tasks {file}",
+    "tasks show {file}", "tasks filter {file} --sample 1 -o x",
+    "convert {file} --format slime -o x", "convert {file} --format harbor -o x",
+    "convert {file} --format verl-parquet -o x",
 )  # fmt: skip
 
 
@@ -40,5 +39,5 @@ def test_file_without_tasks_is_refused(
 
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TaskError, match="is not UTF-8 text"):
+    with pytest.raises(TaskError, match="codec can't decode"):
         run("sandbox smoke {file}", tmp_path / "tasks.jsonl")

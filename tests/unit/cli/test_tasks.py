@@ -57,7 +57,7 @@ def said(result: Result) -> str:
 def test_a_conversion_ends_with_a_table_and_what_to_do_next(rows: Path) -> None:
     text = said(swerl("convert swe-gym --rows rows.jsonl -o out.jsonl"))
     assert "29 tasks 1 rejected: FAIL_TO_PASS is empty" in text
-    assert text.endswith("tasks: out.jsonl next: swerl tasks stats out.jsonl")
+    assert text.endswith("tasks: out.jsonl next: swerl tasks show out.jsonl")
 
 
 @pytest.mark.parametrize("to", ["slime", "harbor", "verl-parquet"])
@@ -65,7 +65,7 @@ def test_rows_become_what_another_trainer_reads(rows: Path, to: str) -> None:
     text = said(swerl(f"convert swe-gym --rows rows.jsonl --format {to} -o out.jsonl"))
     assert "tasks: out.tasks.jsonl" in text and text.endswith("29 tasks: out.jsonl")
 
-    said(swerl(f"tasks export out.tasks.jsonl --format {to} -o again.jsonl"))
+    said(swerl(f"convert out.tasks.jsonl --format {to} -o again.jsonl"))
     assert contents(Path("out.jsonl")) == contents(Path("again.jsonl"))
 
 
@@ -97,7 +97,7 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
         ("convert swe-gym --rows hub", "has the splits dev, test"),
         ("convert swe-gym --rows hub --split train", "has no split train"),
         ("convert swe-gym --rows rows.jsonl --format slimy -o o", "unknown format"),
-        ("convert swe-gym --rows rows.jsonl --format slime", "writes a second file"),
+        ("convert swe-gym --rows rows.jsonl --format slime", "needs the name of its file"),
         ("convert swe-gym --rows rows.jsonl --format harbor -o rows.jsonl", "exists already"),
         ("convert swe-gym --rows none.jsonl -o new.jsonl", "cannot read rows"),
         ("convert swe-gym --rows rows.jsonl --lock none.json", "has no mirrored image"),
@@ -107,15 +107,14 @@ def test_images_are_taken_from_a_mirrors_lock_file(rows: Path) -> None:
         ("convert swe-smith --rows rows.jsonl -o new.jsonl", "no row could be converted"),
         ("tasks show rows.jsonl", "rows.jsonl:1: a task row has a missing or unknown field"),
         ("tasks show none.jsonl", "cannot read task file"),
-        ("tasks filter tasks.jsonl repos -o x", "unknown name 'repos'"),
-        ("tasks split tasks.jsonl a=0.5 a=0.5", "the same name"),
-        ("tasks split tasks.jsonl ../a=1", "not a part of a split"),
-        ("tasks split tasks.jsonl a=x", "not a part of a split"),
-        ("tasks export tasks.jsonl --format slim -o x", "unknown format 'slim'"),
-        ("tasks export tasks.jsonl --format harbor -o rows.jsonl", "exists already"),
-        ("tasks export tasks.jsonl --format slime -o none/x", "cannot write none/x"),
-        ("tasks export tasks.jsonl --format slime -o tasks.jsonl", "is the task file itself"),
-        ("tasks filter tasks.jsonl --solve-rate 0.9..0.1 -o x", "is not a range"),
+        ("tasks filter tasks.jsonl -o x", "no condition is given"),
+        ("tasks filter tasks.jsonl --solve-rate 0.9:0.1 -o x", "is not an interval"),
+        ("tasks filter tasks.jsonl --split 0.9 -o x", "is not an interval"),
+        ("convert tasks.jsonl --format slim -o x", "unknown format 'slim'"),
+        ("convert tasks.jsonl --format harbor -o rows.jsonl", "exists already"),
+        ("convert tasks.jsonl --format slime -o tasks.jsonl --force", "is the task file itself"),
+        ("convert swe-gym --rows rows.jsonl -o rows.jsonl --force", "is one of the input files"),
+        ("convert swe-gym --rows hub --split dev -o hub/dev.jsonl --force", "one of the input"),
     ],
 )
 def test_wrong_input_is_one_error_with_a_hint(tasks: Path, command: str, message: str) -> None:
@@ -123,12 +122,6 @@ def test_wrong_input_is_one_error_with_a_hint(tasks: Path, command: str, message
         swerl(command)
     assert message in str(caught.value)
     assert caught.value.hint
-
-
-def test_an_empty_part_of_a_split_is_told(tasks: Path) -> None:
-    text = said(swerl("tasks split tasks.jsonl train=0.9 test=0.1 --by-repo"))
-    assert "29 tasks: tasks.t" in text
-    assert text.count("none fell to it") == 1
 
 
 def test_show_lists_tasks_and_shows_one(tasks: Path) -> None:
@@ -139,17 +132,23 @@ def test_show_lists_tasks_and_shows_one(tasks: Path) -> None:
     assert "+++ b/a.py" in said(swerl("tasks show tasks.jsonl getmoto__moto-3 --hidden"))
 
 
-def test_stats_as_table_and_as_json(tasks: Path) -> None:
-    text = said(swerl("tasks stats tasks.jsonl"))
+def test_show_counts_as_table_and_as_json(tasks: Path) -> None:
+    text = said(swerl("tasks show tasks.jsonl"))
     assert "29 tasks in tasks.jsonl, 29 images" in text and "getmoto/moto 29" in text
-    found = json.loads(swerl("tasks stats tasks.jsonl --json").stdout)
-    assert found["groups"]["repo"] == {"getmoto/moto": 29}
+    counts = json.loads(swerl("tasks show tasks.jsonl --json").stdout)
+    assert counts["groups"]["repo"] == {"getmoto/moto": 29} and len(counts["tasks"]) == 20
 
 
 def test_fewer_tasks_are_chosen_and_exported(tasks: Path) -> None:
-    assert "5 of 29 tasks: s.jsonl" in said(swerl("tasks sample tasks.jsonl -n 5 -o s.jsonl"))
-    assert "29 of 29 tasks" in said(swerl("tasks filter tasks.jsonl patch_lines==2 -o f.jsonl"))
-    text = said(swerl("tasks split s.jsonl a=0.5 b=0.5 --seed 1"))
-    assert "s.a.jsonl" in text and "s.b.jsonl" in text
-    assert "5 tasks: h" in said(swerl("tasks export s.jsonl --format harbor -o h"))
+    command = "tasks filter tasks.jsonl --max-files 1 --repo getmoto/moto"
+    assert "29 of 29 tasks" in said(swerl(f"{command} -o f.jsonl"))
+    assert "5 of 29 tasks: s.jsonl" in said(swerl(f"{command} --sample 5 -o s.jsonl"))
+    assert "5 tasks: h" in said(swerl("convert s.jsonl --format harbor -o h"))
     assert len(list(Path("h").iterdir())) == 5
+
+
+def test_control_characters_of_a_task_file_do_not_reach_the_terminal(tasks: Path) -> None:
+    Path("evil.jsonl").write_text(tasks.read_text().replace("broken", "\\u001b]0;x\\u0007 broken"))
+    assert "\x1b" not in said(swerl("tasks show evil.jsonl getmoto__moto-3 --hidden"))
+    Path("evil.jsonl").write_text(tasks.read_text().replace("moto-3", "moto-\\u001b[2J"))
+    assert "\x1b" not in said(swerl("tasks show evil.jsonl"))

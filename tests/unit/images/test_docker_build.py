@@ -46,7 +46,7 @@ async def test_a_folders_image_boots_under_its_tasks_name(
     dockerfile = f"FROM {docker_image}\nCOPY words.txt /words.txt\nWORKDIR /\n"
     make_folder(tmp_path, "one", dockerfile)
     make_folder(tmp_path, "published", f"FROM {docker_image}\n")
-    rows = {row["task_id"]: row for row in file_rows(tmp_path).read(0)}  # type: ignore[index]
+    rows = {row["task_id"]: row for row in file_rows(tmp_path)}  # type: ignore[index]
     task = find_converter("harbor").to_task(rows["one"])  # type: ignore[arg-type]
 
     first, again = (list(build_folders(tmp_path, network=Network.NONE)) for _ in range(2))

@@ -6,6 +6,7 @@ description at a commit, the tree of its files, facts about paths, and files by 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -101,7 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range") or "")
         start = int(match[1]) if match else 0
         end = min(int(match[2]) + 1 if match and match[2] else len(data), len(data))
-        extra = {"etag": '"0"', "x-repo-commit": COMMIT, "accept-ranges": "bytes"}
+        # The client's cache stores a file by its etag.
+        etag = hashlib.sha1(data).hexdigest()
+        extra = {"etag": f'"{etag}"', "x-repo-commit": COMMIT, "accept-ranges": "bytes"}
         if match:
             extra["content-range"] = f"bytes {start}-{end - 1}/{len(data)}"
         return self._send(206 if match else 200, data[start:end], "application/octet-stream", extra)

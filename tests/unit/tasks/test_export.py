@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import InputError, TaskError
+from swerl.core.errors import InputError, RunError, TaskError
 from swerl.core.task import GradingSpec, Task, from_row
 from swerl.tasks.datasets import find_converter
 from swerl.tasks.export import export_harbor, export_slime, export_verl
@@ -82,7 +82,7 @@ def test_slime_gets_what_it_grades_by(tmp_path: Path) -> None:
 
 def test_slimes_rows_convert_back(tmp_path: Path) -> None:
     export_slime([script_task()], tmp_path / "slime.jsonl")
-    (row,) = file_rows(tmp_path / "slime.jsonl").read(0)
+    (row,) = file_rows(tmp_path / "slime.jsonl")
     assert not isinstance(row, TaskError)
     task = find_converter("scale-swe").to_task(row)
     assert (task.id, task.repo, task.setup) == ("s", "a/b", "git checkout a\ngit clean -fd")
@@ -114,7 +114,7 @@ def test_harbor_folders_convert_back(tmp_path: Path) -> None:
     metadata = {"difficulty": "easy", "solution": {"/solution/solve.sh": "true\n"}}
     task = replace(bench_task(), grading=spec, gold_patch="", metadata=metadata)
     export_harbor([task], tmp_path / "out")
-    (row,) = file_rows(tmp_path / "out").read(0)
+    (row,) = file_rows(tmp_path / "out")
     assert not isinstance(row, TaskError)
     again = find_converter("harbor").to_task(row)
     assert again.grading.files == files
@@ -170,7 +170,7 @@ def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
 def test_an_export_that_fails_leaves_the_last_result(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("old")
-    with pytest.raises(InputError, match="cannot write"):
+    with pytest.raises(RunError, match="cannot write"):
         export_slime([bench_task()], tmp_path / "none" / "out.jsonl")
 
     def broken() -> Task:

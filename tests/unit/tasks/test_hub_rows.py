@@ -75,7 +75,7 @@ def test_a_split_streams_from_the_hub_at_one_commit(tmp_path: Path) -> None:
     with serve("SWE-Gym/SWE-Gym", files) as hub:
         done = swerl(hub, tmp_path, "swe-gym")
         assert done.returncode == 0, done.stderr
-        test = swerl(hub, tmp_path, "swe-gym", "--split", "test", "--repo-id", "SWE-Gym/SWE-Gym")
+        test = swerl(hub, tmp_path, "swe-gym", "--split", "test", "--force")
         resolved = [line for line in hub.asked if "/resolve/" in line]
     assert "180 tasks" in words(done.stdout)
     assert "20 rejected: FAIL_TO_PASS is empty" in words(done.stdout)
@@ -123,9 +123,9 @@ def test_an_archive_of_tasks_streams_from_the_hub(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["swe-gym", "--repo-id", "no/body"], "cannot stream no/body"),
-        (["swe-gym", "--split", "none"], "SWE-Gym/SWE-Gym has no split none"),
-        (["multi-swe-rl", "--repo-id", "SWE-Gym/SWE-Gym"], "holds no file *.jsonl"),
+        (["swe-gym", "--repo-id", "no/body"], "cannot read no/body from the hub"),
+        (["swe-gym", "--split", "none"], "none"),
+        (["multi-swe-rl", "--repo-id", "SWE-Gym/SWE-Gym"], "has no file *.jsonl"),
         (["multi-swe-rl", "--split", "x"], "have no splits"),
         (["harbor"], "no dataset on the hub"),
     ],

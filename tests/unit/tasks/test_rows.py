@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import InputError, TaskError
-from swerl.tasks.rows import file_rows, listed, splits_in
+from swerl.tasks.rows import file_rows, splits_in
 from swerl.tasks.task_folders import MAX_BYTES
 
 
@@ -34,22 +34,13 @@ def write_archive(path: Path, files: Mapping[str, bytes], mode: str = "w:gz") ->
             archive.addfile(info, io.BytesIO(data))
 
 
-@pytest.mark.parametrize("start", [0, 1, 59, 60, 61, 199, 200, 500])
-def test_parquet_is_read_from_any_row_on(tmp_path: Path, start: int) -> None:
-    write_parquet(tmp_path / "rows.parquet", rows(200))
-    source = file_rows(tmp_path / "rows.parquet")
-    assert list(source.read(start)) == rows(200)[start:]
-    assert source.count() == 200
-
-
-@pytest.mark.parametrize("start", [0, 1, 3, 5, 6, 8, 9, 20])
-def test_a_folder_is_read_file_after_file_from_any_row_on(tmp_path: Path, start: int) -> None:
-    all_rows = rows(9)
+def test_the_files_of_a_folder_are_read_one_after_the_other(tmp_path: Path) -> None:
+    all_rows = rows(209)
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in all_rows[:3]))
-    write_parquet(tmp_path / "sub" / "b.parquet", all_rows[3:6], group=2)
-    (tmp_path / "sub" / "c.jsonl").write_text("\n".join(map(json.dumps, all_rows[6:])))
-    assert list(file_rows(tmp_path).read(start)) == all_rows[start:]
+    write_parquet(tmp_path / "sub" / "b.parquet", all_rows[3:203])
+    (tmp_path / "sub" / "c.jsonl").write_text("\n".join(map(json.dumps, all_rows[203:])))
+    assert list(file_rows(tmp_path)) == all_rows
 
 
 def lines_of(count: int) -> bytes:
@@ -64,7 +55,6 @@ def zstd(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-@pytest.mark.parametrize("start", [0, 1, 39, 40])
 @pytest.mark.parametrize(
     ("name", "pack"),
     [
@@ -77,29 +67,27 @@ def zstd(data: bytes) -> bytes:
     ids=["gzip", "zstd", "windows", "list", "pretty-list"],
 )
 def test_lines_are_read_however_they_are_packed(
-    tmp_path: Path, name: str, pack: Callable[[bytes], bytes], start: int
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / name).write_bytes(pack(lines_of(40)))
-    source = file_rows(tmp_path / name)
-    assert list(source.read(start)) == rows(40)[start:]
-    assert source.count() in {40, None}
+    assert list(file_rows(tmp_path / name)) == rows(40)
 
 
 def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"hints": NaN, "id": "a"}\n{"id": NaN\n[{"id": -Infinity}]\n')
-    first, bad, listed_row = file_rows(path).read(0)
+    first, bad, listed_row = file_rows(path)
     assert first == {"hints": None, "id": "a"}
     assert isinstance(bad, TaskError) and isinstance(listed_row, TaskError)
     (tmp_path / "rows.json").write_text('[{"id": NaN}, 7]')
-    first, bad = file_rows(tmp_path / "rows.json").read(0)
+    first, bad = file_rows(tmp_path / "rows.json")
     assert first == {"id": None} and isinstance(bad, TaskError)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "reason"),
     [
-        ("rows.jsonl.gz", gzip.compress(lines_of(4000))[:-200], "damaged or truncated"),
+        ("rows.jsonl.gz", gzip.compress(lines_of(4000))[:-200], "cannot read rows"),
         ("rows.jsonl.gz", b"\x1f\x8b nothing", "cannot read rows"),
         ("rows.json", b'[{"id": 1}, {', "not a JSON list"),
         (
@@ -112,6 +100,8 @@ def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
             b"version https://git-lfs.github.com/spec/v1\noid",
             "only a Git LFS pointer",
         ),
+        ("rows.parquet", b"no parquet", "rows.parquet"),
+        ("rows.tar.gz", b"no archive", "cannot be unpacked"),
         ("rows.csv", b"id\n1\n", "neither JSONL nor Parquet"),
     ],
 )
@@ -120,7 +110,7 @@ def test_files_that_cannot_be_read_are_one_clear_error(
 ) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=reason):
-        list(file_rows(tmp_path / name).read(0))
+        list(file_rows(tmp_path / name))
 
 
 def test_a_folder_like_the_hubs_is_read_split_by_split(tmp_path: Path) -> None:
@@ -134,15 +124,28 @@ def test_a_folder_like_the_hubs_is_read_split_by_split(tmp_path: Path) -> None:
     (tmp_path / ".cache" / "train.jsonl").write_text("{}\n")
     (tmp_path / "dataset_info.json").write_text("{}")
     assert splits_in(tmp_path) == ["dev", "test"]
-    assert list(file_rows(tmp_path, split="test").read(1)) == all_rows[1:4]
-    assert list(file_rows(tmp_path, split="dev").read(0)) == all_rows[4:]
-    with pytest.raises(InputError, match="has no split train") as caught:
-        file_rows(tmp_path, split="train")
-    assert "dev, test" in caught.value.hint
-    with pytest.raises(InputError, match="is not a folder"):
-        file_rows(tmp_path / "dataset_info.json", split="test")
-    with pytest.raises(InputError, match="does not exist"):
-        file_rows(tmp_path / "missing", split="test")
+    assert list(file_rows(tmp_path, split="test")) == all_rows[:4]
+    assert list(file_rows(tmp_path, split="dev")) == all_rows[4:]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"),
+    [
+        ("data", "train", "has no split train"),
+        ("data/dev.jsonl", "test", "is not a folder"),
+        ("none", "", "does not exist"),
+        ("empty", "", "no rows and no task folders"),
+    ],
+)
+def test_a_place_without_the_rows_is_one_clear_error(
+    tmp_path: Path, name: str, split: str, message: str
+) -> None:
+    for folder in ("data", "empty"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / "dev.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match=message) as caught:
+        list(file_rows(tmp_path / name, split=split))
+    assert caught.value.hint
 
 
 def test_parquet_columns_of_any_writer_are_text(tmp_path: Path) -> None:
@@ -156,18 +159,9 @@ def test_parquet_columns_of_any_writer_are_text(tmp_path: Path) -> None:
         "listed": pa.array([[b"a"], [b"b"]], pa.list_(pa.binary())),
     }
     parquet.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    first, second = file_rows(tmp_path / "rows.parquet").read(0)
+    first, second = file_rows(tmp_path / "rows.parquet")
     assert first == {"bytes": "a", "large": "a", "dictionary": "a", "listed": ["a"]}
     assert second == {"bytes": "b", "large": "b", "dictionary": "b", "listed": ["b"]}
-
-
-def test_a_changed_file_is_another_source(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("{}\n")
-    before = file_rows(path).name
-    assert file_rows(path).name == before
-    path.write_text("{}\n{}\n")
-    assert file_rows(path).name != before
 
 
 def test_a_parquet_row_that_is_no_utf8_is_rejected_alone(tmp_path: Path) -> None:
@@ -175,34 +169,19 @@ def test_a_parquet_row_that_is_no_utf8_is_rejected_alone(tmp_path: Path) -> None
     parquet = pytest.importorskip("pyarrow.parquet")
     data = pyarrow.array([b"a", b"\xff", b"c"], pyarrow.binary()).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"id": data}), tmp_path / "rows.parquet")
-    first, bad, last = file_rows(tmp_path / "rows.parquet").read(0)
+    first, bad, last = file_rows(tmp_path / "rows.parquet")
     assert (first, last) == ({"id": "a"}, {"id": "c"})
     assert isinstance(bad, TaskError) and "not UTF-8" in str(bad)
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl", "rows.tar.gz", "folder"])
-def test_what_is_not_there_is_one_clear_error(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="cannot read rows"):
-        list(file_rows(tmp_path / name).read(0))
-
-
-def test_a_folder_without_rows_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no rows and no task folders"):
-        file_rows(tmp_path)
-
-
 def test_damaged_parquet_is_one_clear_error(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     path = tmp_path / "rows.parquet"
-    path.write_text("no parquet")
-    with pytest.raises(InputError, match=r"rows\.parquet"):
-        list(file_rows(path).read(0))
     write_parquet(path, rows(300))
     data = bytearray(path.read_bytes())
     data[4:400] = b"\xff" * 396
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"rows\.parquet"):
-        list(file_rows(path).read(0))
+        list(file_rows(path))
 
 
 def test_task_folders_become_rows(tmp_path: Path) -> None:
@@ -210,59 +189,38 @@ def test_task_folders_become_rows(tmp_path: Path) -> None:
         (tmp_path / name / "tests").mkdir(parents=True)
         (tmp_path / name / "instruction.md").write_text("Do it.")
         (tmp_path / name / "tests" / "data.bin").write_bytes(b"\x00\xff")
-    source = file_rows(tmp_path)
     files = {"instruction.md": "Do it.", "tests/data.bin": "data:;base64,AP8="}
-    assert list(source.read(0)) == [
+    assert list(file_rows(tmp_path)) == [
         {"task_id": "b", "files": files},
         {"task_id": "a", "files": files},
     ]
-    assert source.count() == 2
-    assert list(file_rows(tmp_path / "b").read(0)) == [{"task_id": "b", "files": files}]
+    assert list(file_rows(tmp_path / "b")) == [{"task_id": "b", "files": files}]
 
 
 def test_a_link_in_a_task_folder_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "instruction.md").write_text("Do it.")
     (tmp_path / "secret").symlink_to("/etc/passwd")
-    (found,) = file_rows(tmp_path).read(0)
+    (found,) = file_rows(tmp_path)
     assert isinstance(found, TaskError) and "link secret" in str(found)
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "data/", "/"])
 @pytest.mark.parametrize("name", ["tasks.tar.gz", "tasks.tgz", "tasks.tar"])
 def test_an_archive_of_tasks_becomes_rows(tmp_path: Path, prefix: str, name: str) -> None:
-    files = {f"{prefix}t{n}/{part}": b"x" for n in range(3) for part in ("image.txt", "tests/a/b")}
+    parts = ("instruction.md", "tests/a/b")
+    files = {f"{prefix}t{number}/{part}": b"x" for number in range(3) for part in parts}
     mode = "w" if name.endswith(".tar") else "w:gz"
     write_archive(tmp_path / name, {f"{prefix}README": b"x", **files}, mode)
     expected = [
-        {"task_id": f"t{n}", "files": {"image.txt": "x", "tests/a/b": "x"}} for n in range(3)
+        {"task_id": f"t{number}", "files": dict.fromkeys(parts, "x")} for number in range(3)
     ]
-    found = list(file_rows(tmp_path / name).read(0))
-    assert [row for row in found if isinstance(row, dict) and row in expected] == expected
-    assert list(file_rows(tmp_path / name).read(len(found) - 1)) == expected[2:]
-
-
-def test_a_task_in_two_places_of_an_archive_is_said(tmp_path: Path) -> None:
-    files = {"a/image.txt": b"x", "b/image.txt": b"x", "a/tests/test.sh": b"x"}
-    write_archive(tmp_path / "tasks.tar.gz", files)
-    *_, last = file_rows(tmp_path / "tasks.tar.gz").read(0)
-    assert isinstance(last, TaskError) and "two places" in str(last)
-
-
-def test_a_damaged_archive_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.tar.gz"
-    write_archive(path, {f"t{n}/image.txt": bytes(range(256)) * 40 for n in range(50)})
-    path.write_bytes(path.read_bytes()[:-300])
-    *_, last = file_rows(path).read(0)
-    assert isinstance(last, TaskError) and "damaged or truncated" in str(last)
+    assert list(file_rows(tmp_path / name)) == expected
+    assert list(file_rows(tmp_path)) == expected
 
 
 def test_a_huge_task_is_rejected_without_holding_it(tmp_path: Path) -> None:
     (tmp_path / "instruction.md").write_text("Do it.")
     with (tmp_path / "data.bin").open("wb") as file:
         file.truncate(MAX_BYTES)
-    (found,) = file_rows(tmp_path).read(0)
+    (found,) = file_rows(tmp_path)
     assert isinstance(found, TaskError) and "over 64 MiB" in str(found)
-
-
-def test_rows_at_hand_are_read_from_any_row_on() -> None:
-    assert list(listed([{"a": 1}, {"b": 2}]).read(1)) == [{"b": 2}]

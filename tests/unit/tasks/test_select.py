@@ -1,17 +1,16 @@
-"""Tasks are chosen by what they are or by a chance that the seed alone decides."""
+"""Tasks are chosen by a few facts, or at random by the seed only."""
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import InputError, TaskError
+from swerl.core.errors import TaskError
 from swerl.core.task import GradingSpec, Task, read_tasks, write_tasks
 from swerl.grading.log_parsers import unsupported
 from swerl.tasks import select
-from swerl.tasks.select import compile_where, count
+from swerl.tasks.select import Choice, count
 
 PATCH = "diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1,2 @@\n-x\n+y\n+z\n"
 
@@ -31,123 +30,77 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def ids(path: Path) -> list[str]:
-    return [each.id for each in read_tasks(path)]
+def chosen(path: Path, **conditions: object) -> list[str]:
+    out = path.with_name("out.jsonl")
+    num_chosen, num_all = select.filter_tasks(path, out, Choice(**conditions))  # type: ignore[arg-type]
+    ids = [task.id for task in read_tasks(out)]
+    assert (num_chosen, num_all) == (len(ids), 200)
+    assert set(out.read_bytes().splitlines()) <= set(path.read_bytes().splitlines())
+    return ids
 
 
 @pytest.mark.parametrize(
-    ("where", "fits"),
+    ("conditions", "fits"),
     [
-        ('repo == "acme/b7"', True),
-        ('repo != "acme/b7"', False),
-        ('repo in ["acme/b7", "x"] and not (patch_lines > 3)', True),
-        ('"acme" in repo', True),
-        ('"acme" not in repo or 1 < prompt_chars <= 7', True),
-        ("patch_lines == 3 and patch_files == 1 and num_pass_to_pass == 1", True),
-        ("solve_rate > 0.2", True),
-        ("0 < solve_rate < 0.25", False),
-        ("solve_rate == None", False),
-        ('difficulty == "hard"', False),
-        ("difficulty < 3", False),
-        ("not difficulty < 3", True),
-        ("difficulty == None", True),
-        ('meta.kind == "odd" and meta.other == None', True),
-        ("solve_rate > -1", True),
+        ({"repos": ("acme/b7", "x")}, True),
+        ({"repos": ("x",)}, False),
+        ({"max_files": 1}, True),
+        ({"max_files": 0}, False),
+        ({"solve_rate": (0.25, 0.5)}, True),
+        ({"solve_rate": (0.0, 0.2)}, False),
+        ({"repos": ("acme/b7",), "solve_rate": (0.3, 1.0)}, False),
+        ({"split": (0.0, 1.0)}, True),
+        ({"split": (0.5, 0.5)}, False),
     ],
 )
-def test_expressions_choose(where: str, fits: bool) -> None:
-    assert compile_where(where)(task(7, solve_rate=0.25, kind="odd")) is fits
+def test_every_condition_must_hold(conditions: dict[str, object], fits: bool) -> None:
+    assert Choice(**conditions).fits(task(7, solve_rate=0.25)) is fits  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("where", "said"),
-    [
-        ("", "is not an expression"),
-        ("repo = 'a'", "is not an expression"),
-        ("repos == 'a'", "unknown name 'repos'"),
-        ("__import__('os').system('true')", "is not allowed in an expression"),
-        ("repo.__class__ == 1", "is not allowed in an expression"),
-        ("[x for x in repo]", "is not allowed in an expression"),
-        ("repo is None", "is not allowed in an expression"),
-        ("repo == f'{id}'", "is not allowed in an expression"),
-        ("(" * 9000 + "1" + ")" * 9000, "is not an expression"),
-    ],
-)
-def test_what_is_no_expression_is_one_clear_error(where: str, said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        compile_where(where)
-    assert caught.value.hint
+def test_a_task_without_a_solve_rate_has_none() -> None:
+    assert not Choice(solve_rate=(0.0, 1.0)).fits(task(1))
 
 
-def test_text_and_numbers_have_no_order() -> None:
-    with pytest.raises(InputError, match="t-7 cannot be compared"):
-        compile_where("repo < 3")(task(7))
-
-
-def test_a_filter_keeps_lines_as_they_are(path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    found = select.filter_tasks(path, out, compile_where('repo == "acme/b7"'))
-    assert found == (20, 200)
-    whole = path.read_bytes().splitlines()
-    assert out.read_bytes().splitlines() == whole[7::10]
-    assert select.filter_tasks(out, out, lambda each: each.id == "t-17") == (1, 20)
-    assert ids(out) == ["t-17"]
-
-
-def test_a_filter_that_fails_leaves_the_last_result(path: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.jsonl"
-    out.write_text("old")
-    with path.open("a") as file:
-        file.write("{}\n")
-    with pytest.raises(TaskError, match=r"tasks\.jsonl:201"):
-        select.filter_tasks(path, out, lambda each: True)
-    assert out.read_text() == "old"
-    assert {each.name for each in tmp_path.iterdir()} == {"tasks.jsonl", "out.jsonl"}
-
-
-def test_a_larger_sample_holds_a_smaller_one(path: Path, tmp_path: Path) -> None:
-    outs = [tmp_path / f"{number}.jsonl" for number in (5, 50, 500)]
-    for out in outs:
-        select.sample_tasks(path, out, int(out.stem), seed=3)
-    small, large, whole = map(ids, outs)
-    assert len(small) == 5 and len(large) == 50 and len(whole) == 200
+def test_a_larger_sample_contains_a_smaller_one(path: Path) -> None:
+    small, large, whole = (chosen(path, sample=number, seed=3) for number in (5, 50, 500))
+    assert (len(small), len(large), len(whole)) == (5, 50, 200)
     assert set(small) < set(large)
     assert [name for name in whole if name in set(large)] == large
 
 
-def test_the_seed_alone_decides_a_sample(path: Path, tmp_path: Path) -> None:
-    turned, out = tmp_path / "turned.jsonl", tmp_path / "out.jsonl"
-    write_tasks(turned, list(read_tasks(path))[::-1])
-    chosen = []
-    for source, seed in ((path, 0), (turned, 0), (path, 1)):
-        select.sample_tasks(source, out, 20, seed=seed)
-        chosen.append(set(ids(out)))
-    assert chosen[0] == chosen[1] != chosen[2]
+def test_the_seed_decides_a_sample_whatever_the_order(path: Path) -> None:
+    first, other = chosen(path, sample=20), chosen(path, sample=20, seed=1)
+    write_tasks(path, list(read_tasks(path))[::-1])
+    assert set(chosen(path, sample=20)) == set(first) != set(other)
 
 
-def test_parts_of_a_split_hold_every_task_once(path: Path) -> None:
-    done = select.split_tasks(path, {"train": 0.7, "dev": 0.2, "test": 0.1}, by_repo=False, seed=0)
-    found = {name: ids(out) for name, (out, _) in done.items()}
-    assert sorted(chain.from_iterable(found.values())) == sorted(ids(path))
-    assert {name: len(each) for name, each in found.items()} == {
-        name: number for name, (_, number) in done.items()
-    }
-    assert 110 < len(found["train"]) < 170
-    assert done["train"][0] == path.with_name("tasks.train.jsonl")
+def test_the_parts_of_a_split_have_every_task_once(path: Path) -> None:
+    train, test = chosen(path, split=(0.0, 0.7)), chosen(path, split=(0.7, 1.0))
+    assert sorted([*train, *test]) == sorted(task.id for task in read_tasks(path))
+    assert 110 < len(train) < 170
 
 
-def test_no_repository_is_in_two_parts(path: Path) -> None:
-    done = select.split_tasks(path, {"train": 0.5, "test": 0.5}, by_repo=True, seed=1)
-    train, test = ({each.repo for each in read_tasks(out)} for out, _ in done.values())
-    assert train and test and not train & test
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{}\n", r"tasks\.jsonl:201: a task row has a missing or unknown field"),
+        ("[]\n", "201: the line is not a JSON object"),
+        ("{\n", "201: "),
+        (None, r"tasks\.jsonl:201: task 't-0' is also in line 1"),
+    ],
+)
+def test_a_bad_line_leaves_the_last_result(path: Path, line: str | None, message: str) -> None:
+    out = path.with_name("out.jsonl")
+    out.write_text("old")
+    with path.open("a") as file:
+        file.write(line or path.read_text().splitlines()[0])
+    with pytest.raises(TaskError, match=message):
+        select.filter_tasks(path, out, Choice())
+    assert out.read_text() == "old"
+    assert set(path.parent.iterdir()) == {path, out}
 
 
-def test_shares_that_do_not_add_up_are_refused(path: Path) -> None:
-    with pytest.raises(InputError, match="add up to 1"):
-        select.split_tasks(path, {"train": 0.9, "test": 0.2}, by_repo=False, seed=0)
-
-
-def test_stats_count_what_a_file_holds() -> None:
+def test_stats_count_the_tasks_of_a_file() -> None:
     tasks = [task(1), task(2, solve_rate=0.5, difficulty="hard"), task(3, solve_rate=1.0)]
     stats = count(tasks)
     assert stats.num_tasks == 3 and stats.num_images == 1
