@@ -15,6 +15,7 @@ import typer
 from swerl.cli._output import keep_stdout_for_json, stderr
 from swerl.core.errors import InputError, RecipeError, TaskError, unknown
 from swerl.core.sandbox import Limits
+from swerl.core.secrets import without_logins
 from swerl.core.task import Task, read_tasks
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
     if files and (match := re.fullmatch(r"scripted=(.+)", text)):
         return EngineChoice(text, "scripted", file=Path(match[1]))
     if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
-        return EngineChoice(text, match[1], url=match[2])
+        return EngineChoice(without_logins(text), match[1], url=match[2])
     known = list(plugins.names("engines"))
     if text in set(known) - {"scripted", "openai"}:
         return EngineChoice(text, text)

@@ -45,7 +45,7 @@ from swerl.core.events import (
 )
 from swerl.core.files import disk_errors, write_json
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
-from swerl.core.secrets import cache_dir
+from swerl.core.secrets import cache_dir, public
 from swerl.core.task import Task, find_task, to_row
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import Replay
@@ -460,7 +460,7 @@ async def attempt(
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / record.TASK, to_row(task))
-    write_json(folder / record.RECIPE, recipe.model_dump(mode="json"))
+    write_json(folder / record.RECIPE, public(recipe.model_dump(mode="json")))
     setup = EngineSetup(
         family=family,
         log_dir=folder,

@@ -15,7 +15,8 @@ from swerl.cli._train_view import TrainView, show_summary
 from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
 from swerl.cli.why import print_cause
 from swerl.cluster.checks import MachineFinding
-from swerl.core.errors import RunError, RunStoppedError
+from swerl.core.errors import InputError, RunError, RunStoppedError
+from swerl.core.secrets import HIDDEN_LOGIN
 from swerl.plan.plan import plan
 from swerl.recipe.check import check
 from swerl.recipe.load import load
@@ -93,8 +94,14 @@ def resume(
 ) -> None:
     """Resume a run with the recipe in its folder."""
     root = find_run(run, runs)
+    recipe = stored_recipe(root)
+    if HIDDEN_LOGIN in recipe.model_dump_json():
+        raise InputError(
+            f"the recipe of {root} has a URL with a login, which the run folder does not store",
+            hint="resume with the command that started the run",
+        )
     after = f"`swerl train resume {called(root)}` resumes it"
-    _train(stored_recipe(root), root, after, as_json=as_json)
+    _train(recipe, root, after, as_json=as_json)
 
 
 def stop(

@@ -27,18 +27,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
+from swerl.core.secrets import without_logins
+
 
 class SwerlError(Exception):
     """Base of all errors raised on purpose.
 
-    `hint` is a remedy; `retryable` means that the same call may succeed later.
+    `hint` is a remedy; `retryable` means that the same call may succeed later. Logins in URLs are
+    removed from both texts.
     """
 
     retryable = False
 
     def __init__(self, message: str, *, hint: str = "", retryable: bool | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(without_logins(message))
+        self.hint = without_logins(hint)
         if retryable is not None:
             self.retryable = retryable
 

@@ -1,14 +1,22 @@
-"""Read environment variables, in this file only: secrets and the user's folders."""
+"""Read environment variables, in this file only: secrets and the user's folders.
+
+A login in a URL is a secret, too: `without_logins` and `public` replace it before text is stored.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _SHORTEST_SECRET = 8
+_LOGIN = re.compile(r"(?<=://)[^\s/?#<>]+@")
+"""Name and password before the host of a URL; a token may stand there without a name."""
+HIDDEN_LOGIN = "***@"
 
 
 def secret(name: str) -> str | None:
@@ -28,6 +36,20 @@ def secret_values() -> dict[str, str]:
         and name != "GPG_KEY"
         and any(word in name.upper() for word in _SECRET_WORDS)
     }
+
+
+def without_logins(text: str) -> str:
+    """Return a text with the login of each URL replaced by `***`."""
+    return _LOGIN.sub(HIDDEN_LOGIN, text) if "://" in text else text
+
+
+def public(value: Any) -> Any:
+    """Return a JSON value with the login of each URL in it replaced by `***`."""
+    if isinstance(value, dict):
+        return {key: public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [public(item) for item in value]
+    return without_logins(value) if isinstance(value, str) else value
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from swerl.core.events import (
     as_json,
 )
 from swerl.core.files import disk_errors
+from swerl.core.secrets import public
 from swerl.runs.layout import RunFolder
 
 _BY_AGENT = "solve_rate/"
@@ -45,13 +47,15 @@ class EventLog:
     def __enter__(self) -> EventLog:
         with disk_errors(self._path):
             self._file = self._path.open("a", encoding="utf-8")
+            if not _ends_a_line(self._path):
+                self._file.write("\n")
         return self
 
     def __call__(self, event: Event) -> None:
         """Write an event; those that `swerl train status` shows are flushed at once."""
         assert self._file is not None
         with disk_errors(self._path):
-            self._file.write(json.dumps(as_json(event), default=str) + "\n")
+            self._file.write(json.dumps(public(as_json(event)), default=str) + "\n")
             if isinstance(event, StepStarted | StepEnded | EvalEnded | Progress | Notice):
                 self._file.flush()
 
@@ -69,6 +73,15 @@ class EventLog:
         except RunError:
             if error is None:  # It must not hide the error that ended the run.
                 raise
+
+
+def _ends_a_line(path: Path) -> bool:
+    """Return False if a crash has left an unfinished last line."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 @dataclass(slots=True)

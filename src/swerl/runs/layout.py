@@ -19,6 +19,7 @@ from typing import Any
 
 from swerl.core.errors import InputError, RecipeError, RunError
 from swerl.core.files import disk_errors, read_json, write_json
+from swerl.core.secrets import public
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
         ):
             (root / name).mkdir(parents=True, exist_ok=True)
     with _locked(root / "lock"):
-        _check_recipe(root / "recipe.resolved.json", recipe)
+        _check_recipe(root / "recipe.resolved.json", public(recipe))
         if not (root / "meta.json").exists():
             write_json(root / "meta.json", {"created": time.time(), "pid": os.getpid()})
         yield folder

@@ -24,6 +24,7 @@ from typing import Any
 from swerl.core.errors import RunError, RunStoppedError, SwerlError
 from swerl.core.files import disk_errors, read_json, write_json
 from swerl.core.liveness import boot_id
+from swerl.core.secrets import without_logins
 from swerl.runs.layout import RunFolder
 
 BEAT_S = 5.0
@@ -192,7 +193,12 @@ async def _beat(owner: RunOwner, task: asyncio.Task[Any]) -> None:
 
 def _end(owner: RunOwner, ending: Ending, error: str = "", hint: str = "") -> None:
     ended = replace(
-        owner.process, ended=time.time(), ending=ending, error=error, hint=hint, parts=()
+        owner.process,
+        ended=time.time(),
+        ending=ending,
+        error=without_logins(error),
+        hint=hint,
+        parts=(),
     )
     try:
         _write(owner.root, ended)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from swerl.core.errors import RecipeError
 from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
+from swerl.core.secrets import public
 from swerl.recipe.check import SINK_MODULES
 from swerl.recipe.schema import Recipe
 
@@ -89,7 +90,7 @@ def _tracker(name: str, module: Any, recipe: Recipe, root: Path) -> Iterator[_Se
     settings = {"project": recipe.metrics.project, "name": recipe.name, "resume": "allow"}
     if name == "wandb":
         settings |= {"id": recipe.name, "dir": str(root)}
-    module.init(config=recipe.model_dump(mode="json"), **settings)
+    module.init(config=public(recipe.model_dump(mode="json")), **settings)
     try:
         yield lambda metrics, step: module.log(dict(metrics), step=step)
     finally:

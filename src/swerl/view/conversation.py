@@ -53,6 +53,8 @@ FAR = 0.5
 """Nats between engine and trainer from which a token is framed: a factor of 1.6."""
 _NUM_LAYERS = 4
 """Layers whose experts a token lists; a model with more lists its first and its last layer."""
+_MOST_COLOURED = 1000
+"""Characters of a line from which it has no colours: a lexer may take minutes for a longer one."""
 MAX_CHARS = 200_000
 """Characters of one text on a page; the file has the rest."""
 
@@ -289,7 +291,8 @@ def coloured_patch(patch: str) -> str:
             except ClassNotFound:
                 lexer = None
         code = str(escape(line[1:]))
-        if lexer is not None and kind in ("add", "del", "same"):
+        is_short = len(line) < _MOST_COLOURED
+        if lexer is not None and is_short and kind in ("add", "del", "same"):
             code = highlight(line[1:], lexer, formatter).rstrip("\n")
         shown = str(escape(line)) if kind in ("file", "hunk") else f"{escape(line[:1])}{code}"
         rows.append(f'<span class="row {kind}">{shown or " "}</span>')

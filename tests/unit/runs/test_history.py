@@ -23,6 +23,22 @@ def test_a_step_done_twice_counts_once_and_a_torn_line_is_passed_over(tmp_path: 
     assert past.evals == {"heldout": [(2, 0.5)]}
 
 
+def test_an_unfinished_last_line_stays_the_only_lost_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log(StepEnded(0, {"reward": 0.1}))
+        log(StepEnded(1, {"reward": 0.2}))
+    path.write_bytes(path.read_bytes()[:-20])
+    reader = history.HistoryReader(path)
+    assert reader.read().series("reward") == [0.1]
+    for reward in (0.3, 0.4):
+        with EventLog(path) as log:
+            log(StepEnded(2, {"reward": reward}))
+    assert reader.read().series("reward") == read(path).series("reward") == [0.1, 0.4]
+    assert len(path.read_text().splitlines()) == 4
+    assert [event["step"] for event in history.read_events(path)] == [0, 2, 2]
+
+
 def test_progress_events_are_flushed_at_once(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
         log(Progress("starting", 0, 1))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ from urllib.parse import unquote, urljoin
 import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestClient, TestServer
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
@@ -609,6 +611,16 @@ def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
     assert charts.parts([]) == {"length": [], "difficulty": []}
     equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
     assert [(p.label, p.num) for p in charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
+
+
+@pytest.mark.parametrize("text", ["x = '" + "a\\" * 90_000, "a=" * 90_000, "(" * 180_000])
+def test_a_very_long_line_has_no_colours(text: str) -> None:
+    patch = f"--- a/a.py\n+++ b/a.py\n@@ -1 +1,2 @@\n+import os\n+{text}\n"
+    begin = time.perf_counter()
+    shown = conversation.coloured_patch(patch)
+    assert time.perf_counter() - begin < 1
+    assert '<span class="kn">import</span>' in shown
+    assert f"+{escape(text)}" in shown
 
 
 def test_commands_in_a_remedy_are_code_and_nothing_else_is_markup() -> None:
