@@ -20,7 +20,7 @@ nox.options.stop_on_first_error = True
 BENCHES = Path("bench")
 SGLANG_ENV = Path(".nox/sglang-cpu")
 SGLANG_PACKAGES = ("sglang==0.5.21", "gguf")
-SGLANG_REQUIREMENTS = Path("src/swerl/engines/_sglang_cpu/requirements.txt")
+SGLANG_REQUIREMENTS = Path("tests/sglang_cpu/requirements.txt")
 MAX_WORKERS = 4
 """Most test processes: some tests have time limits, and fork bombs use whole processors."""
 LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")

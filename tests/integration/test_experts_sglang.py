@@ -30,7 +30,7 @@ from swerl.gateway.server import Gateway
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.weight_sync.sync import TrainerSource
-from tests.unit.engines._served import sglang_python
+from tests.sglang_cpu.interpreter import sglang_python
 from tests.unit.engines.families.lines import build
 from tests.unit.gateway.test_server import body, post
 from tests.unit.training.rank.references import blocks, record_experts, records
@@ -70,7 +70,6 @@ async def live(
     model = build(line, **MORE_EXPERTS)
     folder = write_line(model, root / "model")
     options = sglang.Options(
-        cpu=True,
         python=python,
         routed_experts=True,
         start_timeout_s=START_S,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,13 +15,12 @@ from swerl.cluster.node import LocalNode, Node, ProcessEnd, ProcessSpec
 from swerl.cluster.open import Nodes, open_nodes, place
 from swerl.cluster.sglang_servers import node_servers
 from swerl.core.errors import RecipeError
-from swerl.engines import sglang
 from swerl.plan.plan import RecipePlan, plan
 from swerl.recipe.load import load
 from swerl.rollout.wiring import sglang_launch
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from tests.unit.engines._served import sglang_python
+from tests.sglang_cpu.interpreter import sglang_python
 
 ROOT = Path(__file__).parents[2]
 GPU_RECIPES = [
@@ -224,9 +222,8 @@ def test_sglang_knows_every_flag() -> None:
         "print(found.mem_fraction_static, found.language_model_only)"
     )
     command = [str(python), "-c", parse, "--model-path=m", *flags]
-    env = {**os.environ, **sglang.environment(sglang.Options(cpu=True))}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, env=env, check=False
+        command, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout.split()[-2:] == ["0.812", "True"], done.stderr[-2000:]
 

@@ -10,12 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.engines._served import sglang_python
+from tests.sglang_cpu.interpreter import sglang_python
 
 UPDATES = 5
 SETTINGS = {
     "engine.type": "sglang",
-    "engine.cpu": "true",
     "cluster.weight_sync": "distributed",
     "steps": str(UPDATES),
     "rollout.groups_per_step": "2",

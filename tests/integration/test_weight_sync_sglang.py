@@ -30,7 +30,7 @@ from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 from swerl.training.weight_sync import sync as weight_sync
 from swerl.training.weight_sync.sync import TrainerSource
-from tests.unit.engines._served import sglang_python
+from tests.sglang_cpu.interpreter import sglang_python
 from tests.unit.training.weight_sync._live_servers import (
     has_connection,
     kill_server,
@@ -76,7 +76,7 @@ async def engine(
 ) -> AsyncIterator[HttpEngine]:
     """Two launched servers, each with the whole model."""
     options = sglang.Options(
-        cpu=True, python=sglang_python(), servers=2, restarts=3, start_timeout_s=600
+        python=sglang_python(), servers=2, restarts=3, start_timeout_s=600
     )
     logs = tmp_path_factory.mktemp("engine")
     setup = EngineSetup(family=None, log_dir=logs, model=model)  # type: ignore[arg-type]
@@ -388,7 +388,7 @@ async def test_ten_updates_of_adapters_alone_leave_a_server_in_agreement(
     model: Path, random_batch: Callable[..., Batch], tmp_path: Path
 ) -> None:
     options = sglang.Options(
-        cpu=True, python=sglang_python(), adapter_rank=8, pause_mode="abort", start_timeout_s=600
+        python=sglang_python(), adapter_rank=8, pause_mode="abort", start_timeout_s=600
     )
     setup = EngineSetup(family=None, log_dir=tmp_path, model=model)  # type: ignore[arg-type]
     lora = two_ranks(tmp_path).model_copy(update={"lora": LoraSection(rank=8)})

@@ -149,11 +149,11 @@ async def _server(
     gpus = node.gpus[number * size : (number + 1) * size]
     given = options.model_copy(update={"flags": (*flags, *options.flags)})
     # The saver costs memory, and only a trainer on the same GPUs uses it.
-    saver = cluster.colocate
+    saver = cluster.colocate and size > 0
     command = sglang.server_command(
         given, model, host=node.address, port=port, num_gpus=size, saver=saver
     )
-    env = sglang.environment(options, gpus)
+    env = sglang.environment(gpus)
     log = (logs / f"engine-{node.name}-{number}.log").resolve()
     spec = ProcessSpec(tuple(command), log, env=env, guarded=True)
     uuids = await node.call(gpu_uuids, gpus)

@@ -335,16 +335,6 @@ class EngineSetup:
     """Called with one sentence about each change of a server's state."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParserChoice:
-    """The parser of a model's replies, if it is not the family's own."""
-
-    name: str
-    """`sglang:CALLS` or `sglang:CALLS+REASONING`, by SGLang's names of its parsers."""
-    python: Path | None = None
-    """Interpreter that has SGLang; None for swerl's own."""
-
-
 class Family(Protocol):
     """Chat rendering, reply parsing and weight names of one model line."""
 

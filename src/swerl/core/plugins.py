@@ -32,7 +32,6 @@ from swerl.core.contracts import (
     Family,
     Grader,
     Harness,
-    ParserChoice,
     Reward,
     SandboxBackend,
 )
@@ -90,7 +89,7 @@ class FamilyPlugin(Protocol):
     folder; `model.family = "auto"` asks it.
     """
 
-    def build(self, model: Path | None, parser: ParserChoice | None = None, /) -> Family:
+    def build(self, model: Path | None, /) -> Family:
         """Return the family for the model in this folder. Raises InputError if it does not fit."""
 
 
@@ -253,10 +252,9 @@ def options_of(kind: str, name: str) -> type[BaseModel] | None:
     return found
 
 
-def family(name: str, model: Path | None, parser: ParserChoice | None = None) -> Family:
+def family(name: str, model: Path | None) -> Family:
     """Build a family for the model in this folder. Raises InputError if it does not fit."""
-    build = load("families", family_name(name, model)).build
-    return build(model, parser) if parser else build(model)
+    return load("families", family_name(name, model)).build(model)
 
 
 def family_name(name: str, model: Path | None) -> str:

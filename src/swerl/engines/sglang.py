@@ -1,4 +1,4 @@
-"""SGLang: connect to running servers, or launch servers on GPUs or, unmodified, on a CPU."""
+"""SGLang: connect to running servers, or launch servers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,6 @@ from swerl.engines._sglang_server import Host, SglangServer
 from swerl.engines._sglang_wire import RESTARTED, PauseMode, ServedShape
 from swerl.engines._weights import model_shape
 
-CPU_FOLDER = Path(__file__).with_name("_sglang_cpu")
-CPU_FLAGS = (
-    "--device=cpu",
-    "--attention-backend=torch_native",
-    "--sampling-backend=pytorch",
-    "--grammar-backend=none",
-    "--disable-overlap-schedule",
-    "--disable-cuda-graph",
-    # Log-probabilities are compared with the trainer's, which computes in float32 here.
-    "--dtype=float32",
-    # --max-total-tokens sizes the cache; the fraction only has to be satisfiable.
-    "--mem-fraction-static=0.1",
-    # Without it the scheduler keeps a core busy while idle.
-    "--sleep-on-idle",
-)
 FLAGS = (
     # swerl sends and receives token ids; a model folder needs no tokenizer.
     "--skip-tokenizer-init",
@@ -59,8 +44,6 @@ class Options(BaseModel):
 
     url: str | tuple[str, ...] | None = None
     """Base URL of a running server or router, or of several servers; None launches one."""
-    cpu: bool = False
-    """Launch on the CPU: for tests and small models; GPUs are the default."""
     python: Path = Path(sys.executable)
     """Interpreter that has SGLang; its pinned packages often need an environment of their own."""
     port: int = Field(default=0, ge=0, lt=65536)
@@ -73,10 +56,6 @@ class Options(BaseModel):
     GPUs to each. A run with `cluster.gpus_per_node` uses `cluster.gpus_per_engine` instead."""
     restarts: int = Field(default=3, ge=0)
     """Restarts of a launched server that died or hangs; more would hide the reason."""
-    threads: int = Field(default=1, ge=1)
-    """CPU threads of a CPU server; small models are slower with more than one."""
-    max_total_tokens: int = Field(default=65536, ge=256)
-    """Tokens in the cache of a CPU server; GPU servers size theirs by free memory."""
     flags: tuple[str, ...] = ()
     """Further command-line flags for the launched server, passed on unchanged."""
     pause_mode: PauseMode = PauseMode.RETRACT
@@ -95,7 +74,7 @@ class Options(BaseModel):
     load_timeout_s: float = Field(default=1800.0, gt=0)
     """Seconds for one server to load weights from disk; a large model takes minutes."""
     start_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds until the server must serve. A CPU start takes 20 to 40; 70 GB of weights, kernels to
+    """Seconds until the server must serve. 70 GB of weights, kernels to
     compile and graphs to capture take many minutes. A server that dies fails at once."""
 
 
@@ -194,24 +173,21 @@ def _vocabulary(folder: Path) -> Json:
         return None
 
 
-def environment(options: Options, gpus: Sequence[str] = ()) -> dict[str, str]:
+def environment(gpus: Sequence[str]) -> dict[str, str]:
     """Return the variables that a launched server on these GPUs adds to the environment."""
-    if gpus:
-        return {
-            # nvidia-smi numbers GPUs by their bus, and so do the trainer's ranks.
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            # As in the trainer's ranks: both ends of a broadcast must agree.
-            "NCCL_CUMEM_ENABLE": "0",
-        }
-    if not options.cpu:
+    if not gpus:
         return {}
-    threads = {"OMP_NUM_THREADS": str(options.threads)}
-    return threads | {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(CPU_FOLDER)}
+    return {
+        # nvidia-smi numbers GPUs by their bus, and so do the trainer's ranks.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        # As in the trainer's ranks: both ends of a broadcast must agree.
+        "NCCL_CUMEM_ENABLE": "0",
+    }
 
 
 def server_command(
-    options: Options, model: Path, *, host: str, port: int, num_gpus: int = 0, saver: bool = True
+    options: Options, model: Path, *, host: str, port: int, num_gpus: int = 0, saver: bool = False
 ) -> list[str]:
     """Return the command that serves a model at an address, on `num_gpus` GPUs if given.
 
@@ -219,9 +195,7 @@ def server_command(
     """
     command = [str(options.python), "-m", "sglang.launch_server"]
     command += [f"--model-path={model.resolve()}", f"--host={host}", f"--port={port}", *FLAGS]
-    if options.cpu:
-        command += [*CPU_FLAGS, f"--max-total-tokens={options.max_total_tokens}"]
-    elif saver:
+    if saver:
         command.append("--enable-memory-saver")
     if num_gpus:
         command.append(f"--tp-size={num_gpus}")
@@ -231,7 +205,6 @@ def server_command(
         command += ["--enable-lora", f"--max-lora-rank={options.adapter_rank}"]
         # One more than the policy's: requests without an adapter, such as health checks.
         command += ["--max-loras-per-batch=2", "--lora-target-modules", *ADAPTED]
-        command += ["--lora-backend=torch_native"] if options.cpu else []
     return [*command, *options.flags]
 
 
@@ -259,7 +232,7 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
                 url=f"http://127.0.0.1:{port}",
                 command=tuple(command),
                 log=log_dir / (f"engine-{number}.log" if number else "engine.log"),
-                env=environment(options, gpus),
+                env=environment(gpus),
                 start_timeout_s=options.start_timeout_s,
             )
         )
@@ -341,12 +314,7 @@ async def _require_sglang(options: Options) -> None:
             return
     except OSError:
         pass
-    hint = "pip install sglang, or set engine.python to the interpreter that has it"
-    if options.cpu:
-        hint = (
-            "python3.11 -m venv sglang-env && sglang-env/bin/pip install torch==2.13.0 && "
-            "sglang-env/bin/pip install --no-deps sglang==0.5.21 gguf && "
-            f"sglang-env/bin/pip install -r {CPU_FOLDER / 'requirements.txt'}; "
-            "then set engine.python to sglang-env/bin/python"
-        )
-    raise EngineError(f"{str(options.python)!r} has no SGLang", hint=hint)
+    raise EngineError(
+        f"{str(options.python)!r} has no SGLang",
+        hint="pip install sglang, or set engine.python to the interpreter that has it",
+    )

@@ -311,9 +311,7 @@ def _require_model(model: ModelSection) -> None:
         return
     if not (model.path / "config.json").is_file():
         raise no_model(model.path)
-    # A parser of another program would be started here.
-    if model.parser == "builtin":
-        plugins.family(model.family, model.path)
+    plugins.family(model.family, model.path)
 
 
 def _require_tasks(source: str) -> None:
@@ -349,13 +347,12 @@ def _require_split(recipe: Recipe) -> None:
 
 def _missing_programs(recipe: Recipe) -> Iterator[InputError]:
     """Yield the interpreters and commands that this machine lacks."""
-    programs: dict[str, object] = {"model.parser_python": recipe.model.parser_python}
-    if recipe.cluster.launcher == "local" and not recipe.engine.options.get("url"):
-        programs["engine.python"] = recipe.engine.options.get("python")
-    for key, program in programs.items():
-        if program is not None and shutil.which(str(program)) is None:
-            message = f"{key} = {str(program)!r} is not a program on this machine"
-            yield RecipeError(message, hint="give the path of an executable file")
+    if recipe.cluster.launcher != "local" or recipe.engine.options.get("url"):
+        return
+    program = recipe.engine.options.get("python")
+    if program is not None and shutil.which(str(program)) is None:
+        message = f"engine.python = {str(program)!r} is not a program on this machine"
+        yield RecipeError(message, hint="give the path of an executable file")
 
 
 def check_budgets(budgets: BudgetsSection) -> None:

@@ -87,10 +87,6 @@ class ModelSection(Section):
     a model that swerl creates is `tiny`."""
     path: Path | None = None
     """Folder in Hugging Face format. None creates and warm-starts a tiny model."""
-    parser: str = Field("builtin", pattern=r"^(builtin|sglang:[\w.-]+(\+[\w.-]+)?)$")
-    """Parser of calls and thinking: the family's, `sglang:CALLS` or `sglang:CALLS+REASONING`."""
-    parser_python: Path | None = None
-    """Python interpreter with SGLang, for its parsers. None: the one that runs swerl."""
     shape: ModelShape = ModelShape()
     warm_start: WarmStartSection = WarmStartSection()
 

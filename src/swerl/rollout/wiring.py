@@ -23,7 +23,6 @@ from swerl.core.contracts import (
     EngineSetup,
     Family,
     Harness,
-    ParserChoice,
     SandboxBackend,
 )
 from swerl.core.errors import RecipeError
@@ -53,14 +52,7 @@ if TYPE_CHECKING:
 
 def family_of(recipe: Recipe, model: Path | None) -> Family:
     """Build the recipe's family for the model in this folder. Raises InputError."""
-    return plugins.family(recipe.model.family, model, _parser_of(recipe))
-
-
-def _parser_of(recipe: Recipe) -> ParserChoice | None:
-    chosen = recipe.model
-    if chosen.parser == "builtin":
-        return None
-    return ParserChoice(chosen.parser, chosen.parser_python)
+    return plugins.family(recipe.model.family, model)
 
 
 @asynccontextmanager

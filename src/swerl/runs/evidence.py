@@ -244,14 +244,14 @@ def family_of(root: Path) -> Family:
     recipe = read_json(root / index.RECIPE)
     chosen = Recipe.model_validate({"name": "text", "model": recipe.get("model", {})}).model
     if (recipe.get("engine") or {}).get("type") == "scripted":
-        return plugins.family("tiny", None, None)
+        return plugins.family("tiny", None)
     model = chosen.path or root / INITIAL_MODEL
     if not Path(model).is_dir():
         raise InputError(
             f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",
             hint="copy the model's folder to the same path",
         )
-    return plugins.family(chosen.family, model, None)
+    return plugins.family(chosen.family, model)
 
 
 def task_of(root: Path, name: str) -> Task | None:

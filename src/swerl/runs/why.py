@@ -133,8 +133,8 @@ RULES: Sequence[Rule] = (
         0.95,
         tokens.unread_calls,
         "the replies' tool calls are not read as calls",
-        "model.parser",
-        "use the parser of the model's own family: `builtin`, or SGLang's name for it",
+        "model.family",
+        "choose the model's own family",
     ),
     Rule(
         "stop-id-missing",

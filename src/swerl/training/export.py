@@ -154,7 +154,7 @@ class _Writer:
     def into(self, folder: Path) -> tuple[int, int, str]:
         """Fill a folder; return the numbers of parameters and bytes, and the checksum."""
         model = self.recipe.model
-        mapping = plugins.family(model.family, self.source, None).megatron()
+        mapping = plugins.family(model.family, self.source).megatron()
         hf_config = read_json(self.source / "config.json")
         lora = self.recipe.trainer.lora
         if self.options.adapter:

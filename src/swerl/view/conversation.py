@@ -305,7 +305,7 @@ def is_scripted(trajectory: Trajectory | None) -> bool:
 
 def family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
-    return plugins.family("tiny", None, None) if is_scripted else evidence.family_of(root)
+    return plugins.family("tiny", None) if is_scripted else evidence.family_of(root)
 
 
 @dataclass(frozen=True, slots=True)

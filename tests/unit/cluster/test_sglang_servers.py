@@ -47,7 +47,7 @@ def options(tmp_path: Path) -> Options:
     python = tmp_path / "python"
     python.write_text(SERVER.format(python=sys.executable))
     python.chmod(0o755)
-    return Options(cpu=True, python=python, restarts=1, start_timeout_s=60)
+    return Options(python=python, restarts=1, start_timeout_s=60)
 
 
 def _server(host: NodeServer) -> SglangServer:
@@ -131,7 +131,7 @@ async def test_a_server_that_hangs_is_killed_and_comes_back(
 
 
 async def test_requests_of_a_nodes_server_that_dies_are_begun_anew(tmp_path: Path) -> None:
-    options = Options(cpu=True, python=fake_python(tmp_path), restarts=9, start_timeout_s=120)
+    options = Options(python=fake_python(tmp_path), restarts=9, start_timeout_s=120)
     nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
     setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path)  # type: ignore[arg-type]
     async with (

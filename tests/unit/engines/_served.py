@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -19,6 +18,7 @@ from swerl.core.contracts import Engine, EngineSetup
 from swerl.engines import scripted, sglang, torch_cpu
 from swerl.engines._process import child, until_ready
 from swerl.engines.families import tiny
+from tests.sglang_cpu.interpreter import sglang_python
 from tests.unit.engines._fake_sglang import fake_router, fakes
 
 SERVERS = 2
@@ -97,18 +97,8 @@ class Makers:
         setup = _setup(logs, self.model)
         if kind == "torch-cpu":
             return torch_cpu.open(torch_cpu.Options(), setup)
-        options = sglang.Options(cpu=True, python=sglang_python(), start_timeout_s=600)
+        options = sglang.Options(python=sglang_python(), start_timeout_s=600)
         return sglang.open(options, setup)
-
-
-def sglang_python() -> Path:
-    """Return the interpreter with SGLang, or skip the test."""
-    python = os.environ.get("SWERL_SGLANG_PYTHON")
-    if not python:
-        pytest.skip(
-            "SWERL_SGLANG_PYTHON names no interpreter with SGLang; `nox -s integration` makes one"
-        )
-    return Path(python)
 
 
 def _router_python() -> Path:

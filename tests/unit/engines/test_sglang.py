@@ -15,6 +15,8 @@ from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.turn import Sampling
 from swerl.engines import sglang, torch_cpu
 
+STAND_INS = Path(__file__).parents[2] / "sglang_cpu" / "stand_ins"
+
 
 def setup(log_dir: Path, model: Path | None) -> EngineSetup:
     return EngineSetup(family=None, log_dir=log_dir, model=model)  # type: ignore[arg-type]
@@ -39,20 +41,19 @@ async def test_a_url_without_a_server_is_one_clear_error(tmp_path: Path) -> None
 
 async def test_a_launch_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="needs a model"):
-        async with sglang.open(sglang.Options(cpu=True), setup(tmp_path, None)):
+        async with sglang.open(sglang.Options(), setup(tmp_path, None)):
             pass
 
 
 @pytest.mark.parametrize("python", [sys.executable, "/no/such/python"])
-async def test_an_interpreter_without_sglang_gets_the_install_commands(
+async def test_an_interpreter_without_sglang_is_one_error_with_a_hint(
     tmp_path: Path, tiny_model: Path, python: str
 ) -> None:
-    options = sglang.Options(cpu=True, python=Path(python))
+    options = sglang.Options(python=Path(python))
     with pytest.raises(EngineError, match="has no SGLang") as caught:
         async with sglang.open(options, setup(tmp_path, tiny_model)):
             pass
-    assert "sglang==0.5.21" in caught.value.hint
-    assert "requirements.txt" in caught.value.hint
+    assert "engine.python" in caught.value.hint
 
 
 def test_unknown_settings_are_refused() -> None:
@@ -76,7 +77,7 @@ hint = decode_jpeg | None
 import importlib.util
 assert importlib.util.find_spec("no_such_package") is None
 """
-    env = {**os.environ, "PYTHONPATH": str(sglang.CPU_FOLDER)}
+    env = {**os.environ, "PYTHONPATH": str(STAND_INS)}
     done = subprocess.run(
         [sys.executable, "-c", program], env=env, capture_output=True, check=False
     )

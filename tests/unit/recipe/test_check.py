@@ -23,7 +23,6 @@ WRONG = {
     "tasks.heldout": ("nope.jsonl", "cannot read task file"),
     "model.family": ("qwn3", "unknown family 'qwn3'"),
     "model.path": ("nowhere", "is not a model folder"),
-    "model.parser_python": ("/no/python", "is not a program"),
     "sandbox.type": ("locl", "unknown sandbox 'locl'"),
     "harness.type": ("bultin", "unknown agent 'bultin'"),
     "engine.type": ("sglng", "unknown engine 'sglng'"),
@@ -44,7 +43,6 @@ BESIDE = {
 }
 FREE = {
     "name": "the run's own name",
-    "model.parser": "SGLang alone knows its parsers",
     "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `train preflight` connects to it",

@@ -56,7 +56,7 @@ def test_calls_that_are_not_read_name_the_parser(tmp_path: Path) -> None:
         return with_turns(episode, [replace(episode.trajectory.turns[0], finish=Finish.STOP)])
 
     found = first(make_run(tmp_path / "run", episode=unread))
-    assert (found.cause, found.key) == ("wrong-parser", "model.parser")
+    assert (found.cause, found.key) == ("wrong-parser", "model.family")
     assert found.evidence[0].startswith("16 of 16 replies")
 
 

@@ -1,30 +1,20 @@
 """Read the tool calls in a reply's text, in the formats of the model lines.
 
-swerl reads three formats itself. SGLang's own parsers read any other, in a process of their own:
-importing them takes about ten seconds, and SGLang often has its own environment. A reply takes
-about a millisecond.
+There are three formats.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import select
-import subprocess
-import sys
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import orjson
 
 from swerl.core.chat import Json
-from swerl.core.contracts import ParserChoice
-from swerl.core.errors import EngineError, InputError
-from swerl.core.secrets import child_environment
 
 _Call: TypeAlias = tuple[str, Mapping[str, Json]]
 
@@ -37,9 +27,6 @@ _GLM_KEY = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>")
 _GLM_VALUE_END = "</arg_value>"
 _WIRE_LEVELS = 16
 """Most levels of JSON that a wire format puts around a call's arguments."""
-PARSE_SERVER = Path(__file__).with_name("_sglang_parse_server.py")
-SCHEME = "sglang"
-INSTALL = "set model.parser_python to an interpreter that has it; see docs/guides/engines.md"
 
 
 class CallForm(StrEnum):
@@ -171,90 +158,3 @@ def _read_pairs(body: str) -> _Call | None:
         arguments[key[1].strip()] = body[key.end() : stop]
         end = stop + len(_GLM_VALUE_END)
     return None if body[end:].strip() else (named[1], arguments)
-
-
-START_S = 300.0
-"""Seconds for SGLang's parsers to be imported."""
-PARSE_S = 20.0
-"""Seconds to read one reply; milliseconds, unless the process is stopped."""
-
-
-class SglangParser:
-    """Read replies with SGLang's parsers of tool calls and reasoning."""
-
-    def __init__(self, choice: ParserChoice) -> None:
-        """Start the process. Raises InputError on a parser name that SGLang does not have."""
-        scheme, _, names = choice.name.partition(":")
-        if scheme != SCHEME or not names:
-            raise InputError(
-                f"model.parser = {choice.name!r} names no parser",
-                hint="write builtin, sglang:CALLS or sglang:CALLS+REASONING",
-            )
-        calls, _, reasoning = names.partition("+")
-        self.reads_thinking = bool(reasoning)
-        python = choice.python or Path(sys.executable)
-        command = [str(python), str(PARSE_SERVER), calls, *([reasoning] if reasoning else [])]
-        self._process = _start(command)
-        weakref.finalize(self, _end, self._process)
-        first = self._receive(START_S)
-        if problem := first.get("error"):
-            missing = "No module named 'sglang'" in problem
-            raise InputError(
-                f"{python} has no SGLang" if missing else str(problem),
-                hint=INSTALL if missing else "see docs/guides/models.md",
-            )
-
-    def read(self, text: str, *, thinking_opened: bool) -> tuple[str, ReadCalls]:
-        """Return the thinking, empty if this parser does not read it, and the calls."""
-        assert self._process.stdin
-        request: dict[str, Json] = {"text": text, "thinking_opened": thinking_opened}
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise self._ended() from error
-        found = self._receive()
-        calls = tuple((name, args) for name, args in found["calls"] if is_sendable({name: args}))
-        malformed = found["malformed"] + len(found["calls"]) - len(calls)
-        kept = found["text"] if calls or not malformed else found["whole"]
-        return found["thinking"] or "", ReadCalls(kept, calls, malformed)
-
-    def _receive(self, within_s: float = 0.0) -> dict[str, Any]:
-        assert self._process.stdout
-        within_s = within_s or PARSE_S
-        if not select.select([self._process.stdout], [], [], within_s)[0]:
-            self._process.kill()  # a late answer would be taken for that of the next reply
-            self._process.wait()
-            pid = self._process.pid
-            message = f"SGLang's parsers (process {pid}) did not answer within {within_s:g} s"
-            raise EngineError(message, hint="was the process stopped? restart the run")
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._ended()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _ended(self) -> EngineError:
-        message = f"SGLang's parsers ended with exit code {self._process.poll()}"
-        command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
-        return EngineError(message, hint=f"run it yourself: {command}")
-
-
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    """Start the process. It ends when its input closes, which a killed parent causes too."""
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=child_environment(),
-        )
-    except OSError as error:
-        raise InputError(f"{command[0]} cannot be run: {error.strerror}", hint=INSTALL) from error
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role, Tool, ToolCall
-from swerl.core.contracts import MegatronMapping, ParserChoice
+from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import InputError
-from swerl.engines.families._calls import CallForm, ReadCalls, SglangParser, read_calls
+from swerl.engines.families._calls import CallForm, ReadCalls, read_calls
 from swerl.engines.families._megatron_mapping import ModelMapping
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 
@@ -35,11 +35,8 @@ _THINK, _THINK_END = "<think>", "</think>"
 def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily]:
     """Return the `build` of a family; without a `form`, the template shows it."""
 
-    def build(model: Path | None, parser: ParserChoice | None = None) -> TemplateFamily:
-        """Build the family from a model folder; a `parser` reads replies instead of `form`.
-
-        Raises InputError if the folder lacks a part.
-        """
+    def build(model: Path | None) -> TemplateFamily:
+        """Build the family from a model folder. Raises InputError if the folder lacks a part."""
         if model is None:
             raise InputError(
                 f"the family {name} needs a model folder",
@@ -48,8 +45,8 @@ def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily
         tokenizer = load_tokenizer(model)
         source, names = read_template(model)
         template = ChatTemplate(source, tokenizer.names(), names)
-        reader = SglangParser(parser) if parser else find_form(template)
-        if form and isinstance(reader, CallForm) and reader is not form:
+        reader = find_form(template)
+        if form and reader is not form:
             raise InputError(
                 f"the family {name} reads calls as {form}, but the chat template of {model} "
                 f"writes them as {reader}",
@@ -86,7 +83,7 @@ class TemplateFamily:
         self,
         tokenizer: SplitTokenizer,
         template: ChatTemplate,
-        reader: CallForm | SglangParser,
+        reader: CallForm,
         *,
         stops: Sequence[str],
     ) -> None:
@@ -157,15 +154,8 @@ class TemplateFamily:
 
     def _read(self, text: str) -> tuple[str, str, ReadCalls]:
         """Return the thinking, the text up to its end, and the calls and text after it."""
-        reader = self._reader
-        if isinstance(reader, SglangParser) and reader.reads_thinking:
-            thinking, found = reader.read(text, thinking_opened=self._opens_thinking)
-            return thinking, text[: text.find(thinking) + len(thinking)], found
         thinking, rest = self._split_thinking(text)
-        head = text[: len(text) - len(rest)]
-        if isinstance(reader, SglangParser):
-            return thinking, head, reader.read(rest, thinking_opened=False)[1]
-        return thinking, head, read_calls(rest, reader)
+        return thinking, text[: len(text) - len(rest)], read_calls(rest, self._reader)
 
     def _split_thinking(self, text: str) -> tuple[str, str]:
         opened = self._opens_thinking or text.lstrip().startswith(_THINK)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role
-from swerl.core.contracts import ParserChoice
 from swerl.core.errors import InputError
 from swerl.core.files import write_text
 from swerl.engines.families._calls import read_xml_call, write_xml_call
@@ -152,15 +151,11 @@ _GAP = "\n\n"
 """Separator of thinking and text, and of text and the first call."""
 
 
-def build(model: Path | None, parser: ParserChoice | None = None) -> TinyFamily:
+def build(model: Path | None) -> TinyFamily:
     """Build the family with the tokenizer of a model folder, or with one id per byte.
 
-    Raises InputError on a folder without a usable tokenizer, and on a `parser`.
+    Raises InputError on a folder without a usable tokenizer.
     """
-    if parser:
-        raise InputError(
-            f"the family tiny cannot be read by {parser.name}", hint="leave model.parser out"
-        )
     if model is None:
         return TinyFamily(SplitTokenizer(byte_tokenizer().to_str()))
     tokenizer = load_tokenizer(model)

@@ -1,0 +1,17 @@
+"""The interpreter of the tests on real SGLang: unmodified, on the CPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def sglang_python() -> Path:
+    """Return the program to set as `engine.python`, or skip the test."""
+    if not os.environ.get("SWERL_SGLANG_PYTHON"):
+        pytest.skip(
+            "SWERL_SGLANG_PYTHON names no interpreter with SGLang; `nox -s integration` makes one"
+        )
+    return Path(__file__).with_name("python")
