@@ -167,9 +167,7 @@ async def test_a_server_of_a_node_that_hangs_is_replaced_and_its_requests_begun_
 ) -> None:
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.2)
     monkeypatch.setattr(_sglang_pool, "WATCH_S", 1.0)
-    options = sglang.Options(
-        python=fake_python(tmp_path), restarts=9, start_timeout_s=240
-    )
+    options = sglang.Options(python=fake_python(tmp_path), restarts=9, start_timeout_s=240)
     told: list[str] = []
     setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path, notify=told.append)  # type: ignore[arg-type]
     async with (

@@ -222,9 +222,7 @@ def test_sglang_knows_every_flag() -> None:
         "print(found.mem_fraction_static, found.language_model_only)"
     )
     command = [str(python), "-c", parse, "--model-path=m", *flags]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout.split()[-2:] == ["0.812", "True"], done.stderr[-2000:]
 
 

@@ -75,9 +75,7 @@ async def engine(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[HttpEngine]:
     """Two launched servers, each with the whole model."""
-    options = sglang.Options(
-        python=sglang_python(), servers=2, restarts=3, start_timeout_s=600
-    )
+    options = sglang.Options(python=sglang_python(), servers=2, restarts=3, start_timeout_s=600)
     logs = tmp_path_factory.mktemp("engine")
     setup = EngineSetup(family=None, log_dir=logs, model=model)  # type: ignore[arg-type]
     async with sglang.open(options, setup) as opened:
