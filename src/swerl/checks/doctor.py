@@ -23,7 +23,7 @@ from swerl.core.secrets import cache_dir, secret
 from swerl.images.http import default_config, logged_in
 from swerl.sandboxes._docker.api import Api, limits_held
 from swerl.sandboxes._local import limits
-from swerl.sandboxes.ledger.tracked import tracked
+from swerl.sandboxes.ledger import tracked
 
 _TIMEOUT_S = 10.0
 _IMPORT_TIMEOUT_S = 120.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ from swerl.cli._images import (
 from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption, tasks_in
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
-from swerl.core.errors import ImageError, SwerlError
+from swerl.core.errors import ImageError, SandboxUnavailableError, SwerlError
 from swerl.core.events import ignore
 from swerl.core.image_reference import is_local
 from swerl.core.jobs import run_jobs
@@ -40,8 +41,7 @@ from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store
 from swerl.images.verify import CheckedPart, StorePart
 from swerl.images.verify import verify as verify_images
-from swerl.sandboxes.ledger.reap import collect_snapshots
-from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes import docker
 
 
 def pull(
@@ -255,8 +255,10 @@ def gc(
         if not is_file(argument):
             _names([argument])  # a mistyped file name must not remove everything
     done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
-    outside = run(collect_snapshots(default_ledger(), dry_run=dry_run), after="the rest is done")
-    done = replace(done, num_outside=outside)
+    pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
+    with suppress(SandboxUnavailableError):  # no daemon, no snapshots
+        outside = run(pruning, after="the rest is done")
+        done = replace(done, num_outside=outside)
     if as_json:
         print_json(done)
     for named in done.removed:
@@ -269,8 +271,8 @@ def gc(
         f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
         f"{shown_bytes(done.kept_bytes)} kept"
     )
-    if outside:
-        console().print(f"{counted(outside, 'old or abandoned snapshot')} {verb}")
+    if done.num_outside:
+        console().print(f"{counted(done.num_outside, 'old snapshot')} of docker {verb}")
     if limit is not None and done.kept_bytes > limit:
         console().print("the rest is in use by open sandboxes; run it again later")
         raise typer.Exit(1)

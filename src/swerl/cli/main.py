@@ -56,7 +56,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
             "smoke": "sandbox_smoke.smoke",
             "ps": "sandbox_ledger.ps",
             "reap": "sandbox_ledger.reap",
-            "bill": "sandbox_ledger.bill",
         },
         "Start, check and measure sandboxes.",
     ),

@@ -22,8 +22,7 @@ from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunProgress, read_progress
 from swerl.runs.index import FoundRun
 from swerl.runs.status import BEAT_S, StatusReport, requested_stop, run_status
-from swerl.sandboxes.ledger.bill import bill
-from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes.ledger import default_ledger
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
@@ -91,10 +90,9 @@ def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[
 
     `run` is the run's own account of both, which `cost.max_dollars` limits.
     """
-    lines = bill(default_ledger(), run=recipe.name).lines
     num_gpus = recipe.cluster.nodes * recipe.cluster.gpus_per_node
     price = price_book(recipe.cost.prices).get(f"{recipe.cluster.gpu}_hour")
-    dollars = {"sandboxes": sum(line.cost for line in lines)}
+    dollars = {"sandboxes": default_ledger().dollars(recipe.name)}
     if num_gpus and price:
         dollars["gpus"] = num_gpus * price.value * progress.step_seconds / 3600
     if "dollars" in progress.metrics:

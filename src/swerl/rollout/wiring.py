@@ -6,7 +6,6 @@ cluster is imported inside the two functions that training alone calls.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -39,8 +38,8 @@ from swerl.recipe.sections import AgentSection, PluginSection
 from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import MixedAgent, Parts, Provisioner
 from swerl.rollout.reward import reward_of
-from swerl.sandboxes.ledger.store import default_ledger
-from swerl.sandboxes.ledger.tracked import tracked
+from swerl.sandboxes import ledger
+from swerl.sandboxes.ledger import tracked
 from swerl.tasks import twin
 from swerl.tasks.admission import of_difficulty, of_strength, require_certified, require_time
 
@@ -250,16 +249,11 @@ def open_backend(
 
 async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:
     """Remove the sandboxes that an earlier, killed start of the same run left."""
-    ledger = default_ledger()
-    if not await asyncio.to_thread(ledger.has_leftovers, recipe.name):
-        return
-    from swerl.sandboxes.ledger import reap
-
-    left = (await reap.reap(ledger, run=recipe.name)).reaped
-    removed = sum(each.outcome is reap.Outcome.REMOVED for each in left)
+    results = await ledger.reap_leftovers(ledger.default_ledger(), recipe.name)
+    removed = sum(result.outcome is ledger.Outcome.REMOVED for result in results)
     if removed:
         emit(Notice(f"removed {removed} sandboxes that an earlier start left"))
-    problems = [each.problem for each in left if each.outcome is reap.Outcome.FAILED]
+    problems = [result.reason for result in results if result.outcome is ledger.Outcome.FAILED]
     if problems:
         text = f"{len(problems)} sandboxes of an earlier start are left: {problems[0]}; "
         emit(Notice(text + "fix that, then run `swerl sandbox reap`"))

@@ -1,4 +1,4 @@
 """Sandbox backends; the file name is `sandbox.type`.
 
-`ledger/` records every sandbox before it starts; `e2b_server/` serves sandboxes to E2B's SDK.
+`ledger.py` records every sandbox before it starts; `e2b_server/` serves sandboxes to E2B's SDK.
 """

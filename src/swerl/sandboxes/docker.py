@@ -143,14 +143,13 @@ class DockerBackend:
         await self._api.connect()
         await create.remove_image(self._api, create.snapshot_image(name))
 
-    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
-        """Remove the snapshots taken before a Unix time, and those of dead owners.
+    async def prune_snapshots(self, *, dry_run: bool = False) -> int:
+        """Remove the unused snapshots that are older than 30 days; return their number.
 
-        Those that a container uses stay. A prepared snapshot has no owner. Returns their number;
-        with `dry_run`, with the used ones.
+        A dry run counts the used ones, too.
         """
         await self._api.connect()
-        return await create.remove_snapshots(self._api, before_s=before_s, dry_run=dry_run)
+        return await create.prune_snapshots(self._api, dry_run=dry_run)
 
     async def _list(self, label: str) -> list[dict[str, Any]]:
         await self._api.connect()

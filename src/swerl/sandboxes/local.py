@@ -37,7 +37,7 @@ from swerl.core.sandbox import Limits, LiveSandbox, Mount, folder_owner_lives, n
 from swerl.images.store import default_store
 from swerl.sandboxes._local import kernel, wire
 from swerl.sandboxes._local import limits as cgroups
-from swerl.sandboxes._local.image import LocalImage, drop_orphans, identify, snapshot_id, use
+from swerl.sandboxes._local.image import LocalImage, identify, snapshot_id, use
 from swerl.sandboxes._local.process import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.sandboxes._local.wire import SandboxPlan
@@ -141,13 +141,6 @@ class LocalBackend:
 
     async def drop_snapshot(self, name: str) -> None:
         await asyncio.to_thread(default_store().drop_layer, snapshot_id(name))
-
-    async def collect_snapshots(self, *, before_s: float, dry_run: bool = False) -> int:
-        """Remove the snapshots of dead owners; return their number. `images gc` removes old ones.
-
-        Those that a sandbox uses stay.
-        """
-        return await asyncio.to_thread(drop_orphans, dry_run=dry_run)
 
     @asynccontextmanager
     async def _open(

@@ -23,8 +23,7 @@ from typing import Any
 
 from swerl.core.chat import Json
 from swerl.core.errors import ImageError, SandboxError
-from swerl.core.liveness import Life
-from swerl.core.sandbox import Limits, Mount, owner_life
+from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes._docker import scripts
 from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
 
@@ -32,6 +31,7 @@ NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
 _HOSTNAME = "sandbox"
 _SNAPSHOTS = "swerl-snapshot"
 _SNAPSHOT_NAME = "swerl.snapshot"
+_SNAPSHOT_DAYS = 30
 _OVERHEAD_PROCESSES = 8
 """Init process, signaller, timer and the shells around commands: they count as processes too."""
 _CLOCK_SLACK_S = 5
@@ -162,20 +162,16 @@ async def remove_image(api: Api, name: str) -> bool:
     return False
 
 
-async def remove_snapshots(api: Api, *, before_s: float, dry_run: bool) -> int:
-    """Remove the snapshots that are older than a Unix time, or whose name is that of a dead owner.
+async def prune_snapshots(api: Api, *, dry_run: bool) -> int:
+    """Remove the snapshots that are older than 30 days and that no container uses.
 
-    Those that a container uses stay. Returns their number.
+    Returns their number; with `dry_run`, with the used ones.
     """
-
-    def is_due(image: Mapping[str, Any]) -> bool:
-        name, taken_s = (image.get("Labels") or {}).get(_SNAPSHOT_NAME, ""), image["Created"]
-        return taken_s < before_s or owner_life(name, taken_s) is Life.DEAD
-
-    found = await api.call(lambda client: client.images())
-    tags = [tag for each in found if is_due(each) for tag in each["RepoTags"] or ()]
-    old = [tag for tag in tags if tag.startswith(f"{_SNAPSHOTS}:")]
-    return sum([dry_run or await remove_image(api, tag) for tag in old])
+    old_s = time.time() - _SNAPSHOT_DAYS * 86_400
+    images = await api.call(lambda client: client.images(filters={"label": _SNAPSHOT_NAME}))
+    old = [image for image in images if image["Created"] < old_s]
+    tags = [tag for image in old for tag in image["RepoTags"] or ()]
+    return sum([dry_run or await remove_image(api, tag) for tag in tags])
 
 
 async def remove(api: Api, container: str) -> None:

@@ -25,8 +25,7 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import is_local, parse
-from swerl.core.liveness import Life
-from swerl.core.sandbox import Mount, owner_life
+from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
 from swerl.images.store import Snapshot, StoredImage, default_store
 from swerl.sandboxes._local import files
@@ -129,19 +128,6 @@ def identify(image: str) -> str:
         if kind != "host":
             return default_store().named(image).digest
     return ""
-
-
-def drop_orphans(*, dry_run: bool) -> int:
-    """Remove the unused snapshots whose names are those of dead owners; return their number."""
-    store, num = default_store(), 0
-    for layer_id, snapshot in store.snapshots().items():
-        with suppress(OSError):
-            taken_s = (store.layer(layer_id) / "snapshot.json").stat().st_mtime
-            if owner_life(snapshot.name, taken_s) is Life.DEAD:
-                if not dry_run:
-                    store.drop_layer(layer_id)
-                num += dry_run or not store.has_layer(layer_id)
-    return num
 
 
 def snapshot_of(image: str, workdir: str, name: str) -> Snapshot:

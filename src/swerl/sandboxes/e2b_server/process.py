@@ -31,9 +31,7 @@ from swerl.recipe.sections import PluginSection
 from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 from swerl.sandboxes.e2b_server.served import ServerOptions
-from swerl.sandboxes.ledger.reap import reap_leftovers
-from swerl.sandboxes.ledger.store import default_ledger
-from swerl.sandboxes.ledger.tracked import tracked
+from swerl.sandboxes.ledger import default_ledger, reap_leftovers, tracked
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,7 +95,7 @@ async def _backend(request: ServeRequest) -> SandboxBackend:
     """Build the backend, with images and ledger; remove the sandboxes that killed starts left
     here."""
     for each in await reap_leftovers(default_ledger(), request.run):
-        result = each.sandbox.entry.name, each.outcome.value, each.problem
+        result = each.entry.name, each.outcome.value, each.reason
         _LOG.warning("sandbox %s of an earlier start: %s %s", *result)
     section = PluginSection.model_validate(request.sandbox)
     options = plugin_options("sandboxes", section, section="sandbox")
