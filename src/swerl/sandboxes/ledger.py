@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import time
@@ -52,6 +53,8 @@ GRACE_S = 60.0
 """Time past its deadline in which an owner or provider may still be closing a sandbox."""
 _CLOSING_S = 10.0
 """A provider may list a sandbox for so long after its end."""
+_CREATE_S = 300.0
+"""A provider may still create a sandbox for so long after its owner's death."""
 _AT_ONCE = 8
 _ANSWER_TIMEOUT_S = 20.0
 _REMOVE_TIMEOUT_S = 60.0
@@ -170,24 +173,25 @@ class Ledger:
     def _query(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
         if not self.path.exists():
             return []
+        # After a `kill -9` the reader finishes the write, if it may.
+        mode = "rw" if os.access(self.path, os.W_OK) else "ro"
         try:
-            with self._connect("ro") as db:
+            with self._connect(mode) as db:
                 db.row_factory = sqlite3.Row
                 return [dict(row) for row in db.execute(query, values)]
         except FAILURES as error:
+            if "no such table" in str(error):  # its first writer is about to add it
+                return []
             hint = "move it away to start a new one; check each provider for sandboxes left over"
             raise RunError(f"cannot read {self.path}: {error}", hint=hint) from error
 
     def _write(self, change: str, values: Sequence[Any]) -> None:
-        is_new = not self.path.exists()
-        if is_new:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._connect("rwc") as db:
             # Locks of a rollback journal also work on network file systems, unlike a WAL.
             db.execute("PRAGMA journal_mode = TRUNCATE")
             db.execute("PRAGMA synchronous = OFF")
-            if is_new:
-                db.execute(_SCHEMA)
+            db.execute(_SCHEMA)
             db.execute(change, values)
 
     @contextmanager
@@ -532,8 +536,12 @@ async def _remove(ledger: Ledger, sandbox: ListedSandbox, *, dry_run: bool) -> R
     except Exception as error:  # noqa: BLE001  a third party's plug-in may raise anything
         return Reaped(entry, Outcome.FAILED, explain(error))
     # A sandbox that was gone before cost money until its deadline at most.
-    ended_s = time.time() if sandbox.is_live else min(time.time(), entry.deadline_s)
-    with suppress(*FAILURES):  # the next reap finds it gone, and records that
-        why = f"reaped: {reason}"
-        await asyncio.to_thread(ledger.set_ended, entry.name, why=why, at_s=ended_s)
+    now_s = time.time()
+    ended_s = now_s if sandbox.is_live else min(now_s, entry.deadline_s)
+    # A paid one that was being created may still appear: the next reap looks for it again.
+    may_appear = entry.price and not entry.opened_s and now_s < entry.intended_s + _CREATE_S
+    if sandbox.is_live or not may_appear:
+        with suppress(*FAILURES):  # the next reap finds it gone, and records that
+            why = f"reaped: {reason}"
+            await asyncio.to_thread(ledger.set_ended, entry.name, why=why, at_s=ended_s)
     return Reaped(entry, Outcome.REMOVED, reason)

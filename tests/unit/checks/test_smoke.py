@@ -17,7 +17,7 @@ from swerl.checks.smoke import ImageFacts, SmokeResult, SmokeSettings, interpret
 from swerl.cli.main import typer_app
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import local
-from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes.ledger import default_ledger
 
 
 @pytest.fixture
@@ -208,6 +208,6 @@ def test_ctrl_c_leaves_a_file_to_resume_from_and_no_sandbox(
         _, said = process.communicate(timeout=20)
     assert process.returncode == 130, said
     assert "the same command resumes from" in " ".join(said.split())
-    known = default_ledger().read().entries
-    ended = [bool(entry.ended_s) for entry in known if entry.use.owner.pid == process.pid]
+    known = default_ledger().read()
+    ended = [bool(entry.ended_s) for entry in known if entry.owner.pid == process.pid]
     assert ended == [True, True]

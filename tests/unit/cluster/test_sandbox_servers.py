@@ -38,8 +38,7 @@ from swerl.rollout.parts import Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
-from swerl.sandboxes.ledger import reap
-from swerl.sandboxes.ledger.store import default_ledger
+from swerl.sandboxes.ledger import ListedSandbox, SandboxState, default_ledger, list_sandboxes
 from swerl.tasks import twin
 from tests.unit.cluster._lost_node import Lost
 
@@ -85,9 +84,9 @@ async def _until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _open_rows(run: str) -> Sequence[reap.ListedSandbox]:
-    rows = (await reap.list_sandboxes(default_ledger(), run=run)).sandboxes
-    return [row for row in rows if row.state is not reap.SandboxState.ENDED]
+async def _open_rows(run: str) -> Sequence[ListedSandbox]:
+    rows = await list_sandboxes(default_ledger(), run=run)
+    return [row for row in rows if row.state is not SandboxState.ENDED]
 
 
 async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Path) -> None:
@@ -103,10 +102,10 @@ async def test_a_sandbox_is_as_ordered_and_is_lost_with_its_server(tmp_path: Pat
             look = "pwd; cat /opt/agent/word; grep -c ' /opt/agent ' /proc/mounts; touch mine"
             assert (await one.run(["sh", "-c", look])).text == "/a/b\nbrought\n1\n"
             rows = await _open_rows("ordered")
-            assert {(row.entry.use.backend, row.entry.image) for row in rows} == {("local", "host")}
+            assert {(row.entry.backend, row.entry.image) for row in rows} == {("local", "host")}
             assert {row.entry.lifetime_s for row in rows} == {LIMITS.lifetime_s}
             servers = _servers(tmp_path)
-            assert {row.entry.use.owner.pid for row in rows} == set(servers.values())
+            assert {row.entry.owner.pid for row in rows} == set(servers.values())
             running = asyncio.create_task(one.run(["sleep", "600"]))
             os.kill(servers["sandboxes-n1"], signal.SIGKILL)
             with pytest.raises(SandboxLostError, match="the sandbox server on n1 ended"):
@@ -299,7 +298,7 @@ async def test_episodes_on_two_machines_survive_the_end_of_a_server(
             await _until(lambda: engine.num_sessions == SIZE or running.done())
             assert [site.num_open for site in both.sites] == [SIZE // 2, SIZE // 2]
             servers = _servers(logs)
-            assert {row.entry.use.owner.pid for row in await _open_rows("spread")} == set(
+            assert {row.entry.owner.pid for row in await _open_rows("spread")} == set(
                 servers.values()
             )
             os.kill(servers[f"sandboxes-{nodes[1].name}"], signal.SIGKILL)

@@ -24,8 +24,7 @@ from swerl.core.errors import (
 from swerl.core.sandbox import Mount, new_name
 from swerl.sandboxes import kubernetes
 from swerl.sandboxes._kubernetes import Cluster, read_login
-from swerl.sandboxes.ledger.reap import Outcome, Provider, reap
-from swerl.sandboxes.ledger.store import Ledger
+from swerl.sandboxes.ledger import Outcome, default_ledger, reap
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, eventually, sh
 from .kube_server import TOKEN, KubeServer, serving
@@ -302,9 +301,11 @@ OWNER = """
 import asyncio, sys
 from swerl.core.sandbox import Limits
 from swerl.sandboxes import kubernetes
+from swerl.sandboxes.ledger import tracked
 
 async def hold():
-    backend = kubernetes.build(kubernetes.Options(kubeconfig=sys.argv[1], user="agent"))
+    options = kubernetes.Options(kubeconfig=sys.argv[1], user="agent")
+    backend = tracked("kubernetes", options, run="r")
     async with backend.open(sys.argv[2], Limits(memory_mib=256), workdir="/testbed") as sandbox:
         print(sandbox.id, flush=True)
         await sandbox.run(["sleep", "100"])
@@ -314,8 +315,12 @@ asyncio.run(hold())
 
 
 async def test_a_killed_owners_pod_stops_and_reap_deletes_it(
-    kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
+    kube: tuple[KubeServer, Path],
+    docker_image: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("SWERL_STATE", str(tmp_path))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, str(kube[1]), docker_image, stdout=asyncio.subprocess.PIPE
     )
@@ -324,11 +329,8 @@ async def test_a_killed_owners_pod_stops_and_reap_deletes_it(
     process.kill()
     await process.wait()
     await eventually(lambda: kube[0].pods[name].pod["status"]["phase"] == "Succeeded")
-    provider = Provider("kubernetes", json.dumps({"kubeconfig": str(kube[1])}))
-    report = await reap(Ledger(tmp_path), only=provider)
-    assert [(each.sandbox.entry.name, each.outcome) for each in report.reaped] == [
-        (name, Outcome.REMOVED)
-    ]
+    results = await reap(default_ledger())
+    assert [(result.entry.name, result.outcome) for result in results] == [(name, Outcome.REMOVED)]
     assert name not in kube[0].pods
 
 

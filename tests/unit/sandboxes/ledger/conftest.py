@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +15,7 @@ import pytest
 from swerl.core.contracts import SandboxBackend
 from swerl.core.liveness import ProcessIdentity, this_process
 from swerl.core.sandbox import new_name
-from swerl.sandboxes.ledger.store import Entry, Ledger, Use, default_ledger
-from swerl.sandboxes.ledger.tracked import tracked, without_secrets
+from swerl.sandboxes.ledger import Entry, Ledger, default_ledger, tracked, without_secrets
 
 _PLUGIN = Path(__file__).parent / "plugin"
 
@@ -95,16 +93,12 @@ def dead() -> ProcessIdentity:
 def write(ledger: Ledger, machines: Machines) -> Callable[..., Entry]:
     """Return a function that records one sandbox as another process would have."""
 
-    def write(
-        by: ProcessIdentity, *, run: str = "r", settings: object = None, **known: object
-    ) -> Entry:
+    def write(owner: ProcessIdentity, *, settings: object = None, **fields: object) -> Entry:
         recorded = without_secrets(machines.options(**(settings or {})))  # type: ignore[arg-type]
-        use = Use("folder", recorded, run, by)
-        entry = Entry(
-            use,
-            **{"name": new_name(), "image": "img", "intended_s": 1e9, "lifetime_s": 60.0, **known},  # type: ignore[arg-type]
-        )
-        with closing(ledger.open()) as db:
-            return ledger.add(db, entry)
+        usual = {"name": new_name(), "backend": "folder", "settings": recorded, "run": "r",
+                 "image": "img", "price": 0.0, "lifetime_s": 60.0, "intended_s": 1e9}  # fmt: skip
+        entry = Entry(**{**usual, **fields}, owner=owner)  # type: ignore[arg-type]
+        ledger.add(entry)
+        return entry
 
     return write

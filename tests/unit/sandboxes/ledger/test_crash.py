@@ -21,8 +21,7 @@ from swerl.core import plugins
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
-from swerl.sandboxes.ledger.reap import Outcome, Provider, reap
-from swerl.sandboxes.ledger.store import Entry, Ledger
+from swerl.sandboxes.ledger import Entry, Ledger, Outcome, reap
 
 CONTROLLERS = Path(__file__).parent / "plugin" / "controllers.py"
 SEED = 20261120
@@ -90,21 +89,21 @@ async def test_nothing_is_left_after_reap(case: Case, ledger: Ledger) -> None:
     assert any(not entry.opened_s for entry in left), "some were killed within a create"
     assert any(entry.opened_s for entry in left), "and some later"
 
-    only = Provider(case.backend, json.dumps(case.settings, sort_keys=True))
-    report = await reap(ledger, run="crash", only=only)
-    assert [each for each in report.reaped if each.outcome is Outcome.FAILED] == []
+    results = await reap(ledger, run="crash")
+    assert [result for result in results if result.outcome is Outcome.FAILED] == []
 
     theirs = tuple(f"swerl-{pid}-" for pid in pids)
     live = [each.name for each in await case.build().live()]
     assert [name for name in live if name.startswith(theirs)] == []
-    assert unfinished(ledger) == []
+    # A paid one that was being created may appear later: reap will look for it again.
+    assert [entry for entry in unfinished(ledger) if entry.opened_s or not entry.price] == []
     if case.backend != "e2b":  # what its server runs on is the server's own matter
         for what, left in leftovers(theirs).items():
             assert left == [], what
 
 
 def unfinished(ledger: Ledger) -> list[Entry]:
-    return [entry for entry in ledger.read().entries if not entry.ended_s]
+    return [entry for entry in ledger.read() if not entry.ended_s]
 
 
 def crash(case: Case, ledger: Ledger) -> list[int]:
@@ -162,7 +161,7 @@ def started_by(pid: int) -> list[int]:
 def wait_for_one_in_use(ledger: Ledger, pids: list[int]) -> None:
     """Wait until one of these processes has an open sandbox, however slow the machine is."""
     for _ in range(600):
-        if any(each.opened_s and each.use.owner.pid in pids for each in unfinished(ledger)):
+        if any(each.opened_s and each.owner.pid in pids for each in unfinished(ledger)):
             return
         time.sleep(0.05)
     pytest.fail("no sandbox opened within 30 s")

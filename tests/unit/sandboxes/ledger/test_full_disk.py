@@ -17,8 +17,7 @@ import asyncio, os, sys
 from pathlib import Path
 import folder_machines
 from swerl.core.errors import SandboxError
-from swerl.sandboxes.ledger.store import default_ledger
-from swerl.sandboxes.ledger.tracked import tracked
+from swerl.sandboxes.ledger import default_ledger, tracked
 from swerl.core.sandbox import Limits
 
 disk, heard, opened = Path(sys.argv[1]), [], []
@@ -50,7 +49,7 @@ async def main():
     async with backend.open("after", Limits(), workdir="/w"):
         pass
     print("warned", len(heard), "opened", len(opened))
-    print("known", sum(entry.image == "after" for entry in default_ledger().read().entries))
+    print("known", sum(entry.image == "after" for entry in default_ledger().read()))
 
 asyncio.run(main())
 """
