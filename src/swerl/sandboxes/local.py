@@ -97,6 +97,8 @@ class LocalBackend:
         self._options = options
         self._bwrap = _find_bwrap(options.isolator)
         self._spawner: socket.socket | None = None
+        self._groups: Mapping[str, Path] = {}
+        """Cgroups above those of the sandboxes."""
         self.spawner_pid = 0
         """Process that forks the supervisors; 0 before the first sandbox."""
 
@@ -157,7 +159,8 @@ class LocalBackend:
                 lifetime_s=plan.lifetime_s,
                 remove=partial(_remove_sandbox, name, self._options.scratch),
             )
-            sandbox = LocalSandbox(link, plan, found.env, int(self._options.output_cap_mib * 2**20))
+            cap = int(self._options.output_cap_mib * 2**20)
+            sandbox = LocalSandbox(link, plan, found.env, cap, self._groups)
             try:
                 try:
                     await _boot(sandbox)
@@ -236,6 +239,7 @@ class LocalBackend:
                 start_new_session=True,
             )
         weakref.finalize(self, _stop_spawner, ours, process)
+        self._groups = cgroups.find()
         self._spawner, self.spawner_pid = ours, process.pid
         return ours
 

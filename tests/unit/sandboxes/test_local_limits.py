@@ -125,8 +125,7 @@ def test_a_busy_sandbox_has_a_low_weight_until_it_calms_down(
         spend(cpu_s)
         found.adapt()
         weights.append(int(weight.read_text().split()[0]))
-    for fd in (found.usage, found.weight, found.above):
-        os.close(fd)
+    found.close()
     assert weights == [full, full >> 5, full >> 5, full]
 
 
@@ -139,7 +138,7 @@ def test_a_weight_needs_a_group_that_counts_cpu_time(tmp_path: Path) -> None:
     assert limits.cpu_weight({}, "a") is None
 
 
-async def test_the_supervisor_sets_the_weight_of_a_spinning_sandbox() -> None:
+async def test_the_spawner_sets_the_weight_of_a_spinning_sandbox() -> None:
     wanted = Limits(memory_mib=64, num_processes=16, num_cpus=1.0, disk_mib=16, lifetime_s=120)
     async with AsyncExitStack() as stack:
         opened = local.build(local.Options()).open("host", wanted, workdir="/w")

@@ -6,6 +6,10 @@ and everything that it starts dies with it, bubblewrap included. The calling pro
 same namespaces except the pid namespace: processes inside cannot see it, but its children are
 inside.
 
+Before a command can start, the init process has closed every descriptor, and neither process is
+dumpable: the kernel then refuses their memory and descriptors, and those of their children until
+they call exec, to everything inside.
+
 Root's sandboxes have a host user, so /proc must not show them files that root may read without a
 capability. Some resources are counted by the kernel per user; each sandbox has its own limits for
 them, so that no sandbox can exhaust the host user's limits.
@@ -66,6 +70,8 @@ class Booted:
     """Host user id of its processes."""
     upper: int | None
     """Descriptor of the overlay folder with its changes; None without an overlay."""
+    root_space: int
+    """Descriptor of the user namespace in which the agent's user is number 0."""
 
 
 def boot(plan: SandboxPlan, device: int) -> Booted:
@@ -86,11 +92,13 @@ def boot(plan: SandboxPlan, device: int) -> Booted:
     # Unlike a pid, the descriptor can never refer to a later process.
     init = os.pidfd_open(pid)
     _require_ready(ready)
-    _join(pid)
+    root_space = _join(pid)
     # The init process exits unless it reads this byte, so a failed join leaves nothing.
     os.write(alive, _READY)
     os.close(alive)
-    return Booted(init, pid, user.uid, upper)
+    _require_closed(ready)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    return Booted(init, pid, user.uid, upper, root_space)
 
 
 def enter_mount_namespace() -> None:
@@ -254,8 +262,9 @@ def _limit_kernel_objects(settings: int, memory_mib: int) -> None:
 
 def _reap_forever() -> NoReturn:
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # so that the agent does not own /proc/1
-    # The init process is visible inside and must hold no descriptor of the host.
-    os.closerange(0, 1 << 16)
+    # The init process is visible inside and must hold no descriptor of the host. That the pipe to
+    # the supervisor closes shows that it holds none.
+    os.closerange(0, kernel.MAX_DESCRIPTORS)
     while True:
         signal.sigwait({signal.SIGCHLD})
         with suppress(ChildProcessError):
@@ -266,7 +275,6 @@ def _reap_forever() -> NoReturn:
 def _require_ready(ready: int) -> None:
     """Wait until the init process is ready. Raises the OSError that it reports."""
     detail = _read(ready)
-    os.close(ready)
     if detail[:1] == b"{":
         failure = json.loads(detail)
         raise OSError(failure["errno"], failure["failed"])
@@ -274,14 +282,30 @@ def _require_ready(ready: int) -> None:
         raise OSError(errno.EIO, "the sandbox died while it started")
 
 
-def _join(pid: int) -> None:
-    """Enter the namespaces of `pid`, and a nested user namespace for the agent."""
-    myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)  # the /proc inside does not show it
+def _require_closed(ready: int) -> None:
+    """Wait until the init process has closed its end of the pipe. Raises OSError."""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    if not poll.poll(_BOOT_TIMEOUT_MS) or os.read(ready, 1):
+        raise OSError(errno.EIO, "the sandbox's init process does not answer")
+    os.close(ready)
+
+
+def _join(pid: int) -> int:
+    """Enter the namespaces of `pid`, and a nested user namespace for the agent.
+
+    Returns a descriptor of another one below that, for commands as root.
+    """
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # the /proc inside does not show it
+    myself = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
     _enter(_namespaces(pid))
     stage.become(0)
     kernel.unshare(kernel.NEWUSER)
     map_ids((AGENT_ID, AGENT_ID), (0, 0), myself)
-    os.close(myself)
+    root_space = kernel.user_namespace((0, 0), AGENT_ID, proc=proc)
+    for fd in (proc, myself):
+        os.close(fd)
+    return root_space
 
 
 def _namespaces(pid: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,9 @@ _ATTR_IDMAP = 0x0010_0000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_NO_NEW_PRIVS = 38
 
+MAX_DESCRIPTORS = 1 << 20
+"""Larger than the number of every open descriptor."""
+
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _START_ROUNDS = 400
@@ -37,7 +41,7 @@ _OPEN_TREE_CLONE, _MOVE_FROM_EMPTY_PATH, _MOVE_TO_LINKED = 1, 0x04, 0x10
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _MACHINE = os.uname().machine
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, 41)
-_SYS_UNSHARE = {"x86_64": 272, "aarch64": 97}.get(_MACHINE, 97)
+_SYS_SETNS = {"x86_64": 308, "aarch64": 268}.get(_MACHINE, 268)
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(_MACHINE, 91)
 _CLONE_VM = 0x100
 _HELD_S, _STACK_BYTES = 600, 1 << 16
@@ -66,24 +70,22 @@ def retry_at_process_limit(start: Callable[[], Started]) -> Started:
     return start()
 
 
-def unshare(flags: int, password: int = 0) -> None:
-    """Move this process into new namespaces.
-
-    The kernel ignores `password`; a system call filter can check it.
-    """
-    number = ctypes.c_long(_SYS_UNSHARE)
-    result = _libc.syscall(number, ctypes.c_ulong(flags), ctypes.c_ulong(password))
-    _check(result, "unshare")
+def unshare(flags: int) -> None:
+    """Move this process into new namespaces."""
+    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
-def setns(fd: int, kind: int = 0) -> None:
-    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+def setns(fd: int, kind: int, password: int = 0) -> None:
+    """Enter a namespace. The kernel ignores `password`; a system call filter can check it."""
+    number, value = ctypes.c_long(_SYS_SETNS), ctypes.c_ulong(password)
+    _check(_libc.syscall(number, ctypes.c_long(fd), ctypes.c_long(kind), value), "setns")
 
 
-def user_namespace(owner: tuple[int, int], uid: int) -> int:
+def user_namespace(owner: tuple[int, int], uid: int, *, proc: int | None = None) -> int:
     """Return a descriptor of a user namespace that maps `owner` (user, group) to `uid` outside.
 
-    A process holds it meanwhile. It shares this one's memory, which costs a tenth of a fork, and
+    `proc` is a descriptor of a /proc that shows the caller's children, by default /proc. A process
+    holds the namespace meanwhile. It shares this one's memory, which costs a tenth of a fork, and
     does nothing but sleep, so it ends by itself if this one is killed.
     """
     stack = ctypes.create_string_buffer(_STACK_BYTES)
@@ -93,9 +95,14 @@ def user_namespace(owner: tuple[int, int], uid: int) -> int:
         lambda: _check(_libc.clone(_libc.sleep, top, flags, ctypes.c_void_p(_HELD_S)), "clone")
     )
     try:
-        for name, mine in zip(("uid_map", "gid_map"), owner, strict=True):
-            Path(f"/proc/{pid}/{name}").write_text(f"{mine} {uid} 1")
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY)
+        folder = os.open(f"/proc/{pid}" if proc is None else str(pid), os.O_PATH, dir_fd=proc)
+        try:
+            for name, inside in zip(("uid_map", "gid_map"), owner, strict=True):
+                with FileIO(os.open(name, os.O_WRONLY, dir_fd=folder), "wb") as file:
+                    file.write(f"{inside} {uid} 1".encode())
+            return os.open("ns/user", os.O_RDONLY, dir_fd=folder)
+        finally:
+            os.close(folder)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

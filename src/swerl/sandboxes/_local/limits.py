@@ -105,6 +105,10 @@ class MemoryEvents:
         num_hits = hits[0] if len(hits) == 1 else hits[hits.index(b"oom") + 1]
         return num_hits == b"0" and kills[kills.index(b"oom_kill") + 1] != b"0"
 
+    def close(self) -> None:
+        for fd in (self.kills, self.hits):
+            os.close(fd)
+
 
 def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
     """Open the counters of a sandbox's group; None if this kernel has none."""
@@ -132,8 +136,8 @@ class CpuWeight:
     """Descriptor of the file with the group's CPU time."""
     weight: int
     """Descriptor of the file with its weight."""
-    above: int
-    """Descriptor of the folder with the groups of all sandboxes."""
+    above: Path
+    """Folder with the groups of all sandboxes."""
     normal: int
     halvings: int = 0
     cores: float = 0.0
@@ -147,12 +151,16 @@ class CpuWeight:
         part = min(1.0, passed_s / _MEMORY_S)
         self.cores += part * ((spent_s - self.spent_s) / passed_s - self.cores)
         self.at_s, self.spent_s = now_s, spent_s
-        num_groups = max(1, os.fstat(self.above).st_nlink - 2)
+        num_groups = max(1, self.above.stat().st_nlink - 2)
         fair_cores = max(_LEAST_CORES, (os.cpu_count() or 1) / num_groups)
         halvings = min(int(self.cores / fair_cores).bit_length(), _MOST_HALVINGS)
         if halvings != self.halvings:
             os.pwrite(self.weight, b"%d\n" % (self.normal >> halvings), 0)
             self.halvings = halvings
+
+    def close(self) -> None:
+        for fd in (self.usage, self.weight):
+            os.close(fd)
 
 
 def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
@@ -162,9 +170,9 @@ def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
     if not files[1].exists():  # version 1
         files = counted / "cpuacct.usage", folder / "cpu.shares"
     with suppress(OSError):
-        modes = [mode | os.O_CLOEXEC for mode in (os.O_RDONLY, os.O_RDWR, os.O_PATH)]
-        usage, weight, above = map(os.open, (*files, folder.parent), modes)
-        return CpuWeight(usage, weight, above, int(os.pread(weight, 64, 0)))
+        modes = [mode | os.O_CLOEXEC for mode in (os.O_RDONLY, os.O_RDWR)]
+        usage, weight = map(os.open, files, modes)
+        return CpuWeight(usage, weight, folder.parent, int(os.pread(weight, 64, 0)))
     return None
 
 

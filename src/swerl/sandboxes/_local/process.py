@@ -21,6 +21,7 @@ from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._local import wire
+from swerl.sandboxes._local.limits import MemoryEvents
 from swerl.sandboxes._local.wire import Command, Packet
 
 _PAUSE_S = 0.05
@@ -54,7 +55,7 @@ async def launch(
         # Whole input is a file in memory, so no task has to feed a pipe.
         source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
         try:
-            number, answer = await link.request(request, (source, *output.inside))
+            number, answer = await link.request(request, (source, *output.inside), "exit_code")
         except BaseException:
             if stdin >= 0:
                 os.close(stdin)
@@ -312,7 +313,10 @@ class Link:
         # The supervisor ends the sandbox after its lifetime, unless it is stopped itself.
         self._late = self._loop.call_later(lifetime_s + _GRACE_S, self._give_up)
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Packet]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Packet], str]] = {}
+        """Number of a request -> its answer, and the name of the whole number in it."""
+        self.memory: MemoryEvents | None = None
+        """The counters of the sandbox's memory group, if it has one."""
         self._reason = "its supervisor was killed"
         self._from_inside = False
         self.is_given_up = False
@@ -324,13 +328,16 @@ class Link:
         self._loop.add_reader(sock, self._receive)
 
     async def request(
-        self, make: MakeRequest, fds: Sequence[int] = ()
+        self, make: MakeRequest, fds: Sequence[int] = (), result: str = "number"
     ) -> tuple[int, asyncio.Future[Packet]]:
-        """Send a request; return its number and the future of its answer."""
+        """Send a request; return its number and the future of its answer.
+
+        The answer is an object with a whole number of the name `result`.
+        """
         number = next(self._numbers)
         answer: asyncio.Future[Packet] = self._loop.create_future()
         # Registered before the message is sent, because the answer may come at once.
-        self._waiting[number] = answer
+        self._waiting[number] = answer, result
         await self.send(make(number), fds)
         return number, answer
 
@@ -382,10 +389,10 @@ class Link:
         if self.is_given_up and not await asyncio.to_thread(self._remove):
             raise self._lost()
 
-    def hang_up(self) -> None:
+    def hang_up(self, reason: str = "it is closed") -> None:
         """Have the supervisor end the sandbox."""
         if not self.ended.done():
-            self._reason = "it is closed"
+            self._reason = reason
             try:
                 # Only the writing half closes, so the supervisor's last message can still arrive.
                 self._sock.shutdown(socket.SHUT_WR)
@@ -409,7 +416,7 @@ class Link:
             packet = wire.receive(self._sock)
         except BlockingIOError:
             return
-        except (ValueError, IndexError, RecursionError):  # not a message of a supervisor
+        except ValueError:
             self._give_up()
             return
         if packet is None:
@@ -426,7 +433,8 @@ class Link:
 
     def _answer(self, packet: Packet) -> None:
         number = packet.body["number"]
-        waiting = self._waiting.pop(number, None) if isinstance(number, int) else None
+        number = number if type(number) is int else 0
+        waiting, result = self._waiting.pop(number, (None, ""))
         if waiting is None or waiting.done():
             # No caller takes these descriptors, so they would leak.
             _close_fds(packet)
@@ -435,6 +443,13 @@ class Link:
             hint = "its processes use up its limits; raise num_processes or memory_mib"
             waiting.set_exception(SandboxError(message, hint=hint, from_inside=True))
             waiting.exception()  # the caller may not wait for it
+        elif type(packet.body.get(result)) is not int:
+            _close_fds(packet)
+            self._give_up()
+        elif self.memory and self.memory.ran_out_outside():
+            # A test that the kernel killed for others' memory has no result.
+            self._waiting[number] = waiting, result
+            self.hang_up("the machine ran out of memory")
         else:
             waiting.set_result(packet)
 
@@ -444,7 +459,10 @@ class Link:
         self._sock.close()
         if not self.ended.done():
             self.ended.set_result(None)
-        for future in (self.first, *self._waiting.values()):
+        if self.memory:
+            self.memory.close()
+            self.memory = None
+        for future in (self.first, *(waiting for waiting, _ in self._waiting.values())):
             if not future.done():
                 future.set_exception(self._lost())
                 future.exception()  # the caller may not wait for it

@@ -45,7 +45,15 @@ _USERS = {None: False, "agent": False, "1000": False, "root": True, "0": True}
 class LocalSandbox:
     """A sandbox on this machine."""
 
-    def __init__(self, link: Link, plan: SandboxPlan, env: Mapping[str, str], cap: int) -> None:
+    def __init__(
+        self,
+        link: Link,
+        plan: SandboxPlan,
+        env: Mapping[str, str],
+        cap: int,
+        groups: Mapping[str, Path],
+    ) -> None:
+        """`groups` are the cgroups above the sandbox's own."""
         self.id = plan.id
         self.limits: frozenset[str] = frozenset()
         """Limits in force for it as a whole: `memory`, `pids`, `cpu` (cgroup), `syscalls`."""
@@ -57,6 +65,7 @@ class LocalSandbox:
         self._root = -1
         self._upper = -1
         self._plan = plan
+        self._groups = groups
         self.snapshot_root = ""
         """The folder whose files a snapshot keeps: the root, or the workdir of a `dir:` image."""
         self._owner = -1
@@ -75,6 +84,8 @@ class LocalSandbox:
             self.snapshot_root = self._workdir if self._plan.content else "/"
         packet.fds.clear()
         self.limits = frozenset(body["limits"])
+        if "memory" in self.limits:
+            self._link.memory = limits.memory_events(self._groups, self.id)
         self.pid, self._owner = body["ready"], body["owner"]
 
     async def run(
@@ -136,7 +147,7 @@ class LocalSandbox:
                 await asyncio.to_thread(files.write_file, self._root, path, data, self._owner)
 
     async def expose(self, listener: Listener) -> str:
-        _, answer = await self._link.request(lambda number: {"listen": number})
+        _, answer = await self._link.request(lambda number: {"listen": number}, result="port")
         packet = await self._link.answered(answer)
         await listener.attach(socket.socket(fileno=packet.fds[0]))
         return f"http://127.0.0.1:{packet.body['port']}"
@@ -205,7 +216,7 @@ class LocalSandbox:
         # a shared folder of the host would report the host's whole disk
         is_own = disk.f_blocks * disk.f_frsize <= max(self._disk_bytes, _MIN_DISK_BYTES)
         used_mib = (disk.f_blocks - disk.f_bfree) * disk.f_frsize / 2**20
-        peak_mib = limits.peak_memory_mib(limits.find(), self.id)
+        peak_mib = limits.peak_memory_mib(self._groups, self.id)
         return Usage(peak_memory_mib=peak_mib, disk_mib=used_mib if is_own else None)
 
     async def close(self) -> None:

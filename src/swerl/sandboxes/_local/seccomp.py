@@ -3,7 +3,9 @@
 A deny list: calls that reach outside the namespaces (keys, eBPF, performance counters, modules,
 vsock), calls that make namespaces or mounts, calls that show which pages of a shared file are in
 memory (code under test could leave notes for a later sandbox there), and io_uring, which no filter
-can inspect. A denied call fails with EPERM, or with ENOSYS if programs have a fallback for it.
+can inspect. Calls that take descriptors or memory of another process are refused too, as a second
+wall behind the supervisor's own; `ptrace` stays, for debuggers and leak checkers. A denied call
+fails with EPERM, or with ENOSYS if programs have a fallback for it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _DENIED = {
     "init_module": (175, 105), "delete_module": (176, 106), "finit_module": (313, 273),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "quotactl": (179, 60),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "setns": (308, 268), "syslog": (103, 116),
+    "unshare": (272, 97), "syslog": (103, 116), "pidfd_getfd": (438, 438),
     "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "lookup_dcookie": (212, 18),
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
@@ -40,8 +42,10 @@ _DENIED = {
 _ABSENT = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "clone3": (435, 435), "preadv2": (327, 286), "mincore": (27, 232), "cachestat": (451, 451),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "io_setup": (206, 0),
 }  # fmt: skip
-_UNSHARE = (272, 97)
+_SETNS = (308, 268)
 _CLONE = (56, 220)
 _SOCKET = (41, 198)
 _PRLIMIT = (302, 261)
@@ -50,8 +54,8 @@ _PRLIMIT = (302, 261)
 def install(password: int) -> bool:
     """Install the filter for this process and its children; needs no_new_privs.
 
-    `unshare` can still make a user namespace for a caller that passes the password. Returns False
-    on a processor for which the tables have no numbers.
+    `setns` can still enter a user namespace for a caller that passes the password. Returns False on
+    a processor for which the tables have no numbers.
     """
     machine = os.uname().machine
     if machine not in _ARCH:
@@ -72,11 +76,11 @@ def _build(machine: str, password: int) -> bytes:
         code += [_jump(0x35, _X32_BIT, 0, 1), _return(_ERRNO | _ENOSYS)]
     code += _deny(_DENIED, column, _EPERM) + _deny(_ABSENT, column, _ENOSYS)
     code += [
-        # unshare: refused without the password, in the unused second argument
-        _jump(0x15, _UNSHARE[column], 0, 8),
-        *(_load(24), _jump(0x15, password & 0xFFFF_FFFF, 0, 5)),
-        *(_load(28), _jump(0x15, password >> 32, 0, 3)),
-        *(_load(16), _jump(0x15, kernel.NEWUSER, 0, 1)),
+        # setns: refused without the password, in the unused third argument
+        _jump(0x15, _SETNS[column], 0, 8),
+        *(_load(32), _jump(0x15, password & 0xFFFF_FFFF, 0, 5)),
+        *(_load(36), _jump(0x15, password >> 32, 0, 3)),
+        *(_load(24), _jump(0x15, kernel.NEWUSER, 0, 1)),
         _return(_ALLOW),
         _return(_ERRNO | _EPERM),
         # prlimit64: refused for the init process, which a limit on its CPU time would end

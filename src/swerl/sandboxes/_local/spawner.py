@@ -11,15 +11,19 @@ import os
 import select
 import signal
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.core.sandbox import folder_owner_lives
 from swerl.sandboxes._local import kernel, limits, stage, supervisor, wire
+from swerl.sandboxes._local.limits import CpuWeight
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _RETRY_MS, _TRIES = 20, 500
+_WEIGH_S = 0.5
+"""Pause between two looks at the CPU use of all sandboxes."""
 
 
 def main(fd: int) -> None:
@@ -44,6 +48,8 @@ class _Spawner:
     own_users: bool
     """True if each sandbox has its own user on the host."""
     supervisors: dict[int, tuple[int, SandboxPlan]] = field(default_factory=dict)
+    weights: dict[int, CpuWeight] = field(default_factory=dict)
+    weighed_s: float = 0.0
 
     def serve(self) -> None:
         poll = select.poll()
@@ -58,7 +64,7 @@ class _Spawner:
             }
             if not (listening or self.supervisors or self.dead):
                 return
-            for fd, _ in poll.poll(_RETRY_MS if self.dead else None):
+            for fd, _ in poll.poll(self._pause_ms()):
                 if fd in self.supervisors:
                     poll.unregister(fd)
                     self._clean_up(fd)
@@ -68,6 +74,22 @@ class _Spawner:
                     # The controller is gone, so all of its sandboxes end.
                     for pid, _ in self.supervisors.values():
                         os.kill(pid, signal.SIGKILL)
+
+    def _pause_ms(self) -> float | None:
+        """Adapt the CPU weights if it is time to; return the time until the next work."""
+        now_s = time.monotonic()
+        is_needed = "cpu" in self.groups and bool(self.supervisors)
+        if is_needed and now_s >= self.weighed_s + _WEIGH_S:
+            self.weighed_s = now_s
+            for fd, (_, plan) in self.supervisors.items():
+                with suppress(OSError):  # its group is being removed
+                    weight = self.weights.get(fd) or limits.cpu_weight(self.groups, plan.id)
+                    if weight:
+                        self.weights[fd] = weight
+                        weight.adapt()
+        if self.dead:
+            return _RETRY_MS
+        return max(0.0, self.weighed_s + _WEIGH_S - now_s) * 1000 + 1 if is_needed else None
 
     def _spawn(self, poll: select.poll) -> bool:
         packet = wire.receive(self.channel)
@@ -98,14 +120,16 @@ class _Spawner:
             if os.getppid() != spawner:  # it died before the line above
                 return
             kernel.set_command_line(kernel.SUPERVISOR_TITLE, plan.id, plan.image)
-            for fd in (self.channel.fileno(), *self.supervisors):
-                os.close(fd)
+            os.closerange(3, channel.fileno())
+            os.closerange(channel.fileno() + 1, kernel.MAX_DESCRIPTORS)
             supervisor.main(plan, channel, self.groups)
         finally:
             os._exit(0)
 
     def _clean_up(self, fd: int) -> None:
         pid, plan = self.supervisors.pop(fd)
+        if weight := self.weights.pop(fd, None):
+            weight.close()
         os.close(fd)
         os.waitpid(pid, 0)
         self.dead[plan.id] = _TRIES

@@ -1,9 +1,14 @@
 """The supervisor of one sandbox: makes it, starts and signals its commands, ends it.
 
 The spawner forks one per sandbox and connects it to the controller by a socket. The supervisor
-joins the sandbox's namespaces, so a command costs one exec. It keeps its own place in the process
-tree, so nothing inside can see it. When the controller exits, the socket closes, the supervisor
-kills the sandbox's init process, and the kernel kills the rest.
+joins the sandbox's namespaces, so a command costs one fork and one exec. It keeps its own place in
+the process tree, so nothing inside can see it. When the controller exits, the socket closes, the
+supervisor kills the sandbox's init process, and the kernel kills the rest.
+
+The fork that becomes a command can be seen inside before it calls exec. It is a copy of the
+supervisor with descriptors of the outside, but it is not dumpable, so the kernel opens neither its
+memory nor its descriptors to anybody inside; and it closes them before it does anything else. Its
+memory is its own, so what a command does with its program's file delays no one but itself.
 
 Every process of a command carries a mark: the soft RLIMIT_LOCKS. Linux no longer enforces this
 resource limit but still copies it to every child, also to one that starts its own session.
@@ -27,14 +32,13 @@ from typing import Any, NoReturn
 
 from swerl.core.chat import Json
 from swerl.sandboxes._local import boot, kernel, limits, seccomp, wire
-from swerl.sandboxes._local.limits import CpuWeight, DiskWatcher, MemoryEvents
+from swerl.sandboxes._local.limits import DiskWatcher
 from swerl.sandboxes._local.wire import Command, SandboxPlan
 
 _FIRST_PORT = 41414
 _PRIORITY = -10
 _STOP_S = 5.0
-_BUSY_PAUSE_S, _IDLE_PAUSE_S = 0.25, 5.0
-"""Pauses between two looks at the sandbox's CPU use: with and without a running command."""
+_LONGEST_POLL_S = 3600.0
 _DISK_IS_FULL = "it wrote more to disk than its disk_mib"
 
 _RLIMIT_LOCKS = 10
@@ -42,9 +46,11 @@ _MARK_BASE = 1 << 40
 _PF_EXITING = 4
 _OOM_SCORE = 500
 """Under memory pressure the kernel kills a command before the supervisor, whose score is 0."""
+_ROOT_SPACE = 3
+"""Number of the descriptor of the user namespace of `root` in a command before it calls exec."""
 _NOT_STARTED, _NOT_FOUND = 126, 127
-_DEFAULTED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT)
-"""Signals that Python ignores or handles and a command must not."""
+_IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores and a command must not."""
 
 
 def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) -> None:
@@ -54,13 +60,14 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     try:
         # First, so that everything below counts toward the sandbox's limits.
         held = limits.enter(groups, plan)
-        memory = limits.memory_events(groups, plan.id) if "memory" in held else None
-        weight = limits.cpu_weight(groups, plan.id) if "cpu" in held else None
         plan = _reserve_memory(plan, held)
         with suppress(PermissionError):  # a busy sandbox must not starve its supervisor
             os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)
         # Before `boot`, because it opens a file of the host's /proc.
         launcher = _Launcher()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command may get it before its exec
+        for name in _IGNORED:
+            signal.signal(name, lambda *_: None)  # unlike `ignore`, exec resets a handler
         device = limits.make_device(plan)
         watcher = limits.watch(plan) if plan.scratch and device < 0 else None
         booted = boot.boot(plan, device)
@@ -80,7 +87,8 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     wire.send(channel, {"ready": booted.pid, "owner": booted.owner, "limits": [*held]}, fds)
     for fd in fds:
         os.close(fd)
-    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher, memory, weight).serve()
+    launcher.root_space = booted.root_space
+    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher).serve()
 
 
 def _reserve_memory(plan: SandboxPlan, held: set[str]) -> SandboxPlan:
@@ -113,8 +121,6 @@ class _Supervisor:
     """Descriptor of the sandbox's /proc."""
     deadline: float
     watcher: DiskWatcher | None = None
-    memory: MemoryEvents | None = None
-    weight: CpuWeight | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
@@ -146,11 +152,7 @@ class _Supervisor:
             left_s = self.deadline - time.monotonic()
             if left_s <= 0:
                 return "its lifetime is over"
-            pause_s = (_BUSY_PAUSE_S if self.running else _IDLE_PAUSE_S) if self.weight else 3600.0
-            events = poll.poll(min(left_s, pause_s) * 1000 + 1)
-            if self.weight:
-                self.weight.adapt()
-            for fd, _ in events:
+            for fd, _ in poll.poll(min(left_s, _LONGEST_POLL_S) * 1000 + 1):
                 if fd == self.init or (fd in self.running and _init_is_ending(self.proc)):
                     return "its init process was killed"
                 if self.watcher and fd == self.watcher.alarm:
@@ -159,9 +161,6 @@ class _Supervisor:
                     poll.unregister(fd)  # the watcher was killed; a single file is still bounded
                     continue
                 if fd in self.running:
-                    # A test that the kernel killed for others' memory has no result.
-                    if self.memory and self.memory.ran_out_outside():
-                        return "the machine ran out of memory"
                     self._finish(poll, fd)
                 elif not self._answer(poll):
                     return ""
@@ -254,7 +253,9 @@ class _Launcher:
 
     def __init__(self) -> None:
         self.password = int.from_bytes(os.urandom(8), "little")
-        """Lets user `root` make its one user namespace despite the system call filter."""
+        """Lets a command of `root` enter its user namespace despite the system call filter."""
+        self.root_space = -1
+        """Descriptor of the user namespace of `root`."""
         self._oom = os.open("/proc/self/oom_score_adj", os.O_RDWR)
         self._own_score = int(os.read(self._oom, 8))
 
@@ -264,16 +265,31 @@ class _Launcher:
         os.chdir(command.cwd)
         try:
             path = _find_program(command)
-            start = _fork_as_root if command.as_root else _spawn
             with self._mark(command.number):
-                pid = kernel.retry_at_process_limit(
-                    lambda: start(path, command, streams, self.password)
-                )
+                pid = kernel.retry_at_process_limit(os.fork)
+                if pid == 0:
+                    self._become(path, command, streams)
             with suppress(OSError):  # it may have ended
                 os.setpriority(os.PRIO_PROCESS, pid, 0)
             return pid
         finally:
             os.chdir("/")
+
+    def _become(self, path: str, command: Command, streams: Sequence[int]) -> NoReturn:
+        """Become a command. As root its user is number 0, in another user namespace."""
+        try:
+            self._keep_only(streams)
+            os.setsid()
+            if command.as_root:
+                kernel.setns(_ROOT_SPACE, kernel.NEWUSER, self.password)
+                kernel.drop_capabilities()
+            os.close(_ROOT_SPACE)
+            os.execve(path, list(command.argv), command.env)
+        except (OSError, ValueError) as error:
+            os.write(2, _start_error(error))
+            os._exit(_exit_code(error, command))
+        finally:
+            os._exit(_NOT_STARTED)
 
     @contextmanager
     def _mark(self, number: int) -> Iterator[None]:
@@ -286,6 +302,12 @@ class _Launcher:
         finally:
             self._set_score(self._own_score)
             resource.setrlimit(_RLIMIT_LOCKS, (own, hard))
+
+    def _keep_only(self, streams: Sequence[int]) -> None:
+        """Close every descriptor but the command's streams and the user namespace of `root`."""
+        for number, fd in enumerate((*streams, self.root_space)):
+            os.dup2(fd, number)
+        os.closerange(_ROOT_SPACE + 1, kernel.MAX_DESCRIPTORS)
 
     def _set_score(self, score: int) -> None:
         with suppress(PermissionError):
@@ -307,43 +329,6 @@ def _find_program(command: Command) -> str:
         if Path(path).exists():
             failure = PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     raise failure
-
-
-def _spawn(path: str, command: Command, streams: Sequence[int], _password: int) -> int:
-    return os.posix_spawn(
-        path,
-        list(command.argv),
-        command.env,
-        file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
-        setsid=True,
-        setsigdef=_DEFAULTED,
-    )
-
-
-def _fork_as_root(path: str, command: Command, streams: Sequence[int], password: int) -> int:
-    pid = os.fork()
-    if pid == 0:
-        _become_root(path, command, streams, password)
-    return pid
-
-
-def _become_root(path: str, command: Command, streams: Sequence[int], password: int) -> NoReturn:
-    """Become a command that sees its user as uid 0, in a user namespace of its own."""
-    try:
-        os.setsid()
-        for number, fd in enumerate(streams):
-            os.dup2(fd, number)
-        for name in _DEFAULTED:
-            signal.signal(name, signal.SIG_DFL)
-        kernel.unshare(kernel.NEWUSER, password)
-        boot.map_ids((0, 0), (boot.AGENT_ID, boot.AGENT_ID))
-        kernel.drop_capabilities()
-        os.execve(path, list(command.argv), command.env)
-    except (OSError, ValueError) as error:
-        os.write(2, _start_error(error))
-        os._exit(_exit_code(error, command))
-    finally:
-        os._exit(_NOT_STARTED)
 
 
 def _start_error(error: Exception) -> bytes:

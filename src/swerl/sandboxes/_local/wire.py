@@ -1,11 +1,13 @@
 """Messages between the controller and its helper processes: JSON and descriptors on a socket.
 
 The sockets keep packet boundaries (SOCK_SEQPACKET). A message that exceeds one packet is sent as a
-memory file, whose descriptor comes first.
+sealed memory file, whose descriptor comes first. Whatever else arrives is refused: a receiver waits
+for nothing but the next packet.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -19,6 +21,9 @@ from swerl.core.chat import Json
 _PACKET_BYTES = 60_000
 _MAX_FDS = 8
 _BIG = b"\0"
+_MAX_BYTES = 16 << 20
+"""Largest message; the kernel takes some 6 MiB of arguments and environment."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,11 @@ def send(
         socket.send_fds(sock, [data], fds)
         return
     # A descriptor can pass more bytes than a packet.
-    memory = os.memfd_create("message")
+    memory = os.memfd_create("message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with FileIO(memory, "wb", closefd=False) as file:
             file.write(data)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
         socket.send_fds(sock, [_BIG], [memory, *fds])
     finally:
         os.close(memory)
@@ -106,7 +112,7 @@ def failure(error: OSError) -> dict[str, Json]:
 
 
 def receive(sock: socket.socket) -> Packet | None:
-    """Receive one message; None at the end."""
+    """Receive one message; None at the end. Raises ValueError if it is none."""
     room = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
     try:  # `socket.recv_fds` ignores its flags, and a command would inherit every descriptor
         data, parts, _, _ = sock.recvmsg(_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
@@ -115,8 +121,25 @@ def receive(sock: socket.socket) -> Packet | None:
     fds = [fd for _, _, part in parts for fd in array("i", part)]
     if not data:
         return None
-    if data == _BIG:
-        with FileIO(fds.pop(0)) as file:
-            file.seek(0)
-            data = file.readall()
-    return Packet(json.loads(data), fds)
+    try:
+        body = json.loads(_read_sealed(fds.pop(0)) if data == _BIG and fds else data)
+        if not isinstance(body, dict):
+            raise ValueError("a message is an object")
+    except (ValueError, RecursionError) as error:
+        for fd in fds:
+            os.close(fd)
+        raise ValueError("this is no message") from error
+    return Packet(body, fds)
+
+
+def _read_sealed(fd: int) -> bytes:
+    """Return the bytes of a memory file. Raises ValueError if it is not one, sealed, and small."""
+    try:
+        size = os.fstat(fd).st_size
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or size > _MAX_BYTES:
+            raise ValueError("its size can change, or is too large")
+        return os.pread(fd, size, 0)
+    except OSError as error:  # no memory file
+        raise ValueError(str(error)) from error
+    finally:
+        os.close(fd)
