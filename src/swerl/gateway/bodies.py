@@ -26,11 +26,12 @@ from swerl.gateway.limits import LONG_BYTES, LONG_MESSAGES, LONG_VALUES, MOST_VA
 
 BODY_S = 120.0
 """Seconds for a body to arrive. Agents are near; the largest bodies take a few."""
-_ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
-    rb"|(?P<half>\\u[dD][89a-fA-F][\da-fA-F]{2})|\\."
+_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*+"
+    rb"(?:\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+    rb"|(?P<half>\\u[dD][89a-fA-F][\da-fA-F]{2}))"
 )
-"""An escape in JSON text: a pair of surrogates, a lone surrogate, or any other."""
+"""In JSON text, after escaped backslashes: an escaped pair of surrogates, or a lone half."""
 _CONTAINERS = frozenset({dict, list})
 _SIGNS = (b",", b"[", b"{")
 """One of them comes with each JSON value, except for an object's and a list's first."""
@@ -118,11 +119,23 @@ def _parsed(body: bytes | bytearray) -> Json:
     try:
         value: Json = orjson.loads(body)
     except orjson.JSONDecodeError:
-        fixed = _ESCAPE.sub(lambda at: rb"\ufffd" if at["half"] else at[0], body)
+        fixed = _without_halves(body)
         if fixed == body:
             raise
         value = orjson.loads(fixed)
     return value
+
+
+def _without_halves(body: bytes | bytearray) -> bytearray:
+    """Replace lone surrogates; the result is the only copy of the body."""
+    fixed, end = bytearray(), 0
+    view = memoryview(body)
+    for match in _SURROGATE.finditer(body):
+        if match["half"]:
+            fixed += view[end : match.start("half")]
+            fixed += rb"\ufffd"
+            end = match.end()
+    return fixed + view[end:]
 
 
 def _decompressed(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:

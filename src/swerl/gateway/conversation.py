@@ -25,7 +25,7 @@ from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool
 from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
 from swerl.core.turn import Sampling, Trajectory, Turn, reply_seed
 from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
-from swerl.gateway.limits import FairTurns, SessionAdmission, SessionLimits, T, is_long
+from swerl.gateway.limits import LongWork, SessionAdmission, SessionLimits, T, is_long
 from swerl.gateway.prompting import MALFORMED_CALL, Prompt, Prompter, Sampled, usable_call
 
 RETRY_S = 1.5
@@ -88,9 +88,9 @@ class Conversation:
         sampling: Sampling,
         limits: SessionLimits,
         on_turn: Callable[[TurnRecord], None] | None,
-        in_thread: FairTurns | None = None,
+        long_work: LongWork | None = None,
     ) -> None:
-        """`in_thread`: the turns of work that would block the event loop, shared by Sessions."""
+        """`long_work`: the threads that all Sessions share; None: threads of its own."""
         self.failure: EngineError | BudgetError | None = None
         """Error of the engine's last call; None if it worked."""
         self.limits = limits
@@ -101,7 +101,7 @@ class Conversation:
         self._prompter = prompter
         self._sampling = sampling
         self._on_turn = on_turn
-        self._in_thread = in_thread or FairTurns(1)
+        self.long_work = long_work or LongWork()
         self._history = MessageTree(rereads=prompter.rereads)
         self._delivered: list[ReplyNode] = []
         self._dropped: Counter[str] = Counter()
@@ -193,17 +193,17 @@ class Conversation:
 
     async def _match(self, request: ChatRequest) -> Match:
         if request.is_large:
-            return await self._in_thread.run(self._session, partial(self._history.match, request))
+            return await self.long_work.run(self._session, partial(self._history.match, request))
         return self._history.match(request)
 
     async def _off_loop(
         self, work: Callable[[ChatRequest, Match], T], request: ChatRequest, match: Match
     ) -> T:
         """Call `work` on a request; in a thread if it is long, to keep the event loop free."""
-        whole = match.parent is None or self._prompter.rereads
-        messages, tools = (request.messages, request.tools) if whole else (match.new, ())
+        is_whole = match.parent is None or self._prompter.rereads
+        messages, tools = (request.messages, request.tools) if is_whole else (match.new, ())
         if is_long(messages, tools):
-            return await self._in_thread.run(self._session, partial(work, request, match))
+            return await self.long_work.run(self._session, partial(work, request, match))
         return work(request, match)
 
     def _start(self, prompt: Prompt) -> asyncio.Task[Sampled]:

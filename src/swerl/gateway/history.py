@@ -284,7 +284,7 @@ class MessageTree:
     def _keep(self, began: _Walked, walked: _Walked) -> None:
         """Keep a walk in place of the one that it continues, unless its messages are large."""
         new = walked.messages[len(began.messages) :]
-        size = began.num_chars + num_chars(new, most=LONG_BYTES)
+        size = began.num_chars + num_chars(new)
         if walked.walk.here and walked.messages and size <= LONG_BYTES:
             gone = (began.messages, walked.messages)
             others = [each for each in self._walked if each.messages not in gone]

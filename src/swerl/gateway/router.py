@@ -117,9 +117,9 @@ class Router:
             name = request.path.rstrip("/").partition(_MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
         # Counted before the wait for a slot: an agent in a loop must not fill the queue.
-        session.conversation.admission.count_request()
-        async with self._admission.slot(session.id):
-            return await self._answer(request, stream, route, session)
+        with session.conversation.admission.request():
+            async with self._admission.slot():
+                return await self._answer(request, stream, route, session)
 
     async def _answer(
         self,
@@ -162,24 +162,20 @@ class Router:
         self, session: Session, dialect: Dialect, packed: bytearray, encoding: str, most: int
     ) -> ChatRequest:
         """Read a body of at most `most` bytes; what could block the event loop runs in a thread."""
-        admission, replays = self._admission, session.replays
-        # From here to the first wait the loop serves no other request.
-        await admission.in_loop.wait_in_loop(session.id)
+        replays, long_work = session.replays, session.conversation.long_work
         is_large = bool(encoding) or may_be_large(packed)
         unpack = partial(read_object, packed, encoding, most)
         request, body = None if is_large else replays.read(dialect, packed), None
         if not is_large and request is None:
             body = read_plain(packed)
             if body is None:  # the repair or the refusal of a body takes more than one pass over it
-                body = await admission.in_thread.run(session.id, unpack)
+                body = await long_work.run(session.id, unpack)
             num_values = count_values(body, most=LONG_VALUES)
             is_large = num_values > LONG_VALUES or num_items(body) > LONG_MESSAGES
             if not is_large:
                 request = replays.keep(dialect, body, packed) or dialect.parse(body)
         if request is None:
-            request = await admission.in_thread.run(
-                session.id, lambda: dialect.parse(body or unpack())
-            )
+            request = await long_work.run(session.id, lambda: dialect.parse(body or unpack()))
         for name, num, bound in (
             ("messages", len(request.messages), MOST_MESSAGES),
             ("tools", len(request.tools) + len(request.late_tools), MOST_TOOLS),

@@ -23,7 +23,7 @@ from swerl.core.events import GatewayLoad, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Sampling
 from swerl.gateway.conversation import Conversation, TurnRecord
-from swerl.gateway.limits import GatewayAdmission, GatewayLimits, SessionLimits
+from swerl.gateway.limits import GatewayAdmission, GatewayLimits, LongWork, SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
 from swerl.gateway.replay import Replay
 from swerl.gateway.router import OnRefused, Router, Server
@@ -42,11 +42,6 @@ _MOST_CONNECTIONS = 256
 """Connections to a Session's own socket: an agent and its sub-agents hold a few."""
 _MOST_CONNECTIONS_OF_ALL = 8192
 """Connections to the main port: a few for each of a thousand Sessions."""
-_AT_ONCE, _PER_S = 64, 10.0
-"""New connections to a Session's own socket: at once, and then a second, as many as requests."""
-_AT_ONCE_OF_ALL, _PER_S_OF_ALL = 4096, 400.0
-"""New connections to the main port. Each costs the event loop up to 0.3 ms."""
-
 OnLoad: TypeAlias = Callable[[GatewayLoad], None]
 
 
@@ -82,6 +77,7 @@ class Gateway:
         self._spool = spool
         self._on_load = on_load
         self._admission = GatewayAdmission(limits)
+        self._long_work = LongWork()
         self._router = Router(model_name, self._admission, on_refused)
         self._sessions: dict[str, Session] = {}
         self._serving: Serving | None = None
@@ -136,7 +132,7 @@ class Gateway:
             sampling=sampling,
             limits=limits,
             on_turn=on_turn,
-            in_thread=self._admission.in_thread,
+            long_work=self._long_work,
         )
         session = Session(
             session_id,
@@ -161,9 +157,7 @@ class Gateway:
         handler = partial(self._router.handle, session)
         most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
         server = Server(handler, self._router.on_break, most=most)
-        if session:
-            return Serving(sock, server, at_once=_AT_ONCE, per_s=_PER_S)
-        return Serving(sock, server, at_once=_AT_ONCE_OF_ALL, per_s=_PER_S_OF_ALL)
+        return Serving(sock, server)
 
     async def _report_load(self) -> None:
         """Sample event-loop lag, and report it with the load every ten seconds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -89,36 +88,26 @@ class Session:
 class Serving:
     """A listening socket and its server.
 
-    It accepts one connection in an iteration of the event loop, and no more than its rate. Others
-    wait in the kernel, where a flood of them costs the event loop nothing.
+    It accepts one connection in an iteration of the event loop; others wait in the kernel.
     """
 
-    def __init__(
-        self, sock: socket.socket, server: web.Server, *, at_once: int, per_s: float
-    ) -> None:
-        """Accept up to `at_once` connections at any moment, and `per_s` a second afterwards."""
+    def __init__(self, sock: socket.socket, server: web.Server) -> None:
         sock.listen(_BACKLOG)
         sock.setblocking(False)
         self.server = server
-        self._at_once, self._per_s = at_once, per_s
         self._accepting = asyncio.create_task(self._accept(sock))
 
     async def _accept(self, sock: socket.socket) -> None:
-        loop, each_s = asyncio.get_running_loop(), 1 / self._per_s
-        # The time at which the connections accepted so far are within the rate.
-        paid_s = -math.inf
+        loop = asyncio.get_running_loop()
         with sock:
             while True:
                 try:
                     connection, _ = await loop.sock_accept(sock)
                     await loop.connect_accepted_socket(self.server, connection)
                 except ConnectionError:
-                    pass  # its client is gone; it costs the same
+                    pass  # its client is gone
                 except OSError:
                     await asyncio.sleep(_RETRY_S)
-                now_s = loop.time()
-                paid_s = max(paid_s, now_s - self._at_once * each_s) + each_s
-                await asyncio.sleep(max(0.0, paid_s + each_s - now_s))
 
     async def end(self) -> None:
         """Stop listening and close the connections, idle ones at once."""

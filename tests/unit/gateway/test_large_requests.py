@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -19,7 +20,7 @@ from swerl.core.turn import Sampling
 from swerl.gateway import bodies, history, limits, router
 from swerl.gateway.dialects.anthropic import Anthropic
 from swerl.gateway.history import MessageTree
-from swerl.gateway.limits import FairTurns, SessionLimits
+from swerl.gateway.limits import LongWork, SessionLimits
 from swerl.gateway.server import Gateway
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
@@ -195,54 +196,40 @@ async def test_a_body_that_is_repaired_or_refused_leaves_the_event_loop(
     assert threads not in ([], [threading.get_ident()])
 
 
-async def test_the_session_that_used_least_comes_first() -> None:
-    """Use is what counts, not the number of requests."""
-    turns, served = FairTurns(1), list[str]()
-    await turns.wait("loud")
-
-    async def use(session: str) -> None:
-        await turns.wait(session)
-        served.append(session)
-        turns.leave(session, 5.0 if session == "loud" else 1.0)
-
-    asked = ["loud", "loud", "quiet", "quiet", "calm", "quiet"]
-    tasks = [asyncio.create_task(use(name)) for name in asked]
-    await asyncio.sleep(0)
-    turns.leave("loud", 5.0)
-    await asyncio.gather(*tasks)
-
-    assert served == ["quiet", "calm", "quiet", "quiet", "loud", "loud"]
-    assert turns._used == {}, "nothing is kept once nobody waits"
-
-
-async def test_a_client_that_leaves_frees_its_turn_when_its_work_has_ended() -> None:
-    turns, began, gate = FairTurns(1), threading.Event(), threading.Event()
+async def test_a_session_has_one_piece_of_long_work_even_if_its_client_leaves() -> None:
+    long_work, began, gate = LongWork(), threading.Event(), threading.Event()
 
     def work() -> None:
         began.set()
         gate.wait()
 
-    task = asyncio.create_task(turns.run("loud", work))
+    cancelled = asyncio.create_task(long_work.run("loud", work))
     await asyncio.to_thread(began.wait)
-    waiting = [asyncio.create_task(turns.run("quiet", lambda: 7)) for _ in range(2)]
-    task.cancel()
-    await asyncio.sleep(0.01)
-    waiting[0].cancel()
-    assert not waiting[1].done(), "the thread of the cancelled request still works"
+    cancelled.cancel()
+    again = asyncio.create_task(long_work.run("loud", lambda: 7))
+    assert await long_work.run("quiet", lambda: 8) == 8
+    assert not again.done(), "the thread of the cancelled request still works"
     gate.set()
 
-    assert await waiting[1] == 7
-    assert task.cancelled() or await asyncio.wait({task})
+    assert await again == 7
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
 
 
-async def test_a_session_that_worked_long_rests_while_others_go_on() -> None:
-    turns = FairTurns(1)
-    await turns.run("loud", lambda: sum(range(2_000_000)))
-    loud = asyncio.create_task(turns.run("loud", lambda: None))
-    await turns.run("quiet", lambda: None)
+@pytest.mark.parametrize("escape", [rb"\u0041", rb"\ud83d\ude00", rb"\ude00"])
+def test_a_body_of_escapes_with_a_lone_surrogate_costs_linear_memory(escape: bytes) -> None:
+    num = 300_000
+    body = bytearray(b'{"a":"' + escape * num + rb"\\\ud83d x" + b'"}')
+    tracemalloc.start()
+    try:
+        text = bodies.read_object(body, "", 2**25)["a"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
-    assert not loud.done()
-    await loud
+    assert isinstance(text, str)
+    assert text.endswith("\\\ufffd x") and text.count("\ufffd") in (1, num + 1)
+    assert peak < 20 * len(body), "orjson itself takes twelve times the body"
 
 
 async def test_what_a_session_remembers_of_refused_and_counted_requests_is_bounded(

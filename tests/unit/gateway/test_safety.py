@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import socket
 import zlib
 from typing import Any
 
@@ -16,7 +15,7 @@ import zstandard
 from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import bodies, limits, server
+from swerl.gateway import bodies, limits
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.router import Server
 from swerl.gateway.server import Gateway
@@ -304,30 +303,6 @@ async def test_idle_connections_make_room_for_new_ones_and_busy_ones_stay(
             writer.close()
 
 
-async def test_a_flood_of_connections_waits_outside_and_others_are_answered(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "_AT_ONCE", 3)
-    monkeypatch.setattr(server, "_PER_S", 0.001)
-    listening = socket.create_server(("127.0.0.1", 0))
-    async with Gateway(engine=engine, family=engine.family) as gateway:
-        loud, quiet = (
-            gateway.open(name, sampling=Sampling(9), limits=SessionLimits()) for name in "lq"
-        )
-        await loud.attach(listening)
-        port = listening.getsockname()[1]
-        flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-        for _, writer in flood:
-            writer.write(b"POST /v1/mess")
-        answers = [await told(quiet, http(quiet)) for _ in range(5)]
-        [serving] = loud._listeners
-
-        assert len(serving.server.connections) == 3
-        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
-        for _, writer in flood:
-            writer.close()
-
-
 async def _ends(reader: asyncio.StreamReader) -> bool:
     try:
         return await reader.read(1) == b""
@@ -359,20 +334,17 @@ async def test_a_server_full_of_busy_connections_takes_no_more() -> None:
     listening.close()
 
 
-async def test_a_session_has_few_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_MOST_WAITING", 2)
-    admission = SessionAdmission(SessionLimits(max_concurrency=1))
-    await admission.enter()
-    waiting = [asyncio.create_task(admission.enter()) for _ in range(2)]
-    await asyncio.sleep(0)
+async def test_a_session_has_few_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_MOST_REQUESTS", 2)
+    admission = SessionAdmission(SessionLimits())
 
-    with pytest.raises(GatewayError, match="2 requests of this session are already") as refused:
-        await admission.enter()
+    refusal = pytest.raises(GatewayError, match="2 requests of this session are")
+    with admission.request(), admission.request(), refusal as refused, admission.request():
+        pass
+    with admission.request():
+        pass
 
     assert refused.value.retryable
-    for task in waiting:
-        admission.leave(answered=True)
-        assert await task
 
 
 async def test_counting_tokens_in_a_loop_is_stopped_too(open_session: OpenSession) -> None:
