@@ -66,8 +66,8 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"{each.cause}: {each.says}", "bold red" if not place else "yellow")
         for line in each.evidence:
             say(f"  evidence   {line}")
-        since = f"since      step {each.step}; " if diagnosis.steps else ""
-        say(f"  {since}confidence {each.confidence:.0%}")
+        if diagnosis.steps:
+            say(f"  since      step {each.step}")
         say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
     if not diagnosis.findings:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")

@@ -1,39 +1,41 @@
-"""Name the cause of a sick run: a table of rules over the run's records.
+"""Name the cause of a sick run: fifteen rules over the run's records.
 
-A rule looks at the `Evidence` and returns a Symptom, or None. A contradiction in the records, such
-as a solved Episode with a failed test, is nearly certain. An outcome that several causes share,
-such as no solved Episode, has a lower confidence. The most certain Finding is first.
+A rule looks at the `Evidence` and returns a Symptom, or None. RULES are ordered: first the reward
+that falls, because all other causes may explain it; then contradictions in the records, such as a
+solved Episode with a failed test; last the outcomes that several causes share.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from swerl.core.errors import shortened
-from swerl.runs import _why_outcomes as outcomes
-from swerl.runs import _why_tokens as tokens
-from swerl.runs.evidence import Evidence, Symptom, read
+from swerl.runs.evidence import EpisodeRecord, Evidence, StepRecord, Symptom, TurnRecord, read
+from swerl.runs.fallen_reward import fallen_reward
 from swerl.runs.index import DAMAGE
 
 _REASON_CHARS = 200
+_TURNS = 256
+"""Turns of a step whose text a rule reads."""
+_FAILED = frozenset({"failed", "error", "missing"})
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause and the function that sees its effects."""
+    """One cause and the function that finds its effects."""
 
     cause: str
     """Short name, the same in every release."""
-    confidence: float
-    """From 0 to 1, to order findings; 0.9 and above is a contradiction in the records."""
     look: Callable[[Evidence], Symptom | None]
     says: str
     """One sentence for people."""
     key: str
-    """Recipe key to change; empty if none can."""
+    """Recipe key to change; empty if there is none."""
     fix: str
     """The next thing to do."""
 
@@ -47,7 +49,6 @@ class Finding:
     evidence: tuple[str, ...]
     key: str
     fix: str
-    confidence: float
     step: int
 
 
@@ -67,8 +68,8 @@ class Diagnosis:
     def lines(self) -> Iterator[str]:
         """Yield one to three lines of text: the first cause, its evidence, its remedy."""
         if not self.findings:
-            none = "no step and no Episode is finished, so there is none to judge"
-            yield f"no fault found in the records of {self.read}" if self.read else none
+            nothing = "no step and no Episode is finished, so there is nothing to judge"
+            yield f"no fault found in the records of {self.read}" if self.read else nothing
             return
         first = self.findings[0]
         yield f"{first.cause}: {first.says}"
@@ -76,299 +77,606 @@ class Diagnosis:
         yield f"{first.key}: {first.fix}" if first.key else first.fix
 
 
-def diagnose(root: Path, *, until: int | None = None) -> Diagnosis:
-    """Apply every rule to a run's records, of its first `until` steps if that is given.
+def diagnose(root: Path) -> Diagnosis:
+    """Apply every rule to a run's records.
 
     Raises RunError if there is neither a recipe nor an Episode.
     """
-    run = read(root, until=until)
-    found = []
-    recorded = bool(run.key("sft.sources"))
-    if recorded:
-        run.problems.append("no rule applies: they judge new Episodes, and this run's are recorded")
-    rules = [rule for rule in RULES if run.trains or rule.cause not in _OF_TRAINING]
-    for rule in () if recorded else rules:
+    run = read(root)
+    findings = []
+    is_supervised = bool(run.key("sft.sources"))
+    if is_supervised:
+        run.problems.append("no rule applies: they judge new Episodes, and this run has none")
+    for rule in () if is_supervised else RULES:
         try:
-            seen = rule.look(run)
+            symptom = rule.look(run)
         except DAMAGE as error:
             run.problems.append(f"rule {rule.cause}: {type(error).__name__}: {error}")
             continue
-        if seen:
-            found.append(_finding(rule, seen))
-    found.sort(key=lambda each: -each.confidence)
-    # Two rules may see one cause; the more certain one tells it.
-    first = {each.cause: each for each in reversed(found)}
-    found = [each for each in found if first[each.cause] is each]
+        if symptom:
+            findings.append(
+                Finding(
+                    cause=rule.cause,
+                    says=symptom.says or rule.says,
+                    evidence=symptom.evidence,
+                    key=symptom.key or rule.key,
+                    fix=symptom.fix or rule.fix,
+                    step=symptom.step,
+                )
+            )
     steps = tuple(step.number for step in run.steps) if run.trains else ()
     problems = tuple(dict.fromkeys(run.problems))
-    return Diagnosis(root.name, tuple(found), steps, _in_words(run), problems)
+    return Diagnosis(root.name, tuple(findings), steps, _records_in_words(run), problems)
 
 
-def _in_words(run: Evidence) -> str:
+def _records_in_words(run: Evidence) -> str:
     """Return the steps that were read, or the outcomes of Episodes that no step trains."""
-    seen = [each for step in run.steps for each in step.episodes]
+    episodes = [episode for step in run.steps for episode in step.episodes]
     if run.trains and run.steps:
-        return f"steps {', '.join(str(each.number) for each in run.steps)}"
-    if not seen:
+        numbers = ", ".join(str(step.number) for step in run.steps)
+        return f"{len(run.metrics)} steps, with the Episodes of steps {numbers}"
+    if not episodes:
         return ""
-    counts = Counter(each.verdict or "not graded" for each in seen)
-    told = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    reasons = Counter(each.reason for each in seen if each.reason and each.verdict != "solved")
-    most = (
-        f"; most often: {shortened(reasons.most_common(1)[0][0], _REASON_CHARS)}" if reasons else ""
+    counts = Counter(episode.verdict or "not graded" for episode in episodes)
+    verdicts = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+    reasons = Counter(e.reason for e in episodes if e.reason and e.verdict != "solved")
+    frequent = ""
+    if reasons:
+        frequent = f"; most often: {shortened(reasons.most_common(1)[0][0], _REASON_CHARS)}"
+    noun = "Episode" if len(episodes) == 1 else "Episodes"
+    return f"{len(episodes)} {noun} ({verdicts}{frequent})"
+
+
+def impossible_solutions(run: Evidence) -> Symptom | None:
+    """Find solved Episodes without a change or with a failed test, and cheats with a reward."""
+    for step in run.steps:
+        solved = [episode for episode in step.episodes if episode.verdict == "solved"]
+        empty = [episode.id for episode in solved if not episode.patch.strip()]
+        failing = [e.id for e in solved if _FAILED.intersection(e.tests.values())]
+        odd = [*dict.fromkeys((*empty, *failing))]
+        if len(odd) >= 2 and len(odd) > 0.05 * len(solved):
+            text = (
+                f"of {len(solved)} solved Episodes {len(empty)} changed nothing and "
+                f"{len(failing)} have a failed test, such as {odd[0]}"
+            )
+            return Symptom(step.number, (text, step.figure("solve_rate")))
+        cheats = [episode for episode in step.learnable if episode.verdict == "cheat"]
+        honest = [episode.reward for episode in step.learnable if episode.verdict == "unsolved"]
+        base = fmean(honest) if honest else 0.0
+        paid = [episode for episode in cheats if episode.reward > base + 1e-9]
+        if len(paid) >= 2 and len(paid) > 0.5 * len(cheats):
+            text = (
+                f"{len(paid)} of {len(cheats)} cheats have a reward of {paid[0].reward:g}, "
+                f"unsolved attempts {base:.2g}, such as {paid[0].id}: {paid[0].reason[:120]}"
+            )
+            return Symptom(
+                step.number,
+                (text, step.figure("cheat_rate")),
+                says="attempts that forge their grade are rewarded",
+                key="rollout.reward",
+                fix="use `solved`, or a rule that gives the verdict `cheat` no reward",
+            )
+    return None
+
+
+_MARKUP = re.compile(r"<\|[a-z_]+\|>|\[/?INST\]|<(?:start|end)_of_turn>|\[gMASK\]")
+"""Markup of the chat templates of several families, each one token there."""
+
+
+def foreign_template(run: Evidence) -> Symptom | None:
+    """Find prompts with markup that is no token of the model."""
+    for step in run.steps:
+        roots = {episode.task: episode.root for episode in step.episodes if episode.root}
+        counts: Counter[str] = Counter()
+        for root in list(roots.values())[:_TURNS]:
+            marks = set(_MARKUP.findall(run.text(root)))
+            counts.update(marks - {run.text([token]).strip() for token in set(root)})
+        if counts and (most := counts.most_common(1)[0])[1] > 0.5 * len(roots):
+            text = f"{most[1]} of {len(roots)} first prompts spell {most[0]!r} in several tokens"
+            return Symptom(step.number, (text, step.figure("entropy")))
+    return None
+
+
+_END = re.compile(
+    r"<\|(?:im_end|endoftext|eot_id|eom_id|end_of_text|user|observation)\|>|</s>|<end_of_turn>"
+)
+"""A token that ends a turn in some family."""
+
+
+def past_the_end(run: Evidence) -> Symptom | None:
+    """Find replies that continue after a token that ends a turn."""
+    for step in run.steps:
+        turns = [turn for turn in _some_turns(step) if len(turn.output_ids) > 1]
+        past = [mark for turn in turns if (mark := _end_within(run, turn.output_ids[:-1]))]
+        if len(past) >= 5 and len(past) > 0.2 * len(turns):
+            cut = sum(turn.finish == "length" for turn in turns)
+            text = f"{len(past)} of {len(turns)} replies continue after {past[0]}"
+            return Symptom(step.number, (text, f"{cut} replies ended at a token limit"))
+    return None
+
+
+def _end_within(run: Evidence, ids: Sequence[int]) -> str:
+    """Return the first end of a turn among these ids, empty if there is none.
+
+    Text of a file may spell an end of turn, too, but in several tokens.
+    """
+    marks = set(_END.findall(run.text(ids)))
+    return next((name for token in ids if marks and (name := run.text([token])) in marks), "")
+
+
+def refused_solutions(run: Evidence) -> Symptom | None:
+    """Find unsolved attempts with every test passed, or without any test in the log."""
+    for step in run.steps:
+        changed = [episode for episode in step.learnable if episode.patch.strip()]
+        if len(changed) < 8 or any(episode.verdict == "solved" for episode in step.learnable):
+            continue
+        graded = [e for e in changed if e.verdict == "unsolved" and e.tests]
+        passed = [e.id for e in graded if not _FAILED.intersection(e.tests.values())]
+        unread = [e for e in graded if not set(e.tests.values()) - {"missing"}]
+        if passed:
+            text = (
+                f"no attempt is solved, but {len(passed)} of {len(changed)} passed every test, "
+                f"such as {passed[0]}"
+            )
+            return Symptom(step.number, (text, step.figure("solve_rate")))
+        if len(unread) > 0.9 * len(changed):
+            text = f"of {len(unread)} of {len(changed)} attempts, no declared test has a result"
+            says = "the grader finds no test in the log"
+            reason = _most_frequent(episode.reason for episode in unread)
+            return Symptom(step.number, (text, reason), says=says)
+    return None
+
+
+_CALL = re.compile(
+    r"<tool_call>.*?</tool_call>|<invoke .*?</invoke>|\[TOOL_CALLS\]|<\|python_tag\|>", re.DOTALL
+)
+"""A whole tool call in the markup of any family."""
+
+
+def unread_calls(run: Evidence) -> Symptom | None:
+    """Find replies with a whole tool call that the client never received as one."""
+    for step in run.steps:
+        called = [turn for turn in _some_turns(step) if _CALL.search(run.text(turn.output_ids))]
+        # The family's own parser tells a call from a mistake of the model.
+        readable = [turn for turn in called if _is_readable(run, turn)]
+        called = readable or called
+        lost = [t for t in called if t.finish != "tool_calls" or (readable and t.malformed_calls)]
+        if len(called) >= 5 and len(lost) > 0.5 * len(called):
+            ends = _most_frequent(turn.finish for turn in lost)
+            how = "counted as malformed" if ends == "tool_calls" else f"ended as {ends!r}"
+            text = f"{len(lost)} of {len(called)} replies with a whole call were {how}"
+            return Symptom(step.number, (text, step.figure("turns_per_episode")))
+    return None
+
+
+def _is_readable(run: Evidence, turn: TurnRecord) -> bool:
+    parsed = run.family.parse(list(turn.output_ids)) if run.family else None
+    return parsed is not None and bool(parsed.calls) and not parsed.malformed_calls
+
+
+_LOST = re.compile(
+    r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
+    r"|the sandbox failed:|an unexpected error:|test command did not start"
+)
+"""Reasons that only infrastructure gives. A plain SandboxError may be the agent's own."""
+_NO_GIT = re.compile(
+    r"git: (?:command )?not found|git: No such file|No such file or directory: '?git\b"
+    r"|executable file '?git'? not found"
+)
+
+
+def failed_infrastructure(run: Evidence) -> Symptom | None:
+    """Find Episodes that the infrastructure lost, or that failed because of it."""
+    for step in run.steps:
+        num = len(step.episodes)
+        counted = [
+            episode
+            for episode in step.learnable
+            if episode.verdict != "solved" and _LOST.search(episode.reason)
+        ]
+        if len(counted) >= 2 and len(counted) > 0.05 * num:
+            text = (
+                f"{len(counted)} of {num} Episodes are {counted[0].verdict!r}, such as "
+                f"{counted[0].id}: {counted[0].reason[:120]}"
+            )
+            says = "failures of the infrastructure count as failures of the policy"
+            fix = "correct the code that gives these a verdict: `infra` is in no mean and no loss"
+            return Symptom(step.number, (text,), says=says, fix=fix)
+        without = [e for e in step.episodes if _NO_GIT.search(f"{e.reason}\n{e.log}")]
+        if len(without) >= 3 and len(without) > 0.2 * num:
+            text = f"{len(without)} of {num} Episodes, such as {without[0].id}: git is not found"
+            fix = "use images with git; `swerl sandbox smoke` checks one"
+            return Symptom(step.number, (text,), says="the sandboxes have no git", fix=fix)
+        lost = [episode for episode in step.episodes if episode.verdict and not episode.learnable]
+        if len(lost) >= 2 and len(lost) > 0.2 * num:
+            reason = _most_frequent(episode.reason for episode in lost)[:_REASON_CHARS]
+            return Symptom(step.number, (f"{len(lost)} of {num} Episodes, most often: {reason}",))
+    if "episodes were lost" in run.error:
+        return Symptom(run.last, (run.error[:300],))
+    return None
+
+
+_THOUGHT = "</think>"
+
+
+def stripped_thinking(run: Evidence) -> Symptom | None:
+    """Find Episodes whose later prompts lack the thinking that was sampled."""
+    if run.key("gateway.history") == "template":
+        return None  # The recipe asks for it.
+    for step in run.steps:
+        longer = [episode for episode in step.episodes if len(episode.turns) > 1]
+        thoughtful = [e for e in longer if _THOUGHT in run.text(e.turns[0].output_ids)]
+        # A root that begins with the first prompt is the same conversation again.
+        repeated = [
+            turn
+            for episode in thoughtful
+            for turn in episode.turns[1:]
+            if turn.parent is None
+            and tuple(turn.prompt_ids[: len(episode.root)]) == episode.root
+            and _THOUGHT not in run.text(turn.prompt_ids)
+        ]
+        if len(repeated) >= 3 and len(repeated) > 0.3 * len(thoughtful):
+            text = (
+                f"in {len(thoughtful)} Episodes with thinking, {len(repeated)} prompts repeat the "
+                "conversation without it"
+            )
+            return Symptom(step.number, (text, step.figure("rows")))
+    return None
+
+
+_SAME_BY_CHANCE = 0.01
+"""Share of evaluated Tasks whose first prompt a trained one may repeat."""
+
+
+def evaluated_training(run: Evidence) -> Symptom | None:
+    """Find Tasks that are trained on and evaluated, by name and by first prompt.
+
+    Short prompts of different repositories coincide now and then.
+    """
+    episodes = [episode for step in run.steps for episode in step.episodes]
+    trained = {episode.root: episode.task for episode in episodes if episode.root}
+    names = {entry.task for entry in run.groups} | {episode.task for episode in episodes}
+    shared = [
+        (task, trained.get(prompt, task))
+        for task, prompt in run.eval_prompts.items()
+        if task in names or prompt in trained
+    ]
+    by_name = any(task in names for task, _ in shared)
+    if not by_name and len(shared) <= _SAME_BY_CHANCE * len(run.eval_prompts):
+        return None
+    text = (
+        f"{len(shared)} of {len(run.eval_prompts)} evaluated tasks are trained, such as "
+        f"{shared[0][0]} as {shared[0][1]}"
     )
-    noun = "Episode" if len(seen) == 1 else "Episodes"
-    return f"{len(seen)} {noun} ({told}{most})"
+    return Symptom(run.steps[0].number, (text,))
 
 
-def _finding(rule: Rule, seen: Symptom) -> Finding:
-    says, key = seen.says or rule.says, seen.key or rule.key
-    about = (key, rule.fix, rule.confidence, seen.step)
-    return Finding(rule.cause, says, seen.evidence, *about)
+_MISMATCH = 0.05
+"""Nats a token; bf16 kernels and quantised engines stay below."""
+
+
+def differing_engine(run: Evidence) -> Symptom | None:
+    """Find an engine that samples from other weights than the trainer's, in all replies or some."""
+    is_sync = run.key("schedule.mode", "sync") == "sync"
+    update = "compare the servers' weight_version and checksums in logs/"
+    for step in run.steps:
+        versions = Counter(t.weight_version for episode in step.episodes for t in episode.sampled)
+        others = versions.total() - max(versions.values(), default=0)
+        if is_sync and others > 0.1 * versions.total():
+            counts = ", ".join(f"{n} replies by {name}" for name, n in versions.most_common())
+            return Symptom(
+                step.number,
+                (f"weights in one step: {counts}", step.figure("staleness_max")),
+                says="some engines sample from other weights than the rest",
+                key="cluster.weight_sync",
+                fix=update,
+            )
+        mismatch = step.metrics.get("mismatch", 0.0)
+        if step.metrics.get("mismatch_spread", 0.0) > 0.8 and mismatch > 1e-5:
+            figures = f"{step.figure('mismatch')}, {step.figure('mismatch_spread')} decades"
+            return Symptom(
+                step.number,
+                (f"engine and trainer agree on some rows and not on others: {figures}",),
+                says="some engines sample from other weights than the rest",
+                key="cluster.weight_sync",
+                fix=update,
+            )
+    for number, value in run.series("mismatch"):
+        if value > _MISMATCH:
+            most = run.metrics[number].get("mismatch_max", 0.0)
+            return Symptom(number, (f"mismatch {value:.2g} nats a token, at most {most:.2g}",))
+    return None
+
+
+_NO_LR = 1e-9
+"""Adam moves a weight by about the learning rate, and fp32 rounds such a change away."""
+_KL_A_STEP = 0.03
+"""Nats a token and update that a run moves from its beginning; usual ones are below a hundredth."""
+
+
+def wrong_learning_rate(run: Evidence) -> Symptom | None:
+    """Find a learning rate of 0, or a policy that left its beginning within a few steps.
+
+    One step far above its neighbours is a rare token, not another policy.
+    """
+    rates = dict(run.series("lr"))
+    if rates and max(rates.values()) <= _NO_LR:
+        text = f"lr is at most {max(rates.values()):.1g} in all {len(rates)} steps"
+        says = "the learning rate is 0, so the weights never change"
+        fix = "raise it; check trainer.warmup_steps and trainer.lr_end, too"
+        return Symptom(next(iter(rates)), (text,), says=says, fix=fix)
+    entropy, rewards = run.series("entropy"), dict(run.series("reward"))
+    begin = entropy[0][0] if entropy else 0
+    moved = run.series("kl")
+    for (step, value), (_, later) in zip(moved, [*moved[1:], *moved[-1:]], strict=True):
+        least = min(value, later)
+        if least > _KL_A_STEP * (step - begin + 1) and least > 0.1:
+            text = f"kl is {value:.2g} nats a token; updates so far: {step - begin}"
+            return Symptom(step, (text, f"lr {rates.get(step, 0.0):.2g}"))
+    for step, value in entropy[1:]:
+        if value > 3 * entropy[0][1] and rewards.get(step, 0.0) < 0.5 * rewards.get(begin, 0.0):
+            text = f"entropy rose from {entropy[0][1]:.2g} to {value:.2g} while the reward halved"
+            return Symptom(step, (text, f"lr {rates.get(step, 0.0):.2g}"))
+    return None
+
+
+def collapsed_entropy(run: Evidence) -> Symptom | None:
+    """Find a policy that became nearly deterministic without having learned.
+
+    Entropy falls in healthy runs, too, while more and more Tasks are solved.
+    """
+    series = run.series("entropy")
+    num_groups = max((len(step.groups) for step in run.steps), default=0)
+    certain: list[int] = []
+    for step, value in series[1:]:
+        if value >= min(0.35 * series[0][1], 0.25):
+            continue
+        certain = [*certain, step][-3:]
+        signal = [run.metrics[number].get("groups_with_signal", 0.0) for number in certain]
+        early = [run.metrics[n].get("reward", 0.0) for n, _ in series[:3] if n < step]
+        late = [run.metrics[number].get("reward", 0.0) for number in certain]
+        if fmean(signal) <= 0.25 * num_groups and fmean(late) < fmean(early) + 0.1:
+            text = f"entropy fell from {series[0][1]:.3g} to {value:.3g} nats a token"
+            counts = " ".join(f"{n:.0f}" for _, n in run.series("groups_with_signal")[-8:])
+            return Symptom(step, (text, f"Groups with a signal, by step: {counts}"))
+    return None
+
+
+_BUDGET = re.compile(r"\b(\w+_s) = ([\d.]+) s")
+
+
+def short_budgets(run: Evidence) -> Symptom | None:
+    """Find attempts that a budget of time, context, replies or tokens ends."""
+    max_turns = run.key("rollout.max_turns", 0)
+    max_reply = run.key("rollout.max_new_tokens", 0)
+    max_context = run.key("rollout.max_context_tokens", 0)
+    for step in run.steps:
+        episodes = step.learnable
+        num = len(episodes)
+        late = [episode for episode in episodes if episode.verdict == "timeout"]
+        if len(late) >= 3 and len(late) > 0.3 * num:
+            return _late(step, late)
+        full = [episode for episode in episodes if _is_full(episode, max_context)]
+        if len(full) >= 3 and len(full) > 0.3 * num:
+            text = f"{len(full)} of {num} conversations reach {max_context} tokens"
+            key = "rollout.max_context_tokens"
+            return Symptom(step.number, (text, step.figure("solve_rate")), key=key)
+        capped = [e for e in episodes if e.status == "limit" and len(e.turns) >= max_turns > 0]
+        if num >= 8 and len(capped) > 0.6 * num:
+            solved = sum(episode.verdict == "solved" for episode in capped)
+            text = f"{len(capped)} of {num} Episodes ended after {max_turns} replies"
+            return Symptom(step.number, (f"{text}, {solved} of them solved",))
+        cut = [episode for episode in episodes if _is_cut(episode, max_reply)]
+        if num >= 8 and len(cut) > 0.5 * num:
+            text = f"the last reply of {len(cut)} of {num} Episodes was cut at {max_reply} tokens"
+            return Symptom(step.number, (text,), key="rollout.max_new_tokens")
+    return None
+
+
+def _late(step: StepRecord, episodes: Sequence[EpisodeRecord]) -> Symptom:
+    reason = _most_frequent(episode.reason for episode in episodes)
+    match = _BUDGET.search(reason)
+    name = "model_call_s" if "gave no reply within" in reason else "agent_s"
+    name = match[1] if match else name
+    text = f"{len(episodes)} of {len(step.learnable)} Episodes: {reason}"
+    return Symptom(
+        step.number,
+        (text, step.figure("timeout_rate")),
+        says=f"attempts end because {name} runs out",
+        key=f"budgets.{name}",
+        fix="raise it; `swerl train RECIPE --dry-run` checks the budgets against each other",
+    )
+
+
+def _is_full(episode: EpisodeRecord, max_tokens: int) -> bool:
+    ends: dict[int | None, int] = {None: 0}
+    for turn in episode.turns:
+        ends[turn.index] = ends[turn.parent] + len(turn.prompt_ids) + len(turn.output_ids)
+    return max(ends.values()) >= max_tokens > 0 or "prompt is too long" in episode.log
+
+
+def _is_cut(episode: EpisodeRecord, max_tokens: int) -> bool:
+    if not episode.turns or not max_tokens:
+        return False
+    last = episode.turns[-1]
+    return last.finish == "length" and len(last.output_ids) >= max_tokens
+
+
+def missing_signal(run: Evidence) -> Symptom | None:
+    """Find Groups whose attempts are all equal: copies, equal rewards, all solved, none solved."""
+    first = run.steps[0].number if run.steps else 0
+    if run.trains:
+        for step in run.steps:
+            if text := _equal_attempts(step):
+                says = "the attempts at a task are copies of each other, so no Group has a signal"
+                fix = "set it to 1.0; check that the engine gives each attempt a seed of its own"
+                evidence = (text, step.figure("groups_with_signal"))
+                key = "rollout.temperature"
+                return Symptom(step.number, evidence, says=says, key=key, fix=fix)
+    episodes = [episode for step in run.steps for episode in step.learnable]
+    num = len(episodes)
+    solved = sum(episode.verdict == "solved" for episode in episodes)
+    if num < 16:
+        return None
+    if solved <= 0.02 * num:
+        changed = [episode for episode in episodes if episode.patch.strip()]
+        passing = sum("passed" in episode.tests.values() for episode in changed)
+        text = f"{solved} of {num} Episodes are solved; {len(changed)} changed the repository"
+        says = "no attempt solves its task, so no Group has a signal"
+        return Symptom(first, (text, f"{passing} of these pass some of the tests"), says=says)
+    if run.trains and solved >= 0.95 * num:
+        says = "every attempt solves its task, so no Group has a signal"
+        return Symptom(first, (f"{solved} of {num} Episodes are solved",), says=says)
+    groups = [group for step in run.steps for group in step.groups.values() if len(group) > 1]
+    rewards = [{episode.reward for episode in group} for group in groups]
+    if run.trains and len(groups) >= 4 and max(map(len, rewards)) == 1:
+        mixed = sum(len({episode.verdict for episode in group}) > 1 for group in groups)
+        text = f"in none of {len(groups)} Groups do rewards differ; in {mixed} verdicts differ"
+        return Symptom(first, (text,), key="rollout.reward" if mixed else "")
+    return None
+
+
+_CHANCE = -12.0
+"""Logarithm of the probability that chance makes the attempts of a step equal: 6 in a million."""
+
+
+def _equal_attempts(step: StepRecord) -> str:
+    """Return in words how many Groups have attempts with the same tokens.
+
+    Empty for few, and if chance may have made them equal: a policy that is certain repeats itself.
+    Log-probabilities that are all exactly 0 are those of an engine that reports greedy choices so.
+    """
+    num_groups, num_equal, chance, logps = 0, 0, 0.0, 0.0
+    for episodes in step.groups.values():
+        replies = [tuple(tuple(turn.output_ids) for turn in e.sampled) for e in episodes if e.turns]
+        if len(replies) < 2:
+            continue
+        num_groups += 1
+        logp = sum(sum(turn.logprobs) for turn in episodes[0].sampled)
+        logps += logp
+        if len(set(replies)) == 1:
+            num_equal += 1
+            chance += logp * (len(replies) - 1)
+    by_chance = _CHANCE < chance < 0 or (not chance and logps)
+    if num_equal < 3 or num_equal <= 0.8 * num_groups or by_chance:
+        return ""
+    return f"in {num_equal} of {num_groups} Groups all attempts have the same tokens"
+
+
+def failed_run(run: Evidence) -> Symptom | None:
+    """Find the error that ended the run."""
+    return Symptom(run.last, (run.error[:300],)) if run.error else None
+
+
+def _some_turns(step: StepRecord) -> list[TurnRecord]:
+    """Return sampled Turns of a step, spread over its Episodes."""
+    turns = [turn for episode in step.episodes for turn in episode.sampled]
+    return turns[:: max(1, len(turns) // _TURNS)]
+
+
+def _most_frequent(values: Iterable[str]) -> str:
+    return Counter(values).most_common(1)[0][0]
 
 
 RULES: Sequence[Rule] = (
-    Rule(
-        "wrong-parser",
-        0.95,
-        tokens.unread_calls,
-        "the replies' tool calls are not read as calls",
-        "model.family",
-        "choose the model's own family",
-    ),
-    Rule(
-        "stop-id-missing",
-        0.96,
-        tokens.past_the_end,
-        "the engine samples on after the end of a turn",
-        "model.family",
-        "choose the model's own family, and check eos_token_id in its config.json",
-    ),
-    Rule(
-        "advantage-sign",
-        0.98,
-        tokens.turned_advantages,
-        "better attempts have lower advantages, so the run unlearns what is rewarded",
-        "algorithm.type",
-        "correct the sign in the algorithm's `advantages`",
-    ),
-    Rule(
-        "experts-shuffled",
-        0.93,
-        tokens.foreign_experts,
-        "the recorded experts are not those of their tokens",
-        "trainer.routing_replay",
-        "set it to false until the engine's records are right; compare SGLang's version",
-    ),
+    Rule("reward-fell", fallen_reward, "the reward fell and did not come back", "", ""),
     Rule(
         "grader-accepts-all",
-        0.97,
-        outcomes.impossible_solutions,
+        impossible_solutions,
         "the grader calls attempts solved that cannot be",
         "tasks.source",
         "correct the grader, then `swerl tasks vet`: without a change a task must fail",
     ),
     Rule(
-        "lr-zero",
-        0.98,
-        outcomes.no_learning_rate,
-        "the learning rate is 0, so the weights never change",
-        "trainer.lr",
-        "raise it; check trainer.warmup_steps and trainer.lr_end, too",
-    ),
-    Rule(
-        "tasks-too-hard",
-        0.5,
-        outcomes.nothing_solved,
-        "no attempt solves its task, so no Group has a signal",
-        "tasks.solve_rate",
-        "`swerl tasks solve-rate` measures it; train on tasks between 0.1 and 0.9",
-    ),
-    Rule(
-        "budget-too-small",
-        0.92,
-        outcomes.late_attempts,
-        "attempts end because a time budget runs out",
-        "budgets.agent_s",
-        "raise it; `swerl train RECIPE --dry-run` checks the budgets against each other",
-    ),
-    Rule(
-        "never-ends",
-        0.8,
-        outcomes.endless_attempts,
-        "the policy works on after its fix until a limit stops it, which costs tokens and time",
-        "rollout.shaping.unfinished",
-        "set it to 0.5: an attempt that does not end by itself then earns less",
-    ),
-    Rule(
-        "budget-too-small",
-        0.75,
-        outcomes.cut_attempts,
-        "attempts end because they have used up their replies or tokens",
-        "rollout.max_turns",
-        "raise it, or choose shorter tasks",
-    ),
-    Rule(
-        "infra-as-failure",
-        0.95,
-        outcomes.infra_counted,
-        "failures of the infrastructure count as failures of the policy",
-        "",
-        "correct the code that gives these a verdict: `infra` enters no mean and no loss",
-    ),
-    Rule(
-        "prompt-changed",
-        0.94,
-        tokens.changed_prompts,
-        "the system prompt or the tools changed during the run",
-        "harness.type",
-        "pin the agent's version and its tools; start the run again",
-    ),
-    Rule(
-        "train-in-eval",
-        0.9,
-        outcomes.evaluated_training,
-        "tasks are trained on and evaluated, so the evaluation is too good",
-        "tasks.heldout",
-        "remove them from one of the two files: `swerl tasks filter`",
-    ),
-    Rule(
-        "entropy-collapse",
-        0.8,
-        outcomes.collapsed_entropy,
-        "the policy became nearly deterministic, so attempts no longer differ",
-        "algorithm.entropy_coef",
-        "raise it, or lower trainer.lr; algorithm.type = 'dapo' clips less above",
-    ),
-    Rule(
-        "thinking-stripped",
-        0.93,
-        tokens.stripped_thinking,
-        "the replayed history lacks the model's thinking, so each reply begins a new row",
-        "gateway.history",
-        "keep it `exact`, and check that the agent sends replies back unchanged",
-    ),
-    Rule(
-        "mask-shifted",
-        0.99,
-        tokens.shifted_mask,
-        "the trained tokens are not the sampled ones",
-        "",
-        "correct the code that builds the rows: mask, ids and logprobs have one entry a token",
-    ),
-    Rule(
-        "engine-not-updated",
-        0.94,
-        tokens.stale_engine,
-        "some engines sample from other weights than the rest",
-        "cluster.weight_sync",
-        'use "disk", and compare the servers\' weight_version and checksums in logs/',
-    ),
-    Rule(
-        "engine-trainer-mismatch",
-        0.88,
-        tokens.any_mismatch,
-        "engine and trainer give the same tokens different probabilities",
-        "algorithm.mismatch",
-        "compare number formats and kernels of both; a correction bounds the damage",
-    ),
-    Rule(
-        "grader-rejects-all",
-        0.96,
-        outcomes.refused_solutions,
-        "the grader calls right attempts unsolved",
-        "tasks.source",
-        "correct the grader or its log parser, then `swerl tasks vet`: the solution must pass",
-    ),
-    Rule(
-        "lr-too-high",
-        0.86,
-        outcomes.wild_steps,
-        "a few updates destroyed the policy",
-        "trainer.lr",
-        "divide it by 10 to 100, and start again from the first checkpoint",
-    ),
-    Rule(
-        "groups-equal",
-        0.91,
-        tokens.repeated_attempts,
-        "the attempts at a task are copies of each other, so no Group has a signal",
-        "seed",
-        "check the engine: each attempt is sampled with a seed of its own",
-    ),
-    Rule(
-        "groups-equal",
-        0.85,
-        outcomes.equal_rewards,
-        "all attempts at a task have one reward, so no Group has a signal",
-        "tasks.solve_rate",
-        "check the reward rule; train on tasks that are solved sometimes",
-    ),
-    Rule(
-        "tasks-too-easy",
-        0.5,
-        outcomes.everything_solved,
-        "every attempt solves its task, so no Group has a signal",
-        "tasks.solve_rate",
-        "`swerl tasks solve-rate` measures it; train on tasks between 0.1 and 0.9",
-    ),
-    Rule(
-        "context-overflow",
-        0.92,
-        outcomes.full_contexts,
-        "conversations reach the context limit before the work is done",
-        "rollout.max_context_tokens",
-        "raise it, or lower the agent's output limits",
-    ),
-    Rule(
-        "git-missing",
-        0.96,
-        outcomes.missing_git,
-        "the sandboxes have no git",
-        "tasks.source",
-        "use images with git; `swerl sandbox smoke` checks one",
-    ),
-    Rule(
-        "infrastructure",
-        0.7,
-        outcomes.lost_episodes,
-        "the infrastructure loses many Episodes",
-        "",
-        "`swerl doctor` checks this machine; the same command resumes",
-    ),
-    Rule(
-        "run-failed",
-        0.4,
-        outcomes.failed_run,
-        "an error ended the run",
-        "",
-        "`swerl train status` prints the error with its hint; the same command resumes the run",
-    ),
-    Rule(
         "foreign-template",
-        0.97,
-        tokens.foreign_template,
+        foreign_template,
         "prompts are written in the chat template of another family",
         "model.family",
         "leave it out: swerl finds the family by config.json and chat template",
     ),
     Rule(
-        "temperature-zero",
-        0.94,
-        tokens.greedy_sampling,
-        "replies are not sampled: every attempt takes the likeliest token",
-        "rollout.temperature",
-        "set it to 1.0, and check that nothing between gateway and engine changes it",
+        "stop-id-missing",
+        past_the_end,
+        "the engine samples on after the end of a turn",
+        "model.family",
+        "choose the model's own family, and check eos_token_id in its config.json",
     ),
     Rule(
-        "rewarded-cheat",
-        0.97,
-        outcomes.rewarded_cheats,
-        "attempts that forge their grade are rewarded",
-        "rollout.reward",
-        "use `solved`, or a rule that gives the verdict `cheat` no reward",
+        "grader-rejects-all",
+        refused_solutions,
+        "the grader calls right attempts unsolved",
+        "tasks.source",
+        "correct the grader or its log parser, then `swerl tasks vet`: the solution must pass",
+    ),
+    Rule(
+        "wrong-parser",
+        unread_calls,
+        "the replies' tool calls are not read as calls",
+        "model.family",
+        "choose the model's own family",
+    ),
+    Rule(
+        "infrastructure",
+        failed_infrastructure,
+        "the infrastructure loses many Episodes",
+        "",
+        "`swerl doctor` checks this machine; the same command resumes",
+    ),
+    Rule(
+        "thinking-stripped",
+        stripped_thinking,
+        "the replayed history lacks the model's thinking, so each reply begins a new row",
+        "gateway.history",
+        "keep it `exact`, and check that the agent sends replies back unchanged",
+    ),
+    Rule(
+        "train-in-eval",
+        evaluated_training,
+        "tasks are trained on and evaluated, so the evaluation is too good",
+        "tasks.heldout",
+        "remove them from one of the two files: `swerl tasks filter`",
+    ),
+    Rule(
+        "engine-trainer-mismatch",
+        differing_engine,
+        "engine and trainer give the same tokens different probabilities",
+        "algorithm.mismatch",
+        "compare number formats and kernels of both; a correction bounds the damage",
+    ),
+    Rule(
+        "learning-rate",
+        wrong_learning_rate,
+        "a few updates destroyed the policy",
+        "trainer.lr",
+        "divide it by 10 to 100, and start again from the first checkpoint",
+    ),
+    Rule(
+        "entropy-collapse",
+        collapsed_entropy,
+        "the policy became nearly deterministic, so attempts no longer differ",
+        "algorithm.entropy_coef",
+        "raise it, or lower trainer.lr; algorithm.type = 'dapo' clips less above",
+    ),
+    Rule(
+        "budget-too-small",
+        short_budgets,
+        "attempts end because they have used up their budget",
+        "rollout.max_turns",
+        "raise it, or choose shorter tasks; read in `swerl view` how such attempts end",
+    ),
+    Rule(
+        "no-signal",
+        missing_signal,
+        "all attempts at a task have one reward, so no Group has a signal",
+        "tasks.solve_rate",
+        "`swerl tasks solve-rate` measures it; train on tasks that are solved sometimes",
+    ),
+    Rule(
+        "run-failed",
+        failed_run,
+        "an error ended the run",
+        "",
+        "`swerl train status` prints the error with its hint; the same command resumes the run",
     ),
 )
-"""Every rule. Their order does not matter: the confidence orders the findings."""
-_OF_TRAINING = ("groups-equal", "tasks-too-easy", "temperature-zero")
-"""Causes that are faults only if the Episodes are trained on."""
+"""Every rule, in the order of their findings."""

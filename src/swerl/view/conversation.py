@@ -19,14 +19,12 @@ from pygments.lexers import get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 from swerl.core import experts, plugins
-from swerl.core.certificate import Certificate, from_json, objection
 from swerl.core.contracts import Family
 from swerl.core.errors import RunError
 from swerl.core.files import read_json
 from swerl.core.sample import trained_turns
 from swerl.core.turn import Trajectory, Turn
 from swerl.runs import evidence
-from swerl.runs.index import RECIPE
 from swerl.runs.layout import RunFolder
 from swerl.runs.prompts import GroupEntry
 from swerl.runs.tables import read_logprobs
@@ -306,23 +304,6 @@ def is_scripted(trajectory: Trajectory | None) -> bool:
 def family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
     return plugins.family("tiny", None) if is_scripted else evidence.family_of(root)
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The Certificate of a Task."""
-
-    objection: str
-    """Why it does not certify the Task; empty if it does."""
-    certificate: Certificate | None
-
-
-def certificate_of(root: Path, task: str) -> Proof | None:
-    """Return the proof of a Task of a run with a task file, else None. Raises SwerlError."""
-    if not (root / RECIPE).is_file() or (found := evidence.task_of(root, task)) is None:
-        return None
-    given = from_json(found.certificate) if found.certificate else None
-    return Proof(objection(found), given)
 
 
 @dataclass(frozen=True, slots=True)

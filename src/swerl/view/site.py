@@ -334,7 +334,6 @@ class Site:
         turns, no_turns = index.part(lambda: conversation.turns_of(folder, trajectory, family))
         patch, no_patch = index.part(lambda: conversation.read_tail(folder / "patch.diff"))
         log, _ = index.part(lambda: conversation.read_tail(folder / "agent.log"))
-        proof, no_proof = index.part(lambda: conversation.certificate_of(run.root, attempt.task))
         written = any((folder / f"transcript.{end}").is_file() for end in ("json", "jsonl"))
         return self._render(
             "episode.html",
@@ -355,10 +354,9 @@ class Site:
             patch=conversation.coloured_patch(patch) if patch else "",
             log=log,
             has_text=written or family is not None,
-            proof=proof,
             problems={
                 "tokens": no_tokens, "conversation": no_turns, "text": "" if written else no_text,
-                "grade": no_grade, "patch": no_patch, "proof": no_proof,
+                "grade": no_grade, "patch": no_patch,
             },
             folder=folder,
         )  # fmt: skip

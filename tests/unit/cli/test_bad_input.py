@@ -21,7 +21,7 @@ from swerl.core.files import write_json
 from swerl.rollout import record
 from swerl.runs import why
 from swerl.runs.evaluation import TaskResult, summary
-from swerl.runs.evidence import _EPISODES
+from swerl.runs.evidence import MAX_EPISODES
 from swerl.view.site import Site
 from tests.unit.runs import _why_records as records
 from tests.unit.view.test_view import HOSTILE, make_run
@@ -145,7 +145,7 @@ def test_a_killed_run_is_shown_as_killed_with_what_it_had_written(tmp_path: Path
     assert "killed" in Site(tmp_path).page("index.html").body.decode()
     code, told = invoke("why", str(run))
     assert code == 0
-    assert "no fault found in the records of steps 0, 1" in told
+    assert "no fault found in the records of 2 steps, with the Episodes of steps 0, 1" in told
     code, told = invoke("eval", "compare", str(run), str(run))
     assert code == 1 and "names 0 finished evaluations" in told
 
@@ -165,14 +165,14 @@ def test_of_a_huge_folder_only_a_part_is_read(tmp_path: Path) -> None:
     """Damage beyond that part is not even met; a listing reads names alone."""
     root = evaluated(tmp_path, "huge")
     stage = root / "episodes" / "0f"
-    for number in range(1, _EPISODES + 50):
+    for number in range(1, MAX_EPISODES + 50):
         shutil.copytree(stage / "task.0", stage / f"task.{number}")
-        if number > _EPISODES:
+        if number > MAX_EPISODES:
             (stage / f"task.{number}" / "episode.json").write_text("{")
     found = why.diagnose(root)
-    assert found.problems == (f"50 Episodes beyond the first {_EPISODES}",)
-    assert found.read == f"{_EPISODES} Episodes ({_EPISODES} solved)"
-    assert f"{_EPISODES + 50}" in Site(tmp_path).page("index.html").body.decode()
+    assert found.problems == (f"50 Episodes beyond the first {MAX_EPISODES}",)
+    assert found.read == f"{MAX_EPISODES} Episodes ({MAX_EPISODES} solved)"
+    assert f"{MAX_EPISODES + 50}" in Site(tmp_path).page("index.html").body.decode()
 
 
 def test_a_run_of_an_older_version_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

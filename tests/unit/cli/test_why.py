@@ -29,9 +29,9 @@ def test_the_cause_is_first_with_its_evidence_and_key(tmp_path: Path) -> None:
     make_run(tmp_path / "sick", metrics=lambda step: {"lr": 0.0, **(sure if step else {})})
     code, text = invoke("sick", "--runs", str(tmp_path))
     assert code == 1
-    assert text.startswith("lr-zero: ")
+    assert text.startswith("learning-rate: ")
     assert "change     trainer.lr: " in text
-    assert text.index("lr-zero") < text.index("entropy-collapse")
+    assert text.index("learning-rate") < text.index("entropy-collapse")
     assert "2 findings in sick" in text
 
 
@@ -39,7 +39,7 @@ def test_a_healthy_newest_run_says_so(tmp_path: Path) -> None:
     make_run(tmp_path / "fine")
     assert invoke("--runs", str(tmp_path)) == (
         0,
-        "fine: no fault found in the records of steps 0, 1, 2\n",
+        "fine: no fault found in the records of 3 steps, with the Episodes of steps 0, 1, 2\n",
     )
 
 
@@ -48,7 +48,7 @@ def test_json_has_every_finding(tmp_path: Path) -> None:
     code, text = invoke(str(root), "--json")
     found = json.loads(text)
     assert code == 1
-    assert found["findings"][0]["cause"] == "lr-zero"
+    assert found["findings"][0]["cause"] == "learning-rate"
     assert found["findings"][0]["key"] == "trainer.lr"
     assert found["steps"] == [0, 1, 2]
 
@@ -65,7 +65,7 @@ def test_the_end_of_a_run_has_three_lines_at_most(
     why.print_cause(make_run(tmp_path / "sick", metrics=lambda step: {"lr": 0.0}))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("why             lr-zero: ")
+    assert lines[0].startswith("why             learning-rate: ")
     fine = make_run(tmp_path / "fine")
     why.print_cause(fine)
     why.print_cause(tmp_path / "nothing")
@@ -92,7 +92,7 @@ def test_a_run_ends_with_its_cause(
     arguments = ["train", str(tmp_path / "small.toml"), "--runs", str(tmp_path)]
     done = CliRunner().invoke(typer_app, arguments)
     assert isinstance(done.exception, RunError) is (end == "failed")
-    assert "why             lr-zero: " in done.output
+    assert "why             learning-rate: " in done.output
 
 
 def test_the_page_of_a_run_shows_the_cause(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_page_of_a_run_shows_the_cause(tmp_path: Path) -> None:
     make_run(tmp_path / "fine")
     site = Site(tmp_path)
     sick = site.page("r/sick/index.html").body.decode()
-    assert "lr-zero" in sick
+    assert "learning-rate" in sick
     assert "<code>trainer.lr</code>" in sick
     fine = site.page("r/fine/index.html").body.decode()
-    assert "no fault found in the records of steps 0, 1, 2" in fine
+    assert "no fault found in the records of 3 steps, with the Episodes of steps 0, 1, 2" in fine

@@ -14,7 +14,6 @@ from swerl.core.episode import Episode, Status
 from swerl.core.events import StepEnded
 from swerl.core.files import write_json
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.sample import Sample, to_samples
 from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
@@ -81,11 +80,10 @@ def make_run(
     *,
     steps: int = 3,
     episode: Callable[[Episode], Episode] = lambda each: each,
-    sample: Callable[[Sample], Sample] = lambda row: row,
     metrics: Callable[[int], Mapping[str, float]] = lambda step: {},
     recipe: Mapping[str, object] | None = None,
 ) -> Path:
-    """Write a run; the functions change each Episode, each trained row and each step's metrics."""
+    """Write a run; the functions change each Episode and each step's metrics."""
     root.mkdir(parents=True, exist_ok=True)
     write_json(root / "recipe.resolved.json", recipe or RECIPE)
     save_tokenizer(byte_tokenizer(), root / "initial_model")
@@ -101,17 +99,9 @@ def make_run(
             for each in episodes:
                 write_episode(root, each)
             tables.write_turns(root / "turns" / f"{step:05d}.parquet", episodes)
-            rows = [sample(row) for each in episodes for row in _rows(each)]
-            path = root / "samples" / f"{step:05d}.parquet"
-            tables.write_samples(path, rows, [1 / len(rows)] * len(rows), {})
             log(StepEnded(step, {**METRICS, **metrics(step)}))
     return root
 
 
 def write_episode(root: Path, episode: Episode) -> None:
     record.write(root / "episodes" / episode.id, episode)
-
-
-def _rows(episode: Episode) -> list[Sample]:
-    rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
-    return [replace(row, advantage=episode.reward - 0.5) for row in rows]

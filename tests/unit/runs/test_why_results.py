@@ -57,7 +57,7 @@ def test_a_fault_of_an_evaluation_is_named(tmp_path: Path) -> None:
     def without(episode: Episode) -> Episode:
         return replace(episode, log="bash: git: command not found")
 
-    assert why.diagnose(evaluated(tmp_path / "a", without)).findings[0].cause == "git-missing"
+    assert why.diagnose(evaluated(tmp_path / "a", without)).findings[0].cause == "infrastructure"
 
     def unread(episode: Episode) -> Episode:
         turns = (replace(episode.trajectory.turns[0], finish=Finish.STOP),)
@@ -82,7 +82,7 @@ def test_equal_and_easy_attempts_are_no_fault_where_nothing_trains(
         return replace(episode, grade=grade, trajectory=replace(first, turns=turns))
 
     causes = [each.cause for each in why.diagnose(evaluated(tmp_path / "eval", same)).findings]
-    late = ["budget-too-small", "tasks-too-hard"]
+    late = ["budget-too-small", "no-signal"]
     assert causes == ([] if verdict is Verdict.SOLVED else late)
 
 
