@@ -1,8 +1,8 @@
-"""Print the plan of `swerl train RECIPE --dry-run`, its cost, obstacles, and a simulated run."""
+"""Print the plan of `swerl train RECIPE --dry-run`: layout, memory, speed, cost, faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE
@@ -11,41 +11,47 @@ from rich.markup import escape
 from rich.table import Table
 
 from swerl.cli._output import console, print_json, simple_table
+from swerl.core.errors import InputError
 from swerl.engines.sglang import server_command
 from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe
 from swerl.plan.layout import crossing
 from swerl.plan.memory import MemoryPlan
 from swerl.plan.parameters import active_params, model_params
 from swerl.plan.plan import RecipePlan
-from swerl.plan.simulation.schedule import SimulatedRun
-from swerl.plan.simulation.simulate import Simulation
+from swerl.plan.simulation import Simulation
+from swerl.plan.suggestions import Suggestion
 from swerl.recipe.schema import Recipe
 from swerl.rollout.wiring import sglang_launch
 
-_FIGURES = ("layout", "memory", "disk", "cost", "notes", "obstacles")
+_FIGURES = ("layout", "memory", "disk", "cost", "notes", "obstacles", "absent")
 
 
 def show_plan(recipe: Recipe, *, as_json: bool = False) -> bool:
-    """Print the plan of a recipe; return whether it can be launched here.
+    """Print the plan of a recipe; return whether the recipe has no fault.
 
     Raises RecipeError if it contradicts itself.
     """
     from swerl.plan.plan import plan
 
-    found = plan(recipe)
+    planned = plan(recipe)
+    simulated = planned.simulate()
+    suggestions = planned.suggestions(simulated) if simulated else []
     if as_json:
-        shown = {name: getattr(found, name) for name in _FIGURES}
-        rows = {name.replace(" ", "_"): text for name, text in _rows(found)}
-        print_json({"recipe": recipe.name, **rows, **shown, "simulation": found.simulate()})
-        return not found.obstacles
-    for part in plan_parts(found, found.simulate()):
+        shown = {name: getattr(planned, name) for name in _FIGURES}
+        rows = {name.replace(" ", "_"): text for name, text in _rows(planned)}
+        speed = {"simulation": simulated, "suggestions": suggestions}
+        print_json({"recipe": recipe.name, **rows, **shown, **speed})
+        return not planned.obstacles
+    for part in plan_parts(planned, simulated, suggestions):
         console().print(part)
-    _show_ending(found)
-    return not found.obstacles
+    _show_ending(planned)
+    return not planned.obstacles
 
 
-def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[RenderableType]:
-    """Yield the plan's tables and lines, without the obstacles."""
+def plan_parts(
+    found: RecipePlan, simulated: Simulation | None, suggestions: Sequence[Suggestion] = ()
+) -> Iterator[RenderableType]:
+    """Yield the plan's tables and lines, without faults and preparations."""
     title = f"Plan of {found.recipe.name}"
     table = Table("", "", title=title, title_justify="left", box=SIMPLE, show_header=False)
     table.columns[0].no_wrap = True
@@ -58,8 +64,12 @@ def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[Rend
         yield from host_and_cache(found.memory)
     if simulated:
         yield ""
-        yield from _time(found.recipe, simulated)
-        yield ""
+        yield simulation_table(found.recipe, simulated)
+        yield from (f"- {line}" for line in advice(found.recipe, simulated, suggestions))
+        yield (
+            f"simulated by {len(simulated.assumptions)} assumptions, without evaluations and "
+            "saving: `swerl cost estimate` lists them and changes them by --assume\n"
+        )
     if found.cost is None:
         yield "no dollars: the price book lacks a price; set it in cost.prices"
     elif any(case.total_dollars for case in found.cost.cases):
@@ -70,19 +80,9 @@ def plan_parts(found: RecipePlan, simulated: Simulation | None) -> Iterator[Rend
         yield f"[yellow]note:[/] {note}"
 
 
-def _time(recipe: Recipe, found: Simulation) -> Iterator[RenderableType]:
-    yield outcome_table(recipe, found)
-    for remark in remarks(recipe, found):
-        yield f"- {remark}"
-    yield (
-        f"these rest on {len(found.assumptions)} assumptions: `swerl cost simulate` lists them, "
-        "with sources, and changes them by --assume; with --from RUN it takes a real run's episodes"
-    )
-
-
 def _dollars_by(recipe: Recipe, found: Simulation) -> str:
     """Return the cost by the simulation, which has no low and high case."""
-    minutes, seconds = found.own.step_s / 60, found.own.sandbox_s
+    minutes, seconds = found.step_s / 60, found.sandbox_s
     settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
     middle = estimate(from_recipe(recipe), settings).cases[1]
     return (
@@ -99,12 +99,18 @@ def _show_ending(plan: RecipePlan) -> None:
     if plan.memory and plan.memory.capacity:
         checked += ", memory of every phase against the GPU, engines against nodes"
     out.print(f"checked: {checked}")
+    if plan.obstacles:
+        _list_errors("[red]the recipe cannot be launched here:[/]", plan.obstacles)
+    if plan.absent:
+        _list_errors("[yellow]before the launch, on the machine that runs it:[/]", plan.absent)
     if not plan.obstacles:
-        out.print("next: the same command without --dry-run")
-        return
-    out.print("[yellow]the recipe cannot be launched here:[/]")
-    for obstacle in plan.obstacles:
-        out.print(f"- {escape(obstacle.explained())}", soft_wrap=True)
+        out.print("next: swerl doctor RECIPE on that machine, then the command without --dry-run")
+
+
+def _list_errors(title: str, errors: Iterable[InputError]) -> None:
+    console().print(title)
+    for error in errors:
+        console().print(f"- {escape(error.explained())}", soft_wrap=True)
 
 
 def _rows(plan: RecipePlan) -> Iterator[tuple[str, str]]:
@@ -294,103 +300,50 @@ def host_and_cache(planned: MemoryPlan) -> Iterator[str]:
         yield f"a node's host memory: {planned.host:.0f} GiB for what leaves the GPUs"
 
 
-def show_simulation(recipe: Recipe, found: Simulation) -> None:
-    """Print the assumptions and the result of a simulated run."""
-    out = console()
-    out.print(assumptions_table(found.assumptions))
-    out.print(outcome_table(recipe, found))
-    for line in remarks(recipe, found):
-        out.print(f"- {line}", soft_wrap=True)
-    out.print("next: swerl train RECIPE --dry-run")
-
-
-def outcome_table(recipe: Recipe, found: Simulation) -> Table:
-    """Return hours and their shares, the recipe's own schedule first."""
-    runs = (found.own, *found.others)
-    modes = [run.mode + ("*" if number and found.split else "") for number, run in enumerate(runs)]
-    title = f"A simulation of {len(found.own.steps)} steps"
-    table = simple_table("", *modes, numbers=modes, title=title)
-    for name, texts in _simulation_rows(recipe, runs):
-        table.add_row(name, *texts, style="bold" if name.startswith("hours") else "")
+def simulation_table(recipe: Recipe, simulated: Simulation) -> Table:
+    """Return the simulated speed of a run and what its steps wait for."""
+    table = simple_table("", "value", numbers=["value"], title="The simulated run")
+    hours = simulated.step_s * recipe.steps / 3600
+    rows = {
+        "minutes a step": f"{simulated.step_s / 60:.1f}",
+        f"hours of {recipe.steps} steps": f"{hours:.1f}",
+        **{
+            f"  waiting for {name}": f"{share:.0%}"
+            for name, share in simulated.waits.items()
+            if share >= 0.005
+        },
+        "training, seconds a step": f"{simulated.train_s:.0f}",
+        "rollouts a GPU-hour": f"{simulated.rollouts_per_gpu_hour:.1f}",
+        "GPUs idle": f"{1 - simulated.gpu_busy:.0%}",
+        "engines busy": f"{simulated.engine_busy:.0%}",
+        "agents stopped by their budget": f"{simulated.timed_out:.1%}",
+        "tokens an episode": f"{simulated.row_tokens:,.0f}",
+        "sandbox-seconds an episode": f"{simulated.sandbox_s:,.0f}",
+    }
+    for name, text in rows.items():
+        table.add_row(name, text, style="bold" if name.startswith("minutes") else "")
     return table
 
 
-def remarks(recipe: Recipe, found: Simulation) -> Iterator[str]:
-    """Yield one sentence per finding."""
-    own = found.own
-    name, share = next(iter(own.parts.items()))
-    yield f"the run waits longest for {name}: {share:.0%} of its time"
-    if (busy := _gpus_busy(recipe, own)) < 0.5:
-        yield f"GPUs are idle {1 - busy:.0%} of the time: {_idle_keys(recipe)} would change that"
-    if own.tail_share > 0.25:
-        yield (
-            f"for {own.tail_share:.0%} of the time fewer than one in ten episodes of a step are "
-            "under way: a shorter budgets.agent_s or another schedule.mode would shorten it"
+def advice(
+    recipe: Recipe, simulated: Simulation, suggestions: Iterable[Suggestion]
+) -> Iterator[str]:
+    """Yield a line for each change that makes the run faster, and for a wrong cost section."""
+    for suggestion in suggestions:
+        changes = ", ".join(
+            f"{key} = {_toml(value)} (now {_toml(now)})"
+            for key, (value, now) in suggestion.changes.items()
         )
-    if own.tokens_again > 0.1:
-        yield f"{own.tokens_again:.0%} of prompt tokens are computed again: the cache is too small"
+        note = f"; {suggestion.note}" if suggestion.note else ""
+        yield f"{suggestion.gain:.1f} x the rollouts an hour: {changes}{note}"
     low, _, high = recipe.cost.step_minutes
-    minutes = own.step_s / 60
+    minutes = simulated.step_s / 60
     if not low <= minutes <= high:
-        yield (
-            f"a step takes {minutes:.1f} minutes, and cost.step_minutes says {low:g} to {high:g}"
-        )
-    if found.split and found.others:
-        yield "* half of the GPUs for engines, half for the trainer: these schedules need both"
-    yield "evaluations and saving are not simulated"
+        yield f"a step takes {minutes:.1f} minutes, and cost.step_minutes says {low:g} to {high:g}"
 
 
-def _gpus_busy(recipe: Recipe, run: SimulatedRun) -> float:
-    """Return the fraction of all GPUs' time in which they sample or train."""
-    if recipe.cluster.colocate:
-        return run.engine_busy + run.trainer_busy
-    training = recipe.trainer.ranks / _num_gpus(recipe)
-    return training * run.trainer_busy + (1 - training) * run.engine_busy
-
-
-def _num_gpus(recipe: Recipe) -> int:
-    return recipe.cluster.nodes * recipe.cluster.gpus_per_node
-
-
-def _idle_keys(recipe: Recipe) -> str:
-    """Return the three keys that decide how busy GPUs are, with their values."""
-    rollout, schedule = recipe.rollout, recipe.schedule
-    keys = f"rollout.concurrency = {rollout.concurrency}"
-    if schedule.mode == "async":
-        return f"{keys}, schedule.pool = {schedule.pool:g}, trainer.ranks = {recipe.trainer.ranks}"
-    return (
-        f"{keys}, rollout.groups_per_step = {rollout.groups_per_step}, "
-        f"schedule.mode = {schedule.mode}"
-    )
-
-
-def _simulation_rows(
-    recipe: Recipe, runs: tuple[SimulatedRun, ...]
-) -> Iterator[tuple[str, list[str]]]:
-    yield "minutes a step", [f"{run.step_s / 60:.1f}" for run in runs]
-    yield "  rollout, minutes", [f"{run.mean('rollout_s') / 60:.1f}" for run in runs]
-    yield "  training, seconds", [f"{run.mean('train_s'):.0f}" for run in runs]
-    yield f"hours of {recipe.steps} steps", [f"{run.hours(recipe.steps):.1f}" for run in runs]
-    for name in runs[0].parts:
-        shares = [run.parts.get(name, 0.0) for run in runs]
-        if max(shares) >= 0.005:
-            yield (
-                f"  waiting for {name}",
-                [f"{share:.0%}" for share in shares],
-            )
-    episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
-    each = 3600 * episodes / _num_gpus(recipe)
-    yield "rollouts a GPU-hour", [f"{each / run.step_s:.1f}" for run in runs]
-    yield "engines busy", [f"{run.engine_busy:.0%}" for run in runs]
-    yield "trainer busy", [f"{run.trainer_busy:.0%}" for run in runs]
-    yield "replies at once, an engine", [f"{run.replies_at_once:.1f}" for run in runs]
-    yield "last tenth of episodes alone", [f"{run.tail_share:.0%}" for run in runs]
-    yield "agents stopped by their budget", [f"{run.timed_out:.1%}" for run in runs]
-    yield "tokens an episode", [f"{run.row_tokens:,.0f}" for run in runs]
-    yield "tokens a step", [f"{run.mean('row_tokens') / 1e6:.2f}M" for run in runs]
-    yield "sandbox-seconds an episode", [f"{run.sandbox_s:,.0f}" for run in runs]
-    turns = [run.turns_per_s() for run in runs]
-    yield "gateway turns/s, mean and most", [f"{mean:.1f}, {most:.1f}" for mean, most in turns]
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def assumptions_table(

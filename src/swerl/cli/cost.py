@@ -1,4 +1,4 @@
-"""`swerl cost`: estimate the cost of a run before it starts."""
+"""`swerl cost estimate`: estimate the speed and the cost of a run before it starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import typer
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption
 from swerl.cli._output import console, print_json
-from swerl.cli._plan_view import assumptions_table, cases_table, show_simulation
-from swerl.cli.train_status import find_run
-from swerl.core.errors import InputError, RecipeError
-from swerl.plan.cost import Estimate, estimate, example, from_recipe
-from swerl.plan.plan import plan
-from swerl.plan.simulation.episodes import RecordedLoads, read_recorded
-from swerl.plan.simulation.simulate import simulate
+from swerl.cli._plan_view import advice, assumptions_table, cases_table, simulation_table
+from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe, override
+from swerl.plan.plan import RecipePlan, plan
+from swerl.plan.simulation import Simulation, assumptions, simulate
 from swerl.recipe.load import load
 
 AssumeOption = Annotated[
@@ -26,69 +23,47 @@ AssumeOption = Annotated[
 
 
 def estimate_cost(
-    recipes: Annotated[
-        list[Path] | None, typer.Argument(help="Recipe files; without one, the 8-node example.")
-    ] = None,
+    recipes: Annotated[list[Path], typer.Argument(help="Recipe files.")],
     settings: RecipeSettingsOption = None,
     assumed: AssumeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Estimate the sandbox and GPU dollars of a run, with every assumption and its source."""
-    if settings and not recipes:
-        raise InputError("--set overrides a recipe's key", hint="name a recipe, or use --assume")
-    assumptions = from_recipe(load(recipes, settings or ())) if recipes else example()
-    result = estimate(assumptions, assumed or ())
-    if as_json:
-        cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
-        print_json({**asdict(result), "cases": cases})
-    else:
-        _show(result)
-
-
-def simulate_run(
-    recipes: Annotated[list[Path], typer.Argument(help="Recipe files of a GPU run.")],
-    settings: RecipeSettingsOption = None,
-    assumed: AssumeOption = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RUN", help="Draw episodes from this run."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to simulate.")] = 20,
-    as_json: JsonOption = False,
-) -> None:
-    """Simulate a run by discrete events: its hours, its bottleneck, and other schedules."""
+    """Estimate a run's minutes a step, and its sandbox and GPU dollars, with every assumption."""
     recipe = load(recipes, settings or ())
     planned = plan(recipe)
-    if planned.memory is None:
-        raise RecipeError(
-            f"{recipe.name} runs on CPU, which the simulation does not cover",
-            hint="set cluster.gpus_per_node, or run a few steps",
-        )
-    found = simulate(
-        recipe,
-        planned.shape,
-        planned.layout,
-        planned.memory.cache,
-        settings=assumed or (),
-        recorded=RecordedLoads(read_recorded(find_run(str(run), Path("runs")))) if run else None,
-        num_steps=steps,
-        compare=True,
-    )
+    bill = from_recipe(recipe)
+    speed = assumptions(recipe, planned.shape) if planned.simulate() else ()
+    rows = override((*bill, *speed), assumed or ())
+    result = estimate(rows[: len(bill)])
+    simulated = _simulated(planned, rows[len(bill) :]) if speed else None
     if as_json:
-        print_json(found)
+        cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
+        print_json({**asdict(result), "cases": cases, "simulation": simulated})
     else:
-        show_simulation(recipe, found)
+        _show(planned, result, simulated)
 
 
-def _show(result: Estimate) -> None:
-    console().print(assumptions_table(result.assumptions, _number))
-    console().print(cases_table(result))
-    console().print(
+def _simulated(planned: RecipePlan, rows: tuple[Assumption, ...]) -> Simulation:
+    assert planned.memory is not None
+    cache = planned.memory.cache
+    return simulate(planned.recipe, planned.shape, planned.layout, cache, rows=rows)
+
+
+def _show(planned: RecipePlan, result: Estimate, simulated: Simulation | None) -> None:
+    recipe, out = planned.recipe, console()
+    more = simulated.assumptions if simulated else ()
+    out.print(assumptions_table((*result.assumptions, *more), _number))
+    if simulated:
+        out.print(simulation_table(recipe, simulated))
+        for line in advice(recipe, simulated, planned.suggestions(simulated)):
+            out.print(f"- {line}", soft_wrap=True)
+    out.print(cases_table(result))
+    out.print(
         f"{result.num_episodes:,} episodes in {result.num_sandboxes:,} sandboxes at "
         f"${result.sandbox_dollars_per_second * 3600:.3f} an hour each; "
         "storage, network traffic and people are not counted"
     )
-    console().print("next: swerl train RECIPE --dry-run")
+    out.print("next: swerl train RECIPE --dry-run")
 
 
 def _number(value: float) -> str:

@@ -88,8 +88,8 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         "Fetch agent CLIs.",
     ),
     "cost": (
-        {"estimate": "cost.estimate_cost", "simulate": "cost.simulate_run"},
-        "Estimate the cost of a run before it starts.",
+        {"estimate": "cost.estimate_cost"},
+        "Estimate the speed and cost of a run before it starts.",
     ),
     "recipes": ("found.recipes", "List the recipes that come with swerl."),
     "plugins": ("found.plugins", "List the parts that other packages add to swerl."),

@@ -3,6 +3,7 @@
 SwerlError
 ├── InputError            your input: recipe, command line, dataset row, file (exit code 2)
 │   ├── RecipeError       a recipe that cannot be run as written
+│   │   └── AbsentError   a file, folder or program of the recipe is not on this machine
 │   ├── TaskError         a task or dataset row that cannot be used
 │   └── UnknownNameError  an unknown name; the hint lists the nearest ones
 ├── SandboxError          a sandbox could not be created or used
@@ -56,6 +57,10 @@ class InputError(SwerlError, ValueError):
 
 class RecipeError(InputError):
     """A recipe cannot be run as written."""
+
+
+class AbsentError(RecipeError):
+    """A file, folder or program that the recipe names is not on this machine."""
 
 
 class TaskError(InputError):

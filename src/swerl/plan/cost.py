@@ -9,17 +9,15 @@ import math
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.resources import files
-from math import ceil, comb
 
 from swerl.core.errors import InputError, unknown
 from swerl.recipe.schema import Recipe, RolloutSection
 
 CASES = ("low", "mid", "high")
-EXAMPLE_AGENT_S = 1800
-"""Agent budget to which the sandbox-seconds of the example belong."""
-EXAMPLE_SANDBOX_SECONDS = (520.0, 1140.0, 2400.0)
+PUBLISHED_AGENT_S = 1800
+"""Agent budget to which the published sandbox-seconds belong."""
+PUBLISHED_SANDBOX_SECONDS = (520.0, 1140.0, 2400.0)
 """Both sandboxes of one Episode together. The high case is the whole agent budget of 1,800 s and
 the whole test budget of 600 s; low and middle are those of the published estimate."""
 PASSING_SHARE = 0.6
@@ -169,42 +167,18 @@ def _parse(setting: str) -> tuple[str, float]:
     return key.strip(), value
 
 
-def example() -> tuple[Assumption, ...]:
-    """Return the assumptions of the 8-node example: 64 H100, E2B, 100 steps of 64 Episodes."""
-    recipe = Recipe.model_validate(
-        {
-            "name": "example",
-            "steps": 100,
-            "rollout": {"groups_per_step": 8, "episodes_per_group": 8},
-            "limits": {"num_cpus": 4, "memory_mib": 8192},
-            "sandbox": {"type": "e2b"},
-            "tasks": {"source": "tasks.jsonl"},
-            "cluster": {"nodes": 8, "gpus_per_node": 8, "gpu": "h100"},
-            "cost": {"sandbox_seconds": EXAMPLE_SANDBOX_SECONDS},
-        }
-    )
-    published = "the example's published estimate"
-    return _assumptions(recipe, "8-node example", seconds_from=published, minutes_from=published)
-
-
 def from_recipe(recipe: Recipe) -> tuple[Assumption, ...]:
     """Return the assumptions of a recipe; a price that is not in the book is NaN."""
     seconds_from = "recipe: cost.sandbox_seconds"
     if recipe.cost.sandbox_seconds is None:
         budget = f"budgets.agent_s = {recipe.budgets.agent_s:g}"
-        seconds_from = f"the 8-node example's, scaled to {budget}"
+        seconds_from = f"a published estimate for 8 nodes, scaled to {budget}"
     minutes_from = "recipe: cost.step_minutes"
     if "step_minutes" not in recipe.cost.model_fields_set:
-        minutes_from = "the 8-node example's published estimate"
+        minutes_from = "a published estimate for 8 nodes"
         if not recipe.cluster.gpus_per_node:
             minutes_from = "a run on CPU: set cost.step_minutes to see its hours"
-    return _assumptions(recipe, "recipe", seconds_from=seconds_from, minutes_from=minutes_from)
-
-
-def _assumptions(
-    recipe: Recipe, run: str, *, seconds_from: str, minutes_from: str
-) -> tuple[Assumption, ...]:
-    limits, cluster, rollout = recipe.limits, recipe.cluster, recipe.rollout
+    run, limits, cluster, rollout = "recipe", recipe.limits, recipe.cluster, recipe.rollout
     filtered = "no rollout.group_filter"
     if rollout.group_filter != "none":
         passing = f"{PASSING_SHARE:.0%} pass rollout.group_filter"
@@ -251,8 +225,8 @@ def _priced(recipe: Recipe, key: str, name: str) -> Assumption:
 def _seconds(recipe: Recipe) -> tuple[float, float, float]:
     if recipe.cost.sandbox_seconds is not None:
         return recipe.cost.sandbox_seconds
-    scale = recipe.budgets.agent_s / EXAMPLE_AGENT_S
-    low, mid, high = EXAMPLE_SANDBOX_SECONDS
+    scale = recipe.budgets.agent_s / PUBLISHED_AGENT_S
+    low, mid, high = PUBLISHED_SANDBOX_SECONDS
     return low * scale, mid * scale, high * scale
 
 
@@ -290,30 +264,14 @@ def used_prices(recipe: Recipe) -> tuple[str, ...]:
     return (f"{kind}_vcpu_second", f"{kind}_gib_second", *gpus)
 
 
-def group_factor(rollout: RolloutSection, passing: float = PASSING_SHARE) -> float:
+def group_factor(rollout: RolloutSection) -> float:
     """Return the mean number of Groups that a step starts for each that it trains.
 
-    Groups pass the filter independently. Missing ones are replaced in up to `refill_rounds`
-    rounds, each `oversample` times as large as the number missing.
+    Groups pass the filter independently; missing ones are replaced in up to `refill_rounds` rounds.
     """
     if rollout.group_filter == "none":
         return 1.0
-
-    @cache
-    def started(missing: int, rounds: int) -> float:
-        if not missing or rounds < 0:
-            return 0.0
-        size = ceil(missing * rollout.oversample)
-        more = sum(
-            comb(size, passed)
-            * passing**passed
-            * (1 - passing) ** (size - passed)
-            * started(max(missing - passed, 0), rounds - 1)
-            for passed in range(size + 1)
-        )
-        return size + more
-
-    return started(rollout.groups_per_step, rollout.refill_rounds) / rollout.groups_per_step
+    return float(sum((1 - PASSING_SHARE) ** number for number in range(1 + rollout.refill_rounds)))
 
 
 def attempts(rollout: RolloutSection, lost: float = LOST_SHARE) -> float:

@@ -8,17 +8,16 @@ Otherwise each phase has its own GPU. Assumptions that no formula gives are name
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations, product
 from math import floor
 
 from swerl.core.errors import RecipeError
 from swerl.plan.activations import activation_bytes, logit_bytes
-from swerl.plan.layout import Layout, check_layout, layout
+from swerl.plan.layout import Layout
 from swerl.plan.parameters import RankParams, model_params, rank_params
 from swerl.plan.shape import Shape
-from swerl.recipe.schema import Recipe, TrainerSection
+from swerl.recipe.schema import Recipe
 
 _SHARE_FLAG = "--mem-fraction-static"
 _BATCH_FLAG = "--cuda-graph-max-bs-decode"
@@ -47,14 +46,14 @@ BUCKET_GIB = 1.0
 GAPS = 0.05
 """Fragmentation, as a fraction of the trainer's allocations. Assumed."""
 _GIB = 2**30
-_GROWN = ("expert_parallel", "context_parallel", "pipeline_parallel", "tensor_parallel")
-"""Sizes that may be multiplied; the one that slows training least comes first."""
-_TIMES = (2, 4, 8)
 _ENGINE_HINT = (
     f"raise cluster.gpus_per_engine, or give engine.flags another {_SHARE_FLAG}; "
     "or shorten rollout.max_context_tokens"
 )
-_Changes = dict[str, int | bool]
+_TRAINER_HINT = (
+    "raise trainer.expert_parallel, context_parallel (with fewer tokens_per_micro_batch) or "
+    "tensor_parallel; or set trainer.recompute or offload_optimizer to true"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,8 +425,8 @@ def _fraction(value: str) -> float:
     return share
 
 
-def check_memory(recipe: Recipe, shape: Shape, found: MemoryPlan, *, reference: bool) -> None:
-    """Raise RecipeError if a plan does not fit; the hint names the smallest change that does."""
+def check_memory(recipe: Recipe, found: MemoryPlan) -> None:
+    """Raise RecipeError if a plan does not fit; the hint names the keys that save memory."""
     if found.fits:
         return
     phase = found.fullest
@@ -445,47 +444,5 @@ def check_memory(recipe: Recipe, shape: Shape, found: MemoryPlan, *, reference: 
             f"{recipe.rollout.max_context_tokens:,}"
         )
     in_engine = not over or phase.name != "train"
-    hint = _ENGINE_HINT if in_engine else _saving_hint(recipe, shape, reference=reference)
+    hint = _ENGINE_HINT if in_engine else _TRAINER_HINT
     raise RecipeError(message, hint=hint)
-
-
-def _saving_hint(recipe: Recipe, shape: Shape, *, reference: bool) -> str:
-    for changes in _changes(recipe):
-        trainer = recipe.trainer.model_copy(update=changes)
-        changed = recipe.model_copy(update={"trainer": trainer})
-        try:
-            check_layout(changed, shape)
-            found = plan_memory(changed, shape, layout(changed, shape), reference=reference)
-        except RecipeError:
-            continue
-        if found.fits:
-            keys = ", ".join(
-                f"trainer.{key} = {str(value).lower()}" for key, value in changes.items()
-            )
-            return f"set {keys}: {found.fullest.total:.1f} GiB at most"
-    return "use more or larger GPUs, or raise cluster.gpus_per_engine"
-
-
-def _changes(recipe: Recipe) -> Iterator[_Changes]:
-    """Yield changes to try, from memory savers alone to changes of several sizes."""
-    trainer = recipe.trainer
-    savers: list[_Changes] = [{}]
-    for key in ("recompute", "offload_optimizer"):
-        if getattr(trainer, key) is not True:
-            savers += [{**saver, key: True} for saver in savers]
-    for saver in savers[1:]:
-        yield saver
-    for saver in savers:
-        for times, key in product(_TIMES, _GROWN):
-            yield {**saver, **_grown(recipe.trainer, key, times)}
-    for saver, pair, times, more in product(savers, combinations(_GROWN, 2), _TIMES, _TIMES):
-        key, other = pair
-        yield {**saver, **_grown(recipe.trainer, key, times), **_grown(recipe.trainer, other, more)}
-
-
-def _grown(trainer: TrainerSection, key: str, times: int) -> _Changes:
-    """Return one size multiplied; context ranks share the tokens of a micro-batch."""
-    changes: _Changes = {key: getattr(trainer, key) * times}
-    if key == "context_parallel":
-        changes["tokens_per_micro_batch"] = -(-trainer.tokens_per_micro_batch // times)
-    return changes

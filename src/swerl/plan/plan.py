@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from math import ceil
+from pathlib import Path
 
 from swerl.core import plugins
-from swerl.core.errors import EXTRAS, InputError, RecipeError, missing_package, unknown
+from swerl.core.errors import (
+    EXTRAS,
+    AbsentError,
+    InputError,
+    RecipeError,
+    missing_package,
+    unknown,
+)
 from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
 from swerl.plan.layout import Layout, crossing, layout
 from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan_memory
 from swerl.plan.parameters import model_params, trained_params
 from swerl.plan.shape import Shape, shape_of
-from swerl.plan.simulation.simulate import Simulation, simulate
-from swerl.recipe.check import (
-    check_budgets,
-    check_clip,
-    check_flags,
-    check_lora,
-    check_rollout,
-    check_sft,
-    obstacles,
-    plugin_options,
-)
-from swerl.recipe.schema import LoraSection, Recipe
+from swerl.plan.simulation import Simulation, simulate
+from swerl.plan.suggestions import Suggestion, suggestions
+from swerl.recipe.check import TWIN, check_settings, obstacles, plugin_options
+from swerl.recipe.schema import Recipe
+from swerl.tasks.admission import admitted
 
 _CHECKPOINT = 12
 """Checkpoint bytes per parameter: fp32 master copy and Adam's two moments."""
@@ -98,13 +100,19 @@ class RecipePlan:
     notes: tuple[str, ...]
     """Remarks to consider before spending money."""
     obstacles: tuple[InputError, ...]
-    """Reasons why the recipe cannot be launched here: names that nothing has."""
+    """Faults: names that nothing has, tasks without a certificate, packages that are missing."""
+    absent: tuple[AbsentError, ...]
+    """Files, folders and programs to provide on this machine before the launch."""
 
     def simulate(self) -> Simulation | None:
         """Simulate some steps; None on CPU, on GPUs of unknown speed, and of recorded Episodes."""
         if self.memory is None or self.memory.capacity is None or self.recipe.sft.sources:
             return None
         return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
+
+    def suggestions(self, simulated: Simulation) -> list[Suggestion]:
+        """Return changes of the recipe that fit and make its simulated run faster."""
+        return suggestions(self.recipe, self.shape, simulated)
 
     @property
     def engine_flags(self) -> tuple[str, ...]:
@@ -146,15 +154,10 @@ class RecipePlan:
 def plan(recipe: Recipe) -> RecipePlan:
     """Check a recipe and compute its plan; needs no GPU and no network.
 
-    Raises RecipeError on the first setting that is wrong on every machine. Anything that only this
-    version or this machine lacks is listed in `obstacles`.
+    Raises RecipeError on the first setting that is wrong on every machine. Faults of names, tasks
+    and packages are listed in `obstacles`, and what this machine lacks in `absent`.
     """
-    check_budgets(recipe.budgets)
-    check_rollout(recipe.rollout)
-    check_clip(recipe)
-    check_flags(recipe)
-    check_sft(recipe)
-    check_lora(recipe)
+    check_settings(recipe)
     shape = shape_of(recipe.model)
     if not trained_params(shape, recipe.trainer.lora):
         raise RecipeError(
@@ -164,6 +167,8 @@ def plan(recipe: Recipe) -> RecipePlan:
         )
     found = layout(recipe, shape)
     on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
+    faults = (*_missing_packages(recipe), *obstacles(recipe), *_unknown_gpu(recipe))
+    faults = (*faults, *_too_many_ranks(recipe), *_unfit_tasks(recipe))
     return RecipePlan(
         recipe=recipe,
         shape=shape,
@@ -172,14 +177,37 @@ def plan(recipe: Recipe) -> RecipePlan:
         disk=plan_disk(recipe, shape),
         cost=_cost(recipe),
         notes=tuple(_notes(recipe, shape, found, on_gpu)),
-        obstacles=(*_missing_packages(), *obstacles(recipe), *_unknown_gpu(recipe)),
+        obstacles=tuple(error for error in faults if not isinstance(error, AbsentError)),
+        absent=tuple(error for error in faults if isinstance(error, AbsentError)),
     )
 
 
-def _missing_packages() -> Iterator[InputError]:
-    """Yield an error for the first package that training needs and this Python lacks."""
-    absent = (name for name in EXTRAS["twin"] if find_spec(name) is None)
-    yield from filter(None, map(missing_package, islice(absent, 1)))
+def _missing_packages(recipe: Recipe) -> Iterator[InputError]:
+    """Yield an error for every extra whose packages the run needs and this Python lacks."""
+    extras = ["twin", recipe.sandbox.type, "cluster" if recipe.cluster.launcher == "ray" else ""]
+    for extra in extras:
+        absent = (name for name in EXTRAS.get(extra, ()) if find_spec(name) is None)
+        yield from filter(None, map(missing_package, islice(absent, 1)))
+
+
+def _too_many_ranks(recipe: Recipe) -> Iterator[RecipeError]:
+    """Yield an error if ranks on CPU have fewer cores than one each on this machine."""
+    cores = len(os.sched_getaffinity(0))
+    ranks, cluster = recipe.trainer.ranks, recipe.cluster
+    if cluster.launcher == "local" and not cluster.gpus_per_node and ranks > cores:
+        message = f"trainer.ranks = {ranks}, but this machine has {cores} cores"
+        yield RecipeError(message, hint=f"set trainer.ranks = {cores} or fewer")
+
+
+def _unfit_tasks(recipe: Recipe) -> Iterator[InputError]:
+    """Yield an error if the recipe does not admit the Tasks of its file."""
+    source = recipe.tasks.source
+    if source == TWIN or recipe.sft.sources or not Path(source).is_file():
+        return
+    try:
+        admitted(recipe)
+    except InputError as error:
+        yield error
 
 
 def _unknown_gpu(recipe: Recipe) -> Iterator[InputError]:
@@ -196,7 +224,7 @@ def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
     # Adapters that are turned off leave the reference.
     reference = needs_reference(recipe) and not recipe.trainer.lora.rank
     planned = plan_memory(recipe, shape, found, reference=reference)
-    check_memory(recipe, shape, planned, reference=reference)
+    check_memory(recipe, planned)
     return planned
 
 
@@ -236,23 +264,8 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
     for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
         notes.append(f"cost.prices.{name} is unused; in use: {', '.join(used_prices(recipe))}")
     if on_gpu:
-        notes += _lora_notes(recipe, shape, found, on_gpu)
         notes += _memory_notes(recipe, on_gpu)
     return notes
-
-
-def _lora_notes(recipe: Recipe, shape: Shape, found: Layout, planned: MemoryPlan) -> Iterator[str]:
-    """Yield a note that compares the adapters' memory with that of training all weights."""
-    if not recipe.trainer.lora.rank:
-        return
-    trainer = recipe.trainer.model_copy(update={"lora": LoraSection()})
-    whole = plan_memory(recipe.model_copy(update={"trainer": trainer}), shape, found)
-    yield (
-        f"LoRA trains {trained_params(shape, recipe.trainer.lora):,} of "
-        f"{model_params(shape).total:,} parameters: training takes {planned.train.total:.1f} GiB "
-        f"of a GPU and {planned.host:.0f} GiB of a host, with all weights "
-        f"{whole.train.total:.1f} and {whole.host:.0f}"
-    )
 
 
 def _crossing_notes(recipe: Recipe, found: Layout) -> Iterator[str]:

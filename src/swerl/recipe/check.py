@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from swerl.core import plugins
-from swerl.core.errors import InputError, RecipeError, unknown
+from swerl.core.errors import AbsentError, InputError, RecipeError, unknown
 from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
@@ -52,18 +52,11 @@ WIDE_CLIP = 0.01
 
 
 def check(recipe: Recipe) -> None:
-    """Raise on the first setting that cannot run; start nothing.
+    """Raise on the first setting that cannot run here; start nothing.
 
     Raises RecipeError, and UnknownNameError on an unknown `type`.
     """
-    check_budgets(recipe.budgets)
-    check_rollout(recipe.rollout)
-    check_schedule(recipe)
-    check_replay(recipe)
-    check_clip(recipe)
-    check_sft(recipe)
-    check_lora(recipe)
-    check_sandboxes(recipe)
+    check_settings(recipe)
     trainer = recipe.trainer
     if trainer.ranks % trainer.tensor_parallel:
         raise RecipeError(
@@ -72,6 +65,20 @@ def check(recipe: Recipe) -> None:
         )
     for obstacle in obstacles(recipe):
         raise obstacle
+
+
+def check_settings(recipe: Recipe) -> None:
+    """Raise RecipeError on the first setting that no machine can run."""
+    check_budgets(recipe.budgets)
+    check_rollout(recipe.rollout)
+    check_group(recipe)
+    check_schedule(recipe)
+    check_replay(recipe)
+    check_clip(recipe)
+    check_flags(recipe)
+    check_sft(recipe)
+    check_lora(recipe)
+    check_sandboxes(recipe)
 
 
 def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str, PluginSection]]:
@@ -105,6 +112,17 @@ def check_rollout(rollout: RolloutSection) -> None:
         message = f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
         hint = f"set it below rollout.max_context_tokens = {rollout.max_context_tokens}"
         raise RecipeError(message, hint=hint)
+
+
+def check_group(recipe: Recipe) -> None:
+    """Raise RecipeError if Groups are too small for an algorithm that compares their Episodes."""
+    size = recipe.rollout.episodes_per_group
+    if recipe.algorithm.type in _COMPARING and size < 2:
+        raise RecipeError(
+            f"rollout.episodes_per_group = {size}: algorithm.type = {recipe.algorithm.type!r} "
+            "compares the episodes of a group, so nothing would be learned",
+            hint="set rollout.episodes_per_group to 2 or more; 8 is usual",
+        )
 
 
 def check_replay(recipe: Recipe) -> None:
@@ -243,10 +261,10 @@ def check_sandboxes(recipe: Recipe) -> None:
 
 
 def obstacles(recipe: Recipe) -> Iterator[InputError]:
-    """Yield the reasons why a valid recipe cannot be launched here: names that nothing has.
+    """Yield the reasons why a valid recipe cannot be launched here.
 
-    Raises RecipeError on agents without a name of their own, and on settings that an installed
-    plug-in refuses.
+    Each is a name that nothing has, or an AbsentError. Raises RecipeError on agents without a name
+    of their own, and on settings that an installed plug-in refuses.
     """
     check_agents(recipe)
     for key, kind, section in _given_sections(recipe):
@@ -300,7 +318,7 @@ def no_model(path: Path) -> RecipeError:
     hint = "give a folder in Hugging Face format"
     if path.name == INITIAL_MODEL:
         hint = f"the run {path.parent.name} makes it when it begins: train that run first"
-    return RecipeError(f"model.path = {path} is not a model folder", hint=hint)
+    return AbsentError(f"model.path = {path} is not a model folder", hint=hint)
 
 
 def _require_model(model: ModelSection) -> None:
@@ -318,6 +336,9 @@ def _require_tasks(source: str) -> None:
     """Raise InputError unless the file has Tasks, and each names a grader that exists."""
     if source == TWIN:
         return
+    if not Path(source).exists():
+        message = f"cannot read task file {source}: it does not exist"
+        raise AbsentError(message, hint="write it with `swerl convert` and `swerl tasks vet`")
     graders = {task.grading.grader for task in read_tasks(Path(source))}
     if not graders:
         hint = "`swerl convert` prints why it rejects rows"
@@ -331,7 +352,7 @@ def _require_sources(sources: Sequence[Path]) -> None:
     for path in sources:
         if not path.exists():
             hint = "give the folder of a run, of `swerl rollout` or `serve`, or a Parquet file"
-            raise RecipeError(f"{path} does not exist", hint=hint)
+            raise AbsentError(f"{path} does not exist", hint=hint)
 
 
 def _require_split(recipe: Recipe) -> None:
@@ -352,7 +373,7 @@ def _missing_programs(recipe: Recipe) -> Iterator[InputError]:
     program = recipe.engine.options.get("python")
     if program is not None and shutil.which(str(program)) is None:
         message = f"engine.python = {str(program)!r} is not a program on this machine"
-        yield RecipeError(message, hint="give the path of an executable file")
+        yield AbsentError(message, hint="give the path of an executable file")
 
 
 def check_budgets(budgets: BudgetsSection) -> None:

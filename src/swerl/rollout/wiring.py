@@ -41,7 +41,7 @@ from swerl.rollout.reward import reward_of
 from swerl.sandboxes import ledger
 from swerl.sandboxes.ledger import tracked
 from swerl.tasks import twin
-from swerl.tasks.admission import of_difficulty, of_strength, require_certified, require_time
+from swerl.tasks.admission import admitted
 
 if TYPE_CHECKING:
     from swerl.cluster.node import Node
@@ -271,25 +271,7 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
     if recipe.tasks.source == "twin" and not (recorded and heldout):
         return _generated(recipe, scratch)
     evals = {"heldout": list(read_tasks(Path(heldout)))} if heldout else {}
-    return [] if recorded else _admitted(recipe), evals
-
-
-def _admitted(recipe: Recipe) -> list[Task]:
-    chosen = recipe.tasks
-    tasks = list(read_tasks(Path(chosen.source)))
-    if not tasks:
-        raise RecipeError(
-            f"{chosen.source} holds no task", hint="`swerl convert` prints why it rejects rows"
-        )
-    if not chosen.uncertified:
-        require_certified(tasks, chosen.source)
-    require_time(tasks, recipe.budgets.grading_s)
-    if chosen.min_swap_bits or chosen.min_swap_share:
-        bits, share = chosen.min_swap_bits, chosen.min_swap_share
-        tasks = of_strength(tasks, chosen.source, min_bits=bits, min_share=share)
-    if chosen.solve_rate:
-        tasks = of_difficulty(tasks, chosen.solve_rate, chosen.source)
-    return tasks
+    return [] if recorded else admitted(recipe), evals
 
 
 def _generated(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:

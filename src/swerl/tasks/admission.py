@@ -5,10 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from swerl.core.certificate import objection
 from swerl.core.errors import RecipeError
-from swerl.core.task import Task
+from swerl.core.task import Task, read_tasks
+from swerl.recipe.schema import Recipe
+
+
+def admitted(recipe: Recipe) -> list[Task]:
+    """Return the training Tasks of the recipe's task file. Raises RecipeError if it admits none."""
+    section = recipe.tasks
+    tasks = list(read_tasks(Path(section.source)))
+    if not tasks:
+        hint = "`swerl convert` prints why it rejects rows"
+        raise RecipeError(f"{section.source} holds no task", hint=hint)
+    if not section.uncertified:
+        require_certified(tasks, section.source)
+    require_time(tasks, recipe.budgets.grading_s)
+    if section.min_swap_bits or section.min_swap_share:
+        bits, share = section.min_swap_bits, section.min_swap_share
+        tasks = of_strength(tasks, section.source, min_bits=bits, min_share=share)
+    if section.solve_rate:
+        tasks = of_difficulty(tasks, section.solve_rate, section.source)
+    return tasks
 
 
 def require_certified(tasks: Sequence[Task], source: str) -> None:

@@ -67,7 +67,7 @@ def swerl(words: str) -> Result:
 SHOWN = {
     "agents fetch builtin": {"agent", "version", "mounts"},
     "convert list": {"name", "source", "splits"},
-    "cost estimate": {"assumptions", "cases"},
+    "cost estimate twin_cpu": {"assumptions", "cases"},
     "images gc --keep host": {"removed", "in_use", "freed_bytes", "kept_bytes", "num_parts"},
     "images ls": {"store", "images"},
     "images pull host": {"images", "failed", "moved_bytes", "store"},

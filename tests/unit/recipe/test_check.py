@@ -71,7 +71,10 @@ def _found(*settings: str) -> str:
     try:
         recipe = load([], ["name=looked", *settings])
         # A model that is not here has no shape, so there is no plan.
-        seen = obstacles(recipe) if recipe.model.path else plan(recipe).obstacles
+        if recipe.model.path:
+            return " | ".join(error.explained() for error in obstacles(recipe))
+        planned = plan(recipe)
+        seen = (*planned.obstacles, *planned.absent)
         return " | ".join(error.explained() for error in seen)
     except InputError as error:
         return error.explained()

@@ -1,1 +1,0 @@
-"""Simulate a run in discrete events, before it starts."""
