@@ -118,7 +118,7 @@ def _page(root: Path, path: str) -> None:
 
 def _export(root: Path) -> None:
     start = time.process_time()
-    written = server.write(Site(root, is_static=True, tokens=False), root / "out")
+    written = server.write(Site(root, is_static=True, has_tokens=False), root / "out")
     seconds = time.process_time() - start
     print(f"  export {written / 1e6:.1f} MB, {seconds:.0f} s of CPU, {_peak_mib():.0f} MiB")
 

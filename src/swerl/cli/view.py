@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from swerl.cli._options import require_new
+from swerl.cli._options import ForceOption, require_new
 from swerl.cli._output import console, safe
 from swerl.cli._run import run, waiting
 from swerl.core.errors import InputError
+from swerl.core.files import write_text
 
 
 def view(
@@ -19,13 +20,14 @@ def view(
         Path, typer.Argument(help="A run, an Episode, or a folder with some of them.")
     ] = Path("runs"),
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write static files here, serve nothing.")
+        Path | None,
+        typer.Option("-o", "--output", help="Write static files here, or a reward chart (.svg)."),
     ] = None,
     tokens: Annotated[
         bool, typer.Option("--tokens", help="Also write the pages of tokens, which are large.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8790,
-    force: Annotated[bool, typer.Option("--force", help="Write into an existing folder.")] = False,
+    force: ForceOption = False,
 ) -> None:
     """Show runs, steps, Episodes and tokens as web pages, live or as static files."""
     from swerl.view.server import write
@@ -38,10 +40,29 @@ def view(
         run(_serve(folder, port), after="nothing was changed; run the command again")
         return
     require_new(output, force=force)
+    if output.suffix == ".svg":
+        _write_chart(folder, output)
+        return
+    site = Site(folder, is_static=True, has_tokens=tokens)
+    if not site.runs():
+        hint = "name a run, an Episode, or a folder with some of them"
+        raise InputError(f"{folder} has no run and no Episode", hint=hint)
     with waiting(f"writing {output}"):
-        size = write(Site(folder, is_static=True, tokens=tokens), output)
-    shown = safe(str(output / "index.html"))
-    console().print(f"wrote   {shown}, {size / 1e6:,.1f} MB\nnext    open it in a browser")
+        size = write(site, output)
+    page = safe(str(output / "index.html"))
+    console().print(f"wrote   {page}, {size / 1e6:,.1f} MB\nnext    open it in a browser")
+
+
+def _write_chart(folder: Path, output: Path) -> None:
+    from swerl.runs import history
+    from swerl.runs.layout import RunFolder
+    from swerl.view.charts import reward_svg
+
+    chart = reward_svg(history.read(RunFolder(folder).events))
+    if not chart:
+        raise InputError(f"{folder} has no finished step", hint="name the folder of a run")
+    write_text(output, chart)
+    console().print(f"wrote   {safe(str(output))}")
 
 
 async def _serve(folder: Path, port: int) -> None:

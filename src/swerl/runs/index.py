@@ -69,6 +69,10 @@ class FoundRun:
             return [] if self.is_closed else [ALL]
         return sorted(_folders(self.root / "episodes"))
 
+    def evaluations(self) -> list[str]:
+        """Return the names of its finished evaluations."""
+        return sorted(path.stem for path in self.root.glob("evals/*.json"))
+
     def stage(self, name: str) -> Path:
         """Return the folder of a stage. Raises InputError for a name that is none."""
         require_open(self.root)

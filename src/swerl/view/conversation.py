@@ -1,12 +1,10 @@
-"""An Episode for people: prompts by role, replies in parts, patches, single tokens."""
+"""An Episode for people: prompts by role, replies in parts, patches."""
 
 from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +16,12 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from swerl.core import experts, plugins
+from swerl.core import plugins
 from swerl.core.contracts import Family
 from swerl.core.errors import RunError
 from swerl.core.files import read_json
-from swerl.core.sample import trained_turns
 from swerl.core.turn import Trajectory, Turn
 from swerl.runs import evidence
-from swerl.runs.layout import RunFolder
-from swerl.runs.prompts import GroupEntry
-from swerl.runs.tables import read_logprobs
 
 _MESSAGE = re.compile(
     r"<\|im_start\|>(\w+)\n?(.*?)(?:<\|im_end\|>|(?=<\|im_start\|>)|\Z)"
@@ -47,10 +41,6 @@ _EDITS = (("old_str", "new_str"), ("old_string", "new_string"))
 """Arguments in which editors get a text and its replacement."""
 _MOST_LINES = 2000
 """Lines of an edit that are compared; a longer one is shown as removed and added."""
-FAR = 0.5
-"""Nats between engine and trainer from which a token is framed: a factor of 1.6."""
-_NUM_LAYERS = 4
-"""Layers whose experts a token lists; a model with more lists its first and its last layer."""
 _MOST_COLOURED = 1000
 """Characters of a line from which it has no colours: a lexer may take minutes for a longer one."""
 MAX_CHARS = 200_000
@@ -304,111 +294,3 @@ def is_scripted(trajectory: Trajectory | None) -> bool:
 def family_of(root: Path, is_scripted: bool) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
     return plugins.family("tiny", None) if is_scripted else evidence.family_of(root)
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One token of a Turn."""
-
-    place: int
-    """Position in the whole row."""
-    id: int
-    text: str
-    is_sampled: bool
-    logprob: float | None = None
-    """By the engine that sampled it."""
-    trainer: float | None = None
-    """By the trainer before its step; None if it was not trained."""
-    version: str = ""
-
-    @property
-    def level(self) -> int:
-        """Probability in five levels: 0 for a surprise, 4 for a certainty."""
-        logprob = self.logprob if self.logprob is not None else 0.0
-        return min(int(math.exp(min(logprob, 0.0)) * 5), 4) if math.isfinite(logprob) else 0
-
-    @property
-    def gap(self) -> float | None:
-        """Log-probability of the trainer minus that of the engine."""
-        if self.trainer is None or self.logprob is None:
-            return None
-        return self.trainer - self.logprob
-
-    @property
-    def is_far(self) -> bool:
-        """True if engine and trainer differ much, or one of them is not finite."""
-        return self.gap is not None and not abs(self.gap) < FAR
-
-
-def strip(
-    turn: Turn, family: Family | None, before: int, trainer: Sequence[float] = ()
-) -> list[Token]:
-    """Return the tokens that a Turn added to its branch, which has `before` earlier ones."""
-    texts: dict[int, str] = {}
-
-    def text(id: int) -> str:
-        if id not in texts:
-            texts[id] = family.text([id]) if family else f"{id} "
-        return texts[id]
-
-    found = [Token(before + n, id, text(id), False) for n, id in enumerate(turn.prompt_ids)]
-    start, version = before + len(turn.prompt_ids), turn.weight_version
-    changes = {change.at: change.version for change in turn.weight_changes}
-    for n, (id, logprob) in enumerate(zip(turn.output_ids, turn.logprobs, strict=False)):
-        version = changes.get(n, version)
-        other = trainer[n] if n < len(trainer) else None
-        found.append(Token(start + n, id, text(id), True, logprob, other, version))
-    return found
-
-
-def farthest(tokens: Sequence[Token], count: int = 20) -> list[Token]:
-    """Return the tokens on which engine and trainer differ most, the largest difference first."""
-    known = [(abs(token.gap), token) for token in tokens if token.gap is not None]
-    # A difference that is no number is worse than any other.
-    known.sort(key=lambda pair: -pair[0] if pair[0] == pair[0] else -math.inf)
-    return [token for gap, token in known[:count] if gap]
-
-
-def trainer_logprobs(
-    run: RunFolder, used: GroupEntry | None, episode: str, trajectory: Trajectory
-) -> dict[int, Sequence[float]]:
-    """Return Turn -> the trainer's log-probabilities of its tokens; nothing without a record.
-
-    `used` names the step that trained the Episode. Raises RunError on a damaged file.
-    """
-    if used is None or not (path := run.logprobs(used.step)).exists():
-        return {}
-    if not (rows := read_logprobs(path, episode)):
-        return {}
-    trained = trained_turns(trajectory)
-    sizes = [sum(len(turn.output_ids) for turn in turns) for turns in trained]
-    if [len(row) for row in rows] != sizes:
-        raise RunError(f"{path} has other tokens than {episode}", hint="it is of another attempt")
-    found: dict[int, Sequence[float]] = {}
-    for row, turns in zip(rows, trained, strict=True):
-        start = 0
-        for turn in turns:
-            found[turn.index] = row[start : start + len(turn.output_ids)]
-            start += len(turn.output_ids)
-    return found
-
-
-def chosen_experts(turn: Turn, tokens: Sequence[Token]) -> dict[int, str]:
-    """Return place -> the experts of each of these tokens that has a record. Raises RunError."""
-    piece = turn.routed
-    if piece is None or not tokens:
-        return {}
-    [data] = experts.read([piece])
-    ids = array({1: "B", 2: "H", 4: "I"}[piece.bytes_per_id], bytes(data))
-    num, top = piece.num_layers, piece.top_k
-    layers = range(num) if num <= _NUM_LAYERS else (0, num - 1)
-    found = {}
-    for token in tokens:
-        at = (token.place - piece.start) * num * top
-        if 0 <= at < len(ids):
-            each = (ids[at + layer * top : at + (layer + 1) * top].tolist() for layer in layers)
-            named = zip(layers, each, strict=True)
-            found[token.place] = "; ".join(
-                f"layer {n + 1}: {' '.join(map(str, e))}" for n, e in named
-            )
-    return found

@@ -1,9 +1,9 @@
-"""Evaluations as pages: all of a folder, one Task by Task, two side by side; and which pairs of
-runs, evaluations and attempts static files compare."""
+"""Evaluations as pages: all of a folder, one Task by Task, two side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -15,38 +15,8 @@ from swerl.runs.index import FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.statistics import Rate
 
-COMPARED = 6
-"""Runs, and evaluations, that static files compare with each other: thirty pages."""
 OWN = "eval"
 """Name of the evaluation of a folder that `swerl eval` made."""
-
-
-def names(run: FoundRun) -> list[str]:
-    """Return the names of a run's finished evaluations."""
-    return sorted(path.stem for path in run.root.glob("evals/*.json"))
-
-
-def compared_evals(runs: Iterable[FoundRun]) -> list[tuple[FoundRun, str]]:
-    """Return the evaluations that static files compare: first and last of a split, newest runs."""
-    ends: dict[tuple[str, str], list[tuple[FoundRun, str]]] = {}
-    for run in runs:
-        for name in names(run):
-            split, _, step = name.rpartition("-")
-            ends.setdefault((run.name, split if step.isdecimal() else name), []).append((run, name))
-    found = [each for named in ends.values() for each in (named[0], named[-1])]
-    return list(dict.fromkeys(found))[:COMPARED]
-
-
-def compared_runs(runs: Iterable[FoundRun]) -> list[FoundRun]:
-    """Return the runs that static files draw in the same charts: the newest."""
-    return [run for run in runs if run.has_steps][:COMPARED]
-
-
-def compared_attempts(verdicts: Mapping[str, str]) -> list[str]:
-    """Return the attempts that static files compare: the first solved and the first unsolved."""
-    firsts = {verdict: name for name, verdict in reversed([*verdicts.items()])}
-    both = [firsts[verdict] for verdict in ("solved", "unsolved") if verdict in firsts]
-    return both if len(both) == 2 else []
 
 
 def slug_of(name: str) -> str:
@@ -56,17 +26,27 @@ def slug_of(name: str) -> str:
 
 def state(run: FoundRun) -> str:
     """Return the state of a run that only evaluates."""
-    return "evaluated" if OWN in names(run) else "unfinished"
-
-
-def every(runs: Iterable[FoundRun]) -> list[tuple[FoundRun, str]]:
-    """Return every finished evaluation of these runs."""
-    return [(run, name) for run in runs for name in names(run)]
+    return "evaluated" if OWN in run.evaluations() else "unfinished"
 
 
 def overview(runs: Iterable[FoundRun]) -> list[dict[str, Any]]:
-    """Return a row for each evaluation of these runs."""
-    return [_row(run, name) for run, name in every(runs)]
+    """Return a row for each finished evaluation of these runs."""
+    return [_row(run, name) for run in runs for name in run.evaluations()]
+
+
+def comparable(
+    runs: Iterable[FoundRun], run: FoundRun, name: str
+) -> list[tuple[FoundRun, str, int]]:
+    """Return the other evaluations with a task in common and their number, most tasks first."""
+    tasks = _read(run, name).results.keys()
+    rows = []
+    for other in runs:
+        for title in other.evaluations():
+            side, _ = index.part(partial(_read, other, title))
+            num_shared = len(tasks & side.results.keys()) if side else 0
+            if num_shared and (other, title) != (run, name):
+                rows.append((other, title, num_shared))
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def _row(run: FoundRun, name: str) -> dict[str, Any]:

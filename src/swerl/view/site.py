@@ -24,7 +24,7 @@ from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
 from swerl.runs.tables import TrainedEpisode, read_trained
-from swerl.view import charts, conversation, evaluations
+from swerl.view import charts, conversation, evaluations, tokens
 from swerl.view.conversation import ShownTurn
 from swerl.view.evaluations import slug_of
 
@@ -52,10 +52,10 @@ class Page:
 class Site:
     """Renders the pages of a folder; keeps only what the next page would read again."""
 
-    def __init__(self, folder: Path, *, is_static: bool = False, tokens: bool = True) -> None:
-        """`tokens` is False for static files without the pages of tokens."""
+    def __init__(self, folder: Path, *, is_static: bool = False, has_tokens: bool = True) -> None:
+        """`has_tokens` is False for static files without the pages of tokens."""
         self.folder = folder
-        self.has_tokens = tokens
+        self.has_tokens = has_tokens
         self._is_static = is_static
         self._histories: dict[Path, HistoryReader] = {}
         self._family = lru_cache(maxsize=4)(conversation.family_of)
@@ -80,7 +80,7 @@ class Site:
             case [name] if name in ASSETS:
                 return Page((HERE / name).read_bytes(), ASSETS[name])
             case ["evals.html"]:
-                rows = evaluations.overview(index.find_runs(self.folder).values())
+                rows = evaluations.overview(self.runs().values())
                 return self._render("evals.html", path, rows=rows, folder=self.folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
@@ -112,12 +112,14 @@ class Site:
         """Render the reason why a page cannot be shown."""
         return self._render("problem.html", path, text=str(error), hint=error.hint)
 
+    def runs(self) -> dict[str, FoundRun]:
+        """Return the runs of the folder by their names in paths, newest first."""
+        return {slug_of(name): run for name, run in index.find_runs(self.folder).items()}
+
     def _found(self, slug: str) -> FoundRun:
-        runs = index.find_runs(self.folder)
-        found = {slug_of(name): run for name, run in runs.items()}
-        if slug not in found:
+        if (run := self.runs().get(slug)) is None:
             raise InputError(f"there is no run {slug!r} in {self.folder}")
-        return found[slug]
+        return run
 
     def _render(self, template: str, path: str, **values: Any) -> Page:
         root = "../" * path.count("/")
@@ -133,7 +135,7 @@ class Site:
         return reader.read()
 
     def _runs(self) -> Page:
-        rows = [self._facts(run) for run in index.find_runs(self.folder).values()]
+        rows = [self._facts(run) for run in self.runs().values()]
         return self._render(
             "runs.html",
             "index.html",
@@ -150,7 +152,7 @@ class Site:
             "state": "recorded",
             "problem": f"you may not read {run.root}" if run.is_closed else "",
             "age_s": max(0.0, time.time() - index.changed(run)),
-            "has_evals": bool(evaluations.names(run)),
+            "has_evals": bool(run.evaluations()),
         }
         if not run.is_trained or run.is_evaluated:
             folders = map(run.stage, run.stages())
@@ -183,7 +185,6 @@ class Site:
             return self._render("evaluated.html", path, run=run, facts=facts, **values)
         history, _ = index.part(lambda: self._history(run))
         progress, _ = index.part(lambda: read_progress(run.root))
-        entries, trouble = index.part(lambda: prompts.read(RunFolder(run.root).prompts))
         stages = run.stages()
         history = history or RunHistory()
         diagnosis, _ = index.part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
@@ -194,29 +195,18 @@ class Site:
             "run.html",
             path,
             run=run,
-            facts=facts | {"problem": facts["problem"] or trouble},
+            facts=facts,
             progress=progress,
             panels=charts.panels(history),
-            lengths=charts.lengths(entries or []),
-            parts=charts.parts(entries or []),
-            evals=history.evals,
             diagnosis=diagnosis,
-            bounds=history.bounds,
             agents=history.by_agent(),
             evaluations=evaluations.overview([run]),
             last=last,
             steps=steps,
             other=_other_stages(run),
-            beside=self._beside(run),
+            beside=self._others(run),
             is_live=facts["state"] == "running",
         )
-
-    def _beside(self, run: FoundRun) -> list[FoundRun]:
-        """Return the other runs with which there is a page of this one."""
-        runs = index.find_runs(self.folder).values()
-        shown = evaluations.compared_runs(runs) if self._is_static else runs
-        others = [other for other in shown if other.has_steps and other != run]
-        return others if run in shown else []
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
@@ -224,12 +214,16 @@ class Site:
         path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
         return self._render("together.html", path, run=run, other=other, panels=panels)
 
+    def _others(self, run: FoundRun) -> list[FoundRun]:
+        """Return the other runs that a page compares with this one; static files compare none."""
+        runs = [] if self._is_static else self.runs().values()
+        return [other for other in runs if other.has_steps and other != run]
+
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
-        runs = list(index.find_runs(self.folder).values())
-        pairs = evaluations.compared_evals(runs) if self._is_static else evaluations.every(runs)
-        others = [each for each in pairs if each != (run, name)] if (run, name) in pairs else []
-        found = evaluations.task_by_task(run, name)
-        return self._render("eval.html", path, run=run, name=name, others=others, **found)
+        runs = [] if self._is_static else self.runs().values()
+        others = evaluations.comparable(runs, run, name)
+        values = evaluations.task_by_task(run, name)
+        return self._render("eval.html", path, run=run, name=name, others=others, **values)
 
     def _step(self, run: FoundRun, stage: str, number: int, path: str = "") -> Page:
         folder = run.stage(stage)
@@ -344,7 +338,6 @@ class Site:
             summary=attempt.summary,
             cell=group["cells"][names.index(name)],
             group=group,
-            parted=evaluations.compared_attempts({c["name"]: c["verdict"] for c in group["cells"]}),
             trained=self._rows_of(run, used.get(attempt.task), attempt),
             trajectory=trajectory,
             grade=grade,
@@ -418,12 +411,10 @@ class Site:
         used = self._used(run, stage).get(attempt.task)
         episode = str(attempt.summary.get("id"))
         trainer, no_trainer = index.part(
-            lambda: conversation.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
+            lambda: tokens.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
         )
-        strip = conversation.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
+        strip = tokens.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
         first = (part - 1) * TOKENS_A_PAGE
-        tokens = strip[first : first + TOKENS_A_PAGE]
-        experts, no_experts = index.part(lambda: conversation.chosen_experts(turn, tokens))
         return self._render(
             "tokens.html",
             f"r/{slug_of(run.name)}/e/{stage}/{name}/t{number}.html",
@@ -434,16 +425,13 @@ class Site:
             number=number,
             num_turns=len(trajectory.turns),
             before=before,
-            far=conversation.FAR,
-            tokens=tokens,
-            farthest=conversation.farthest(strip),
-            experts=experts or {},
+            far=tokens.FAR,
+            tokens=strip[first : first + TOKENS_A_PAGE],
             gaps=[abs(token.gap) for token in strip if token.gap is not None],
             mean=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
-            page_of=lambda token: num_pages(token.place - before + 1, TOKENS_A_PAGE),
             trained=self._rows_of(run, used, attempt),
             sampled=trajectory.num_sampled_tokens,
-            problems=(no_text, no_trainer, no_experts),
+            problems=(no_text, no_trainer),
             page=part,
             num_pages=num_pages(len(strip), TOKENS_A_PAGE),
             numbered=numbered_path,
@@ -452,7 +440,7 @@ class Site:
 
 def _other_stages(run: FoundRun) -> list[str]:
     """Return the stages that are neither steps nor finished evaluations, at most a page."""
-    finished = evaluations.names(run)
+    finished = run.evaluations()
     other = [name for name in run.stages() if not name.isdecimal() and name not in finished]
     return [] if evaluations.OWN in finished else other[:GROUPS_A_PAGE]
 

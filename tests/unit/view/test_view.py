@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from itertools import chain, repeat
 from pathlib import Path
 from urllib.parse import unquote, urljoin
+from xml.etree import ElementTree
 
 import pytest
 import pytest_asyncio
@@ -22,7 +23,6 @@ from markupsafe import escape
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.certificate import Certificate, certified, row_digest, settled
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Fork, Group, Status
 from swerl.core.errors import InputError
@@ -30,14 +30,13 @@ from swerl.core.events import EvalEnded, StepEnded
 from swerl.core.files import write_json
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sample import to_samples
-from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.core.turn import RoutedExperts, Trajectory, Turn
+from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import index, prompts, tables
 from swerl.runs.evaluation import TaskResult, summary
 from swerl.runs.history import EventLog, HistoryReader
-from swerl.view import charts, conversation, evaluations, server
+from swerl.view import charts, conversation, server, tokens
 from swerl.view.site import GROUPS_A_PAGE, Site, _templates
 
 HOSTILE = (
@@ -251,31 +250,6 @@ async def test_an_episode_shows_conversation_patch_tests_and_losses(
     assert "Tree of turns: 2 branches" in page
 
 
-async def test_an_episode_shows_the_certificate_of_its_task(
-    client: TestClient, tmp_path: Path
-) -> None:
-    run = make_run(tmp_path)
-    task = Task("some/task", "org/r", "host", "/w", "Fix it.", GradingSpec("command"))
-    other = replace(task, id="another", prompt="not some/task")
-    proof = Certificate(
-        *("s", "to come", (), "", "local", "0.1.0", 3),
-        bits=12.5, flaky=("test_slow",), probes={"exit <0>": "unsolved"},
-    )  # fmt: skip
-    proof = replace(proof, row=row_digest(settled(task, proof)))
-    file = tmp_path / "tasks.jsonl"
-    write_tasks(file, [other, certified(task, proof)])
-    stored = {"name": "a run", "steps": 5, "tasks": {"source": str(file)}}
-    write_json(run / "recipe.resolved.json", stored)
-    address = f"/{TOKEN}/r/a%20run/e/00000/some_task.0/index.html"
-    page = await (await client.get(address)).text()
-    for text in (">certified<", "3 times", "12.5", "test_slow", "exit &lt;0&gt;: unsolved"):
-        assert text in page, text
-    write_tasks(file, [replace(certified(task, proof), prompt="Another.")])
-    assert "its row was changed" in await (await client.get(address)).text()
-    file.unlink()
-    assert f"the task file {file} is not" in await (await client.get(address)).text()
-
-
 async def test_two_attempts_are_shown_from_where_they_part(
     client: TestClient, tmp_path: Path
 ) -> None:
@@ -305,19 +279,13 @@ async def test_tokens_have_exact_ids_and_log_probabilities(
     assert "tok p0 far" not in page and "mask 1" in page
 
 
-async def test_a_token_on_which_engine_and_trainer_differ_is_framed_and_listed(
+async def test_a_token_on_which_engine_and_trainer_differ_is_framed(
     client: TestClient, tmp_path: Path
 ) -> None:
     make_run(tmp_path)
     page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html")).text()
-    turn = _episode("00000", "some/task", 0).trajectory.turns[0]
-    first = len(turn.prompt_ids)
     assert page.count("tok p4 far") == 2  # the token, and the legend
-    assert f'id="at-{first}" title="position {first} · ' in page and "difference -1.00000" in page
-    listed = page[page.index("Largest differences") :]
-    assert listed.count("<tr>") == 1 + len(turn.output_ids)
-    assert listed.index("-1.00000") < listed.index("+0.25000")
-    assert f'href="t1.html#at-{first}"' in listed
+    assert "difference -1.00000" in page
     # A Turn that two rows share is trained in the first alone, and the third in the second row.
     page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t3.html")).text()
     assert page.count("tok p4 far") == 2
@@ -338,7 +306,7 @@ async def test_log_probabilities_that_are_missing_or_damaged_cost_their_own_part
     path.write_bytes(whole[: len(whole) // 2])
     assert "cannot read the samples" in await page()
     tables.write_logprobs(path, other)
-    assert "has other tokens than" in await page()
+    assert "do not match 00000/some/task.0" in await page()
     path.unlink()
     shutil.rmtree(path.parent)
     shown = await page()
@@ -352,29 +320,10 @@ def test_a_token_of_any_text_and_number_is_shown() -> None:
 
     nan, inf = float("nan"), float("inf")
     turn = Turn(0, None, (1,), (2, 3, 1), (-0.1, nan, -inf), Finish.STOP, "v1")
-    found = conversation.strip(turn, Odd(), 0, (-0.1, -1.0, -2.0))  # type: ignore[arg-type]
+    found = tokens.strip(turn, Odd(), 0, (-0.1, -1.0, -2.0))  # type: ignore[arg-type]
     assert [conversation.clean(token.text) for token in found] == ["␀", "\\udc80", "<b>", "␀"]
     assert [token.level for token in found] == [4, 4, 0, 0]
     assert [token.is_far for token in found] == [False, False, True, True]
-    assert [token.place for token in conversation.farthest(found)] == [2, 3]
-
-
-async def test_a_token_lists_the_experts_of_its_record(client: TestClient, tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    episode = _episode("00000", "some/task", 0)
-    turn = episode.trajectory.turns[0]
-    ids = bytes(n % 250 for n in range(2 * 6 * 2))
-    routed = RoutedExperts(start=1, num_layers=6, top_k=2, bytes_per_id=1, data=ids)
-    turns = (replace(turn, routed=routed), *episode.trajectory.turns[1:])
-    folder = run / "episodes" / "00000" / "some_task.0"
-    record.write(folder, replace(episode, trajectory=replace(episode.trajectory, turns=turns)))
-    address = f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html"
-    page = await (await client.get(address)).text()
-    assert "· context · experts layer 1: 0 1; layer 6: 10 11" in page
-    assert "· context · experts layer 1: 12 13; layer 6: 22 23" in page
-    assert page.count("· experts layer") == 2
-    (folder / "experts.bin").write_bytes(b"x" * len(ids))
-    assert "cannot read the experts" in await (await client.get(address)).text()
 
 
 def make_evaluation(root: Path, name: str, *solved: int) -> Path:
@@ -592,27 +541,6 @@ def test_a_growing_log_is_read_on_and_a_torn_line_waits(tmp_path: Path) -> None:
     assert set(reader.read().steps) == {7}
 
 
-def test_cheats_and_starvation_are_counted_by_length_and_difficulty() -> None:
-    fate, lost, bad = prompts.Fate.TRAINED, prompts.Fate.LEFT_OUT, ("cheat", "timeout")
-    entries = [
-        prompts.GroupEntry(0, "easy", "0", fate, (), (10, 20), (True, True), "", ("solved",) * 2),
-        prompts.GroupEntry(0, "hard", "0", lost, (), (30, 40), (False,) * 2, "", bad),
-        prompts.GroupEntry(1, "old", "1", prompts.Fate.STALE, (), (50,), (False,)),
-    ]
-    found = charts.parts(entries)
-    assert [(p.label, p.num, p.trained, p.cheats) for p in found["difficulty"]] == [
-        ("never solved", 2, 0.0, 0.5), ("solved more often", 2, 1.0, 0.0),
-    ]  # fmt: skip
-    assert [(p.label, p.num, p.trained) for p in found["length"]] == [
-        ("10 to 10 tokens", 1, 1.0), ("20 to 20 tokens", 1, 1.0),
-        ("30 to 40 tokens", 2, 0.0), ("50 to 50 tokens", 1, 0.0),
-    ]  # fmt: skip
-    assert found["length"][-1].cheats is None
-    assert charts.parts([]) == {"length": [], "difficulty": []}
-    equal = prompts.GroupEntry(0, "easy", "0", fate, (), (41,) * 8, (True,) * 8)
-    assert [(p.label, p.num) for p in charts.parts([equal])["length"]] == [("41 to 41 tokens", 8)]
-
-
 @pytest.mark.parametrize("text", ["x = '" + "a\\" * 90_000, "a=" * 90_000, "(" * 180_000])
 def test_a_very_long_line_has_no_colours(text: str) -> None:
     patch = f"--- a/a.py\n+++ b/a.py\n@@ -1 +1,2 @@\n+import os\n+{text}\n"
@@ -710,8 +638,8 @@ def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> 
     done = CliRunner().invoke(typer_app, command)
     assert done.exit_code == 0, done.output
     pages = sorted(out.rglob("*.html"))
-    # Runs, run, steps, Episodes, tokens; of each Group a solved and an unsolved attempt.
-    assert len(pages) == 1 + 1 + 2 + 4 + 12 + 4
+    # Runs, evaluations, run, steps, Episodes, tokens.
+    assert len(pages) == 1 + 1 + 1 + 2 + 4 + 12
     _check_links(out)
     again = CliRunner().invoke(typer_app, command)
     assert isinstance(again.exception, InputError) and "--force" in again.exception.hint
@@ -723,59 +651,24 @@ def _check_links(out: Path) -> None:
             assert (page.parent / unquote(link).split("#")[0]).exists(), (page, link)
 
 
-def test_static_files_compare_a_bounded_number_of_runs_and_evaluations(tmp_path: Path) -> None:
-    root, out = tmp_path / "runs", tmp_path / "out"
-    for number in range(3):
-        make_run(root, name=f"run-{number}")
-        make_evaluation(root, f"eval-{number}", 1, 0)
-    for name in ("eval-heldout-00000", "eval-heldout-00001", "eval-heldout-00002"):
-        found = summary([TaskResult("org/task-0", 1, 0, ("unsolved",))], 1)
-        (root / "run-0" / "evals").mkdir(exist_ok=True)
-        write_json(root / "run-0" / "evals" / f"{name}.json", {"step": 0, **found})
-    server.write(Site(root, is_static=True, tokens=False), out)
-    _check_links(out)
-    assert len([*out.glob("r/*/with/*.html")]) == 3 * 2
-    # Of a split inside training the first and the last, and each of `swerl eval`.
-    pairs = {(*path.parts[-6:-5], path.parts[-4]) for path in out.glob("r/*/v/*/vs/*/*.html")}
-    assert {name for run, name in pairs if run == "run-0"} == {
-        "eval-heldout-00000", "eval-heldout-00002",
-    }  # fmt: skip
-    assert len([*out.glob("r/*/v/*/vs/*/*.html")]) == 5 * 4
-    assert "readable" not in "".join(p.read_text() for p in out.glob("r/*/v/*/vs/*/*.html"))
+def test_a_folder_without_results_is_refused_as_static_files(tmp_path: Path) -> None:
+    done = CliRunner().invoke(typer_app, ["view", str(tmp_path), "-o", str(tmp_path / "out")])
+    assert isinstance(done.exception, InputError) and "no run and no Episode" in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
-def test_the_files_compare_no_more_than_six_runs(tmp_path: Path) -> None:
-    for number in range(8):
-        run = tmp_path / f"run-{number}"
-        run.mkdir()
-        write_json(run / "recipe.resolved.json", {"name": run.name, "steps": 1})
-        (run / "events.jsonl").touch()
-        (run / "evals").mkdir()
-        for step in range(3):
-            (run / "evals" / f"eval-a-{step:05d}.json").touch()
-    runs = index.find_runs(tmp_path).values()
-    assert len(evaluations.compared_runs(runs)) == len(evaluations.compared_evals(runs)) == 6
-    assert evaluations.compared_attempts({"a": "solved", "b": "solved"}) == []
-    assert evaluations.compared_attempts({"a": "infra", "b": "unsolved", "c": "solved"}) == [
-        "c",
-        "b",
-    ]
-
-
-def test_a_link_works_after_the_next_start_and_for_its_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "state_dir", lambda: tmp_path / "state")
-    token, path = server.own_token(), tmp_path / "state" / "view-token"
-    assert server.own_token() == token == path.read_text()
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.chmod(0o644)
-    assert server.own_token() != token
-    path.chmod(0o600)
-    path.write_text("short")
-    assert len(server.own_token()) == 24
-    monkeypatch.setattr(server, "state_dir", lambda: tmp_path / "state" / "view-token" / "x")
-    assert len(server.own_token()) == 24
+def test_the_reward_is_written_as_an_image(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "runs")
+    out = tmp_path / "reward.svg"
+    done = CliRunner().invoke(typer_app, ["view", str(root), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    image = ElementTree.fromstring(out.read_text())
+    paths = [path.get("d") for path in image.iter("{http://www.w3.org/2000/svg}path")]
+    assert "M0.0 80.0L600.0 80.0" in paths
+    texts = [text.text for text in image.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "reward 0.5" and texts[-4:] == ["step 0", "step 1", "1", "0"]
+    empty = CliRunner().invoke(typer_app, ["view", str(tmp_path), "-o", str(tmp_path / "x.svg")])
+    assert "no finished step" in str(empty.exception)
 
 
 async def test_a_taken_port_is_two_lines(tmp_path: Path) -> None:
