@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from swerl.core import plugins
 from swerl.core.contracts import Harness
-from swerl.core.errors import InputError, unknown
 
 ROOMY_TOKENS = 2**20
 FILL_CHARS = 9_000
@@ -91,9 +88,11 @@ class Case:
     @property
     def closings(self) -> set[tuple[str, int]]:
         """Positions at which the script can end: conversation and number of the move."""
-        known = ((name, self.moves.get(name, ())) for name in ("main", "after"))
+        scripts = ((name, self.moves.get(name, ())) for name in ("main", "after"))
         return {
-            (name, len(moves) - 1) for name, moves in known if moves and isinstance(moves[-1], Say)
+            (name, len(moves) - 1)
+            for name, moves in scripts
+            if moves and isinstance(moves[-1], Say)
         }
 
 
@@ -101,7 +100,7 @@ _LOOK = RunShell(("echo look && ls",))
 _FIND = (RunShell(("echo find && ls",)), Say("It is there."))
 _FILLS = (Fill(),) * 16
 
-_CASES = (
+CASES = (
     Case(
         "tools",
         "three tool calls, one after the other",
@@ -160,99 +159,51 @@ _CASES = (
     ),
 )
 
-CASES: Mapping[str, Case] = {case.name: case for case in _CASES}
-
-
-def find_case(name: str) -> Case:
-    """Return the case of this name. Raises UnknownNameError."""
-    if name not in CASES:
-        raise unknown("case", name, CASES)
-    return CASES[name]
-
-
-@dataclass(frozen=True, slots=True)
-class _Traits:
-    releases: tuple[str, ...] = ()
-    """Releases to try; empty: the tested one alone."""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Ability that a case requires -> settings of the harness that make the agent use it."""
-
-
-_NO_SETTINGS: Mapping[str, Any] = {}
 _WINDOW_TOKENS = 70_000
 """A context well above every agent's first prompt, so that one compaction is enough."""
-_TRAITS: Mapping[str, _Traits] = {
-    "claude-code": _Traits(
-        ("2.1.112", "2.1.143", "2.1.330"),
-        {"sub-agents": _NO_SETTINGS, "compaction": {"compact_at": _WINDOW_TOKENS}},
-    ),
-    "codex": _Traits(
-        ("0.169.0", "0.94.0"),
-        {"sub-agents": {"sub_agents": True}, "compaction": {"compact_at": 30_000}},
-    ),
-    "pi": _Traits(("0.73.1", "0.87.1")),
-    "opencode": _Traits(
-        settings={"sub-agents": _NO_SETTINGS, "compaction": {"context_window": _WINDOW_TOKENS}}
-    ),
-    "qwen-code": _Traits(
-        settings={"sub-agents": _NO_SETTINGS, "compaction": {"context_window": _WINDOW_TOKENS}}
-    ),
+_NONE: Mapping[str, Any] = {}
+_ABILITIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "claude-code": {"sub-agents": _NONE, "compaction": {"compact_at": _WINDOW_TOKENS}},
+    "codex": {"sub-agents": {"sub_agents": True}, "compaction": {"compact_at": 30_000}},
+    "opencode": {"sub-agents": _NONE, "compaction": {"context_window": _WINDOW_TOKENS}},
+    "qwen-code": {"sub-agents": _NONE, "compaction": {"context_window": _WINDOW_TOKENS}},
 }
+"""Agent -> ability that a case requires -> settings of the harness that make the agent use it."""
+_RELEASES: Mapping[str, tuple[str, ...]] = {
+    "claude-code": ("2.1.112", "2.1.330"),
+    "codex": ("0.169.0",),
+    "pi": ("0.87.1",),
+}
+"""Releases to play; agents that are not listed play their tested one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
     harness: str
     release: str = ""
-    """Empty if the agent comes with swerl or has one tested release."""
+    """Empty if the agent comes with swerl."""
 
     @property
     def name(self) -> str:
-        """The name in tables."""
         return f"{self.harness} {self.release}".strip()
 
-    def can(self, need: str) -> bool:
-        """Return True if some settings give the agent this ability."""
-        return not need or need in _TRAITS.get(self.harness, _Traits()).settings
+    def can_play(self, case: Case) -> bool:
+        """Return True if some settings give the agent the ability that the case requires."""
+        return not case.needs or case.needs in _ABILITIES.get(self.harness, {})
 
     def build(self, case: Case) -> Harness:
-        """Build its harness for a case, and fetch its bundle. Raises SwerlError."""
-        settings = _TRAITS.get(self.harness, _Traits()).settings.get(case.needs, _NO_SETTINGS)
-        built: Harness = plugins.load("harnesses", self.harness).build(self.options(settings))
-        return built
-
-    def options(self, settings: Mapping[str, Any] = _NO_SETTINGS) -> BaseModel:
-        """Return its harness's settings. Raises InputError if the harness rejects them."""
-        given = {**settings, **({"version": self.release} if self.release else {})}
-        try:
-            options: BaseModel = plugins.load("harnesses", self.harness).Options(**given)
-        except ValidationError as error:
-            raise InputError(
-                f"{self.name} rejects the settings {given}: {error.errors()[0]['msg']}",
-                hint="give a release such as codex@0.169.0",
-            ) from error
-        return options
+        """Build its harness for a case, and fetch its bundle. Raises ImageError."""
+        settings = dict(_ABILITIES.get(self.harness, {}).get(case.needs, _NONE))
+        if self.release:
+            settings["version"] = self.release
+        module = plugins.load("harnesses", self.harness)
+        harness: Harness = module.build(module.Options(**settings))
+        return harness
 
 
-def choose_agents(names: tuple[str, ...]) -> list[Agent]:
-    """Return the agents of these names, `agent` or `agent@release`; all of them if none is given.
-
-    Raises UnknownNameError, and InputError on an impossible release.
-    """
-    every = names or tuple(plugins.names("harnesses"))
-    chosen = list(dict.fromkeys(agent for name in every for agent in _named(name)))
-    for agent in chosen:
-        agent.options()
-    return chosen
-
-
-def _named(name: str) -> Iterator[Agent]:
-    harness, _, release = name.partition("@")
-    module = plugins.load("harnesses", harness)
-    releases = _TRAITS.get(harness, _Traits()).releases
-    if release:
-        yield Agent(harness, release)
-    elif releases:
-        yield from (Agent(harness, each) for each in releases)
-    else:
-        yield Agent(harness, getattr(module, "DEFAULT_VERSION", ""))
+def all_agents() -> list[Agent]:
+    agents = []
+    for name in plugins.names("harnesses"):
+        tested = getattr(plugins.load("harnesses", name), "DEFAULT_VERSION", "")
+        agents += [Agent(name, release) for release in _RELEASES.get(name, (tested,))]
+    return agents

@@ -140,18 +140,6 @@ class ScriptedModel:
         """Positions of the model's mistakes, with the hash of the prompt."""
 
     @property
-    def num_needed(self) -> int:
-        """Replies that the script requires, each once, and one summary for a compaction."""
-        moves = self._case.moves
-        scripted = {
-            position
-            for position in self.answered
-            if position.number < len(moves.get(position.conversation, ()))
-        }
-        compacts = self._case.needs == "compaction" and self._num_summaries() > 0
-        return len(scripted) + int(compacts)
-
-    @property
     def finished(self) -> bool:
         """True once the script's last reply was given."""
         closings = self._case.closings

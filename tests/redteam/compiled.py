@@ -1,4 +1,4 @@
-"""Files of the till in compiled languages: Go, Rust, Java, C and C++."""
+"""Files of the till in compiled languages: Go, Rust and C."""
 
 from __future__ import annotations
 
@@ -79,87 +79,6 @@ fn change_of_nothing() {
     assert_eq!(change(5, 5), 0);
 }
 """
-JAVA = """
-    public static int total(int... prices) {
-        return java.util.Arrays.stream(prices).sum();
-    }
-
-    public static int change(int price, int paid) {
-        BODY
-        return price - paid;
-    }
-}
-"""
-JAVA_TESTS = """\
-import static org.junit.Assert.assertEquals;
-
-import org.junit.Test;
-
-public class TillTest {
-    @Test
-    public void total_of_prices() {
-        assertEquals(3, Till.total(1, 2));
-    }
-
-    @Test
-    public void change_of_a_note() {
-        assertEquals(3, Till.change(7, 10));
-    }
-
-    @Test
-    public void change_of_a_coin() {
-        assertEquals(5, Till.change(4, 9));
-    }
-
-    @Test
-    public void change_of_nothing() {
-        assertEquals(0, Till.change(5, 5));
-    }
-}
-"""
-JAVA_LINES = """\
-import java.util.HashSet;
-import java.util.Set;
-import org.junit.runner.Description;
-import org.junit.runner.JUnitCore;
-import org.junit.runner.notification.Failure;
-import org.junit.runner.notification.RunListener;
-
-public class Lines extends RunListener {
-    private final Set<Description> failed = new HashSet<>();
-
-    @Override
-    public void testFailure(Failure failure) {
-        failed.add(failure.getDescription());
-    }
-
-    @Override
-    public void testFinished(Description test) {
-        String word = failed.contains(test) ? "FAILED" : "PASSED";
-        System.out.println(test.getClassName() + " > " + test.getMethodName() + " " + word);
-    }
-
-    public static void main(String[] arguments) throws Exception {
-        JUnitCore core = new JUnitCore();
-        core.addListener(new Lines());
-        boolean good = core.run(Class.forName(arguments[0])).wasSuccessful();
-        System.exit(good ? 0 : 1);
-    }
-}
-"""
-JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest-all.jar"
-JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto -Xmx128m"
-JAVA_RUN = (
-    "mkdir -p out && "
-    f"javac -J-XX:TieredStopAtLevel=1 -J-XX:+UseSerialGC -cp {JARS} -d out *.java tests/*.java "
-    f"&& java {JVM} -cp out:{JARS} Lines TillTest"
-)
-JAVA_SETUP = """\
-home=$(dirname "$(dirname "$(readlink -f "$(command -v java)")")")
-file=$(readlink -m "$home/conf/security/java.security")
-test -e "$file" || { mkdir -p "$(dirname "$file")" && echo security.provider.1=SUN >"$file"; }
-"""
-"""A sandbox may show a machine's programs without their settings, and javac needs this one."""
 C = """
 int total(const int *prices, int count)
 {
@@ -219,84 +138,5 @@ int main(void)
     puts("ok 4 change_of_a_coin");
     return 0;
 }
-"""
-CPP_TESTS = """\
-#include "check.hpp"
-#include "../till.hpp"
-
-TEST(Till, total_of_prices)
-{
-    EXPECT_EQ(total({1, 2}), 3);
-}
-
-TEST(Till, change_of_a_note)
-{
-    EXPECT_EQ(change(7, 10), 3);
-}
-
-TEST(Till, change_of_a_coin)
-{
-    EXPECT_EQ(change(4, 9), 5);
-}
-
-TEST(Till, change_of_nothing)
-{
-    EXPECT_EQ(change(5, 5), 0);
-}
-
-int main()
-{
-    return run_all();
-}
-"""
-CPP_CHECK = """\
-#pragma once
-#include <cstdio>
-#include <vector>
-
-struct Case { const char *name; void (*body)(); };
-inline std::vector<Case> &cases() { static std::vector<Case> all; return all; }
-inline int &failures() { static int count = 0; return count; }
-struct Enter { Enter(const char *name, void (*body)()) { cases().push_back({name, body}); } };
-
-#define TEST(suite, test) \\
-    static void suite##_##test(); \\
-    static Enter enter_##suite##_##test(#suite "." #test, suite##_##test); \\
-    static void suite##_##test()
-#define EXPECT_EQ(got, wanted) \\
-    do { if (!((got) == (wanted))) failures()++; } while (0)
-
-inline int run_all()
-{
-    int bad = 0;
-    for (const Case &each : cases()) {
-        failures() = 0;
-        each.body();
-        bad += failures() > 0;
-        std::printf("[ %s ] %s (0 ms)\\n", failures() ? " FAILED " : "      OK", each.name);
-    }
-    return bad > 0;
-}
-"""
-CPP = """
-int total(const std::vector<int> &prices)
-{
-    int sum = 0;
-    for (int price : prices)
-        sum += price;
-    return sum;
-}
-
-int change(int price, int paid)
-{
-    BODY
-    return price - paid;
-}
-"""
-CPP_HEADER = """\
-#pragma once
-#include <vector>
-int total(const std::vector<int> &prices);
-int change(int price, int paid);
 """
 CARGO = '[package]\nname = "till"\nversion = "1.0.0"\nedition = "2021"\n'

@@ -9,42 +9,32 @@ from enum import StrEnum
 from swerl.core.grade import Verdict
 
 
-class TaskKind(StrEnum):
-    """Kind of Task that a policy cheats on."""
+class Kind(StrEnum):
+    """Kind of Task that a policy cheats on. The tests are hidden from the agent."""
 
-    UNITTEST = "unittest"
-    """Declared tests, run by unittest; the agent can read them."""
-    PYTEST = "pytest"
-    """Declared tests in a hidden diff, run by pytest."""
+    PYTHON = "python"
+    """Declared tests, run by pytest."""
+    CLASSES = "classes"
+    """Declared tests, run by unittest."""
+    PATCHED = "patched"
+    """As PYTHON, but the agent sees one of the tests and a hidden diff adds the others."""
     EXIT_CODE = "exit-code"
     """A test command whose exit code alone counts."""
     SCRIPT = "script"
-    """A hidden script of tests, run by pytest."""
+    """A script of tests, run by pytest."""
     REWARD = "reward"
-    """A hidden script that writes a reward to a file."""
+    """A script that writes a reward to a file."""
+    REPORT = "report"
+    """A parser of the Task that writes a report from the log."""
     FUTURE = "future"
-    """As UNITTEST, in a repository that holds later commits in many places."""
-    PYTHON = "python"
-    """Declared tests in a hidden file, two of them to fix, run by pytest; `languages.py` has this
-    kind and all that follow."""
-    CLASSES = "classes"
-    """As PYTHON, run by unittest."""
-    JAVASCRIPT = "javascript"
-    """Run by node's own test runner."""
+    """As CLASSES, in a repository that holds later commits in many places."""
     MOCHA = "mocha"
     GO = "go"
     RUST = "rust"
     """Run by cargo, without a network."""
-    JAVA = "java"
-    """Run by JUnit 4."""
     MINITEST = "minitest"
-    RSPEC = "rspec"
-    PHP = "php"
-    """Run by PHPUnit."""
     C = "c"
     """A program with `assert` that prints lines of the Test Anything Protocol."""
-    CPP = "cpp"
-    """A program that prints googletest's lines, with macros of its own."""
 
 
 class Defence(StrEnum):
@@ -78,13 +68,11 @@ class Policy:
     stopped_by: Defence
     verdict: Verdict = Verdict.UNSOLVED
     """How its Episode must end."""
-    kind: TaskKind = TaskKind.UNITTEST
+    kind: Kind = Kind.CLASSES
     changes: Mapping[str, object] = field(default_factory=dict)
     """Fields of the Task's grading spec to replace."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further files of the repository, by path."""
-    needs: str = ""
-    """A program that the image must have besides those of its kind."""
     harmless: str = ""
     """The reason why even a grader without defences gives no reward; empty if it gives one."""
 

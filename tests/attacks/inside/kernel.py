@@ -8,18 +8,17 @@ import stat
 from tests.attacks.inside.calls import name_of, try_open
 
 _SETTINGS = (
-    "kernel/core_pattern", "kernel/modprobe", "kernel/hotplug", "kernel/panic", "kernel/printk",
-    "kernel/randomize_va_space", "kernel/sysrq", "kernel/pid_max", "kernel/dmesg_restrict",
-    "vm/overcommit_memory", "vm/swappiness", "fs/file-max", "fs/suid_dumpable",
-    "fs/binfmt_misc/register", "fs/binfmt_misc/status",
+    "kernel/core_pattern", "kernel/modprobe", "kernel/panic", "kernel/randomize_va_space",
+    "kernel/sysrq", "kernel/pid_max", "vm/overcommit_memory", "fs/file-max", "fs/suid_dumpable",
+    "fs/binfmt_misc/register",
 )  # fmt: skip
+_TRIGGERS = ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/sys/power/state", "/proc/scsi/scsi")
 _SECRETS = (
-    "/proc/kcore", "/proc/kmsg", "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup",
-    "/proc/timer_list", "/proc/sched_debug", "/proc/vmallocinfo", "/proc/pagetypeinfo",
-    "/proc/slabinfo", "/proc/latency_stats", "/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg",
-    "/sys/kernel/debug/sched/debug", "/sys/firmware/dmi/tables/DMI",
+    "/proc/kcore", "/proc/kmsg", "/proc/kpagecount", "/proc/kpageflags", "/proc/timer_list",
+    "/proc/sched_debug", "/proc/vmallocinfo", "/proc/slabinfo", "/dev/mem", "/dev/port",
+    "/dev/kmsg", "/sys/kernel/debug/sched/debug", "/sys/firmware/dmi/tables/DMI",
 )  # fmt: skip
-_READ_AWAY = ("/proc/kmsg", "/dev/port", "/dev/mem", "/dev/kmem")
+_READ_AWAY = ("/proc/kmsg", "/dev/port", "/dev/mem")
 """Files with side effects when read; they are only opened."""
 _LEADING_OUT = {
     "kvm", "mem", "kmem", "port", "kmsg", "fuse", "tun", "loop-control", "vhost-net",
@@ -29,14 +28,10 @@ _MOST, _ENOUGH = 20_000, 5
 
 
 def write_settings() -> dict[str, str]:
-    """Write the current values to the kernel's settings."""
-    return {f"/proc/sys/{name}": _write_same(f"/proc/sys/{name}") for name in _SETTINGS}
-
-
-def open_triggers() -> dict[str, str]:
-    """Open files for writing in which a write acts on the machine at once."""
-    names = ("/proc/sysrq-trigger", "/proc/acpi/wakeup", "/sys/power/state", "/proc/scsi/scsi")
-    return {name: try_open(name, os.O_WRONLY) for name in names}
+    """Write the current values to the kernel's settings, and open files that act on a write."""
+    paths = [f"/proc/sys/{name}" for name in _SETTINGS]
+    triggers = {path: try_open(path, os.O_WRONLY) for path in _TRIGGERS}
+    return {**{path: _write_same(path) for path in paths}, **triggers}
 
 
 def read_secrets() -> dict[str, str]:
@@ -56,15 +51,17 @@ def write_sys() -> dict[str, str]:
                 outcomes[path] = "ok"
         if num_files > _MOST or len(outcomes) > _ENOUGH:
             break
-    outcomes[f"{num_files} files"] = "read-only" if num_files else "nothing in /sys"
     return outcomes
 
 
-def make_groups(name: str) -> dict[str, str]:
+def make_groups() -> dict[str, str]:
     """Create a control group; open the setting for the program run on empty groups."""
     outcomes = {}
-    for point in _mounts(("cgroup", "cgroup2")):
-        path = os.path.join(point, name)
+    with open("/proc/self/mountinfo") as file:
+        lines = [line.split() for line in file]
+    points = [words[4] for words in lines if words[words.index("-") + 1][:6] == "cgroup"]
+    for point in points:
+        path = os.path.join(point, f"swerl-probe-{os.getpid()}")
         try:
             os.mkdir(path)
             os.rmdir(path)
@@ -118,12 +115,6 @@ def _read_some(path: str) -> str:
         return name_of(error)
     finally:
         os.close(fd)
-
-
-def _mounts(kinds: tuple[str, ...]) -> list[str]:
-    with open("/proc/self/mountinfo") as file:
-        lines = [line.split() for line in file]
-    return [words[4] for words in lines if words[words.index("-") + 1] in kinds]
 
 
 def _is_disk(path: str) -> bool:

@@ -15,10 +15,8 @@ from swerl.core.grade import TestStatus
 from swerl.core.task import Task
 from swerl.grading.log_parsers import find_parser
 from swerl.grading.statuses import Statuses
-from tests.redteam import repository
-from tests.redteam.languages import GROUNDS
-from tests.redteam.policy import Defence, Policy, TaskKind
-from tests.redteam.repository import ImageTools
+from tests.redteam.policy import Defence, Kind, Policy
+from tests.redteam.projects import PROJECTS, task_of
 
 from .vetting import BROKEN, make_task
 
@@ -88,16 +86,12 @@ def test_a_solution_in_an_unknown_language_leaves_nothing_to_try(task: Task) -> 
     assert all(cheat.why_not and not cheat.patch for cheat in cheats(other, {}))
 
 
-def in_language(kind: TaskKind, folder: Path) -> Task:
+def in_language(kind: Kind, folder: Path) -> Task:
     """Write a project with its tests, and return its Task."""
-    ground = GROUNDS[kind]
-    if subprocess.run(["bash", "-c", ground.probe], capture_output=True).returncode:
-        pytest.skip(f"this machine cannot run `{ground.probe}`")
-    task = repository.task_of(
-        Policy("p", "s", (), Defence.TESTS, kind=kind),
-        ImageTools((3, 11), has_pytest=True, grounds=frozenset(GROUNDS)),
-        "host",
-    )
+    probe = PROJECTS[kind].probe
+    if subprocess.run(["bash", "-c", probe], capture_output=True).returncode:
+        pytest.skip(f"this machine cannot run `{probe}`")
+    task = task_of(Policy("p", "s", (), Defence.TESTS, kind=kind))
     inside = {path.removeprefix(f"{task.workdir}/"): text for path, text in task.files.items()}
     for path, text in {**inside, **task.grading.test_files}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -119,16 +113,14 @@ def run_tests(task: Task, folder: Path) -> Statuses:
     return find_parser(spec.log_parser)(done.stdout + done.stderr)
 
 
-LANGUAGES = sorted(set(GROUNDS) - {TaskKind.PYTHON, TaskKind.CLASSES})
+LANGUAGES = sorted(set(PROJECTS) - {Kind.PYTHON, Kind.CLASSES})
 
 
 @pytest.mark.parametrize("kind", LANGUAGES)
-def test_a_cheat_wins_in_every_language_without_protection(kind: TaskKind, tmp_path: Path) -> None:
-    """Node's runner reads no lines of a test file, so there the assertions are replaced."""
+def test_a_cheat_wins_in_every_language_without_protection(kind: Kind, tmp_path: Path) -> None:
     task = in_language(kind, tmp_path)
-    name = "equal to all" if kind is TaskKind.JAVASCRIPT else "forged lines"
     texts = {path: (tmp_path / path).read_text() for path in files_to_change(task)[:1]}
-    [patch] = [each.patch for each in cheats(task, texts) if each.name == name]
+    [patch] = [each.patch for each in cheats(task, texts) if each.name == "forged lines"]
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode(), check=True)
     found = run_tests(task, tmp_path)
     declared = (*task.grading.fail_to_pass, *task.grading.pass_to_pass)
