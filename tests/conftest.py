@@ -25,10 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 MACHINES = ("/", "/tmp", "/var/tmp", "/dev/shm", "/etc", "/usr", "/opt", "/run", "/root", "/home")
 """Folders of the machine that no test may change the mode or owner of."""
 
-collect_ignore = [] if os.environ.get("SWERL_NIGHTLY") else ["redteam", "attacks", "compat"]
-"""Folders of `nox -s nightly` alone."""
-
-
 PROGRAMS = {
     "base_image",
     "docker_image",
@@ -41,6 +37,7 @@ PROGRAMS = {
 """Fixtures that start a program of others."""
 NIGHTLY = ("redteam", "attacks", "compat")
 """Folders of the nightly shelf."""
+collect_ignore = [] if os.environ.get("SWERL_NIGHTLY") else [*NIGHTLY]
 
 
 @pytest.hookimpl(tryfirst=True)
