@@ -67,7 +67,6 @@ def nightly(session: nox.Session) -> None:
         ("--faults", "300"),
         ("--kinds", "controller", "--kill", "--faults", "50", "--each", "25"),
         ("--ray", "--faults", "30"),
-        ("--servers", "--faults", "50"),
         ("--service", "server", "--faults", "50"),
         ("--service", "docker", "--faults", "35"),
         ("--service", "registry", "--faults", "35"),

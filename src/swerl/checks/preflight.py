@@ -83,9 +83,8 @@ async def _check_on_nodes(
 ) -> AsyncIterator[MachineFinding]:
     """Check the sandboxes of every machine, through a sandbox server on it."""
     try:
-        async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as served:
-            places = {site.name: site.backend for site in served.sites if site.backend}
-            async for finding in _check_sandboxes(recipe, places, logs):
+        async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as spread:
+            async for finding in _check_sandboxes(recipe, spread.backends(), logs):
                 yield finding
     except SwerlError as error:
         yield check_result("all", "sandbox", str(error), good=False, fix=error.hint)

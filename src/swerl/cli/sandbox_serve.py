@@ -7,7 +7,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -23,8 +23,7 @@ from swerl.cli._output import console, stderr
 from swerl.cli._run import run
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import InputError
-from swerl.core.secrets import state_dir
-from swerl.sandboxes.e2b_server.access import fingerprint_of, make_certificate, new_key
+from swerl.sandboxes.e2b_server.access import new_key
 from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 from swerl.sandboxes.e2b_server.served import ServerOptions
 
@@ -42,14 +41,10 @@ def serve(
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="HOST:PORT, or unix:PATH. An address that other machines reach has TLS; http:// "
-            "before it leaves it out. Port 0 chooses a free one.",
+            help="HOST:PORT; port 0 chooses a free one. Put a proxy with TLS before an address "
+            "that other machines reach.",
         ),
     ] = "127.0.0.1:49000",
-    certificate: Annotated[
-        Path | None,
-        typer.Option(help="PEM file of a key and its certificate. By default one is made once."),
-    ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key. By default a new key is printed.")
     ] = None,
@@ -68,12 +63,13 @@ def serve(
 
     `--set limits.lifetime_s=…` sets the maximum lifetime of a sandbox; the default is 24 hours.
     """
-    address = _address(listen, certificate)
-    key = _key(api_key_file, address)
+    host, port = _address(listen)
+    key = _key(api_key_file, host)
     _require_absolute(workdir)
     limits, own = split_limits(settings or (), lifetime_s=_LIFETIME_S)
     options = ServerOptions(
-        **address,
+        host=host,
+        port=port,
         templates={**(_LOCAL_TEMPLATES if backend == "local" else {}), **_templates(template)},
         image_key=image_key,
         workdir=workdir,
@@ -98,41 +94,28 @@ async def _serve(backend: SandboxBackend, key: str, options: ServerOptions, show
         for name, value in variables.items():
             console().print(f"export E2B_{name}={value}", markup=False, soft_wrap=True)
         console().file.flush()  # a script that starts it in the background waits for these lines
-        if options.certificate:
-            known_by = f"sandbox.fingerprint = {fingerprint_of(options.certificate)!r}"
-            stderr().print(known_by, markup=False, soft_wrap=True)
         stderr().print("serving until Ctrl-C, which removes every sandbox", markup=False)
         await stopped.wait()
 
 
-def _address(listen: str, certificate: Path | None) -> dict[str, Any]:
-    """Return the server's options for an address: TLS if other machines reach it."""
-    kind, _, rest = listen.partition(":")
-    if kind == "unix" and rest:
-        return {"socket": Path(rest).absolute()}
+def _address(listen: str) -> tuple[str, int]:
+    """Return the host and port of an address."""
     parts = urlsplit(listen if "://" in listen else f"//{listen}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
-    if parts.scheme not in ("", "http", "https") or host is None or port is None:
-        hint = "write --listen HOST:PORT, https://HOST:PORT or unix:PATH"
-        raise InputError(f"{listen!r} is not an address", hint=hint)
-    address: dict[str, Any] = {"host": host, "port": port}
-    is_open = certificate is None and is_loopback(host)
-    if parts.scheme == "http" or (not parts.scheme and is_open):
-        return address
-    if certificate is None:
-        certificate = state_dir() / "sandbox-server.pem"
-        if not certificate.exists():
-            make_certificate(certificate)
-    return {**address, "certificate": certificate}
+    if parts.scheme not in ("", "http") or host is None or port is None:
+        raise InputError(
+            f"{listen!r} is not an address of this server",
+            hint="write --listen HOST:PORT; for https put a proxy before it",
+        )
+    return host, port
 
 
-def _key(path: Path | None, address: Mapping[str, Any]) -> str:
+def _key(path: Path | None, host: str) -> str:
     if path is None:
-        host = address.get("host", "")
-        if host and not is_loopback(host):
+        if not is_loopback(host):
             raise InputError(
                 f"{host} is reachable from other machines, so the key must not be printed",
                 hint="write a key to a file and pass --api-key-file FILE",
@@ -161,11 +144,11 @@ def _require_absolute(workdir: str) -> None:
         )
 
 
-def _templates(given: Sequence[str] | None) -> Mapping[str, str]:
-    found = {}
-    for text in given or ():
+def _templates(texts: Sequence[str] | None) -> Mapping[str, str]:
+    templates = {}
+    for text in texts or ():
         name, _, image = text.partition("=")
         if not name or not image:
             raise InputError(f"{text!r} is not a template", hint="write --template NAME=IMAGE")
-        found[name] = image
-    return found
+        templates[name] = image
+    return templates

@@ -376,10 +376,6 @@ class ClusterSection(Section):
     sandbox_cpus: int = Field(0, ge=0)
     """CPUs of each machine for sandboxes, besides those of ranks and engines. With 0 all sandboxes
     run on the controller's machine, which is enough until its CPUs are busy with tests."""
-    sandbox_tls: bool = True
-    """Encrypt requests to sandbox servers on other machines. Each server makes a certificate, which
-    takes the program openssl; the run knows it by its fingerprint. Set it to false only on a
-    network of your own."""
 
 
 class CostSection(Section):

@@ -10,7 +10,6 @@ import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import (
-    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -19,7 +18,7 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from swerl.core.changes import Changes, FileMap
 from swerl.core.contracts import (
@@ -110,20 +109,12 @@ class MixedAgent:
     """Its share of the training Groups; 0 if it is held out."""
 
 
-@runtime_checkable
-class SandboxPool(Protocol):
-    """A SandboxBackend over several machines. A machine opens only its own snapshots."""
-
-    def place(self) -> AbstractAsyncContextManager[SandboxBackend]:
-        """Choose the machine of one sandbox and return its backend, held while that is open."""
-
-
 class Provisioner:
     """Opens Sandboxes. An Episode holds one at a time, so `concurrency` slots bound them.
 
     The preparation of a sandbox depends on the image and the Task alone. So the first sandbox of a
     Task is kept as a snapshot after it, and later ones open the snapshot, if the backend can take
-    snapshots and this one holds all that the preparation did. Each machine of a pool has its own.
+    snapshots and this one holds all that the preparation did.
     """
 
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
@@ -212,8 +203,6 @@ class Provisioner:
     ) -> AsyncIterator[Sandbox]:
         async with AsyncExitStack() as stack:
             backend = self._backend
-            if isinstance(backend, SandboxPool):
-                backend = await stack.enter_async_context(backend.place())
             name = await self._name(backend, task, stage, mounts)
             key = (backend, name) if name else None
             snapshot, building = await self._await_build(key)

@@ -22,7 +22,6 @@ from swerl.core.sandbox import CappedOutput, Limits, LiveSandbox, Mount, new_nam
 from swerl.sandboxes._docker import create
 from swerl.sandboxes._docker.commands import ContainerCommands
 from swerl.sandboxes._docker.sandbox import MachineSandbox
-from swerl.sandboxes._e2b.files import packed_folder
 from swerl.sandboxes._kubernetes import Cluster, KubernetesError
 from swerl.sandboxes._kubernetes_pod import (
     LABELS,
@@ -32,6 +31,7 @@ from swerl.sandboxes._kubernetes_pod import (
     pods_path,
 )
 from swerl.sandboxes._kubernetes_pod import Options as Options
+from swerl.sandboxes._packed import packed_folder
 
 _POLICY = "swerl-sandboxes"
 _CONFLICT, _FORBIDDEN = 409, 403

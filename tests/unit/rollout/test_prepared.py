@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +12,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import (
     AbstractAsyncContextManager,
-    AsyncExitStack,
     asynccontextmanager,
     suppress,
 )
@@ -24,20 +21,16 @@ from typing import Any
 
 import pytest
 
-from swerl.cluster.sandbox_servers import SpreadBackend
 from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.sandbox import Limits, Mount, new_name
+from swerl.core.errors import SandboxError
+from swerl.core.sandbox import Limits, new_name
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
 from swerl.images.store import Store, default_store
 from swerl.rollout.parts import Clock, Provisioner
-from swerl.sandboxes import docker, e2b, local
-from swerl.sandboxes._e2b.files import upload_folder
+from swerl.sandboxes import docker, local
 from swerl.sandboxes._local.image import write_image
-from swerl.sandboxes.e2b_server.app import SandboxServer
-from swerl.sandboxes.e2b_server.served import ServerOptions
 from swerl.tasks import worktree
 
 TASK_IMAGE = "built:prepared"
@@ -114,50 +107,6 @@ class WithoutSnapshots:
 
 async def refuse(name: str = "") -> str:
     raise SandboxError("the disk is full", hint="free some space")
-
-
-class Apart(Counting):
-    """The backend of one of several machines: it does not find the others' snapshots."""
-
-    def __init__(self, machine: str) -> None:
-        super().__init__()
-        self.machine = machine
-
-    @asynccontextmanager
-    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
-        async with super().open(image, limits, **options) as sandbox:
-            take = sandbox.snapshot
-            sandbox.snapshot = lambda name: take(self.machine + name)
-            yield sandbox
-
-    async def find_snapshot(self, name: str) -> str:
-        return await super().find_snapshot(self.machine + name)
-
-
-@asynccontextmanager
-async def served(*machines: Any) -> AsyncIterator[SpreadBackend]:
-    """Yield the backend of a run over a sandbox server for each machine."""
-    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-    spread, key = SpreadBackend([f"n{number}" for number, _ in enumerate(machines)]), "k" * 20
-    own = ServerOptions(port=0, max_lifetime_s=math.inf, takes_orders=True)
-    async with AsyncExitStack() as stack:
-        for site, backend in zip(spread.sites, machines, strict=True):
-            url = (await stack.enter_async_context(SandboxServer(backend, key, own))).url
-            options = e2b.Options(
-                api_url=url, sandbox_url=url, image_key="image", creates_per_s=1000
-            )
-            site.serve(e2b.connect(options, key, own=True))
-        yield spread
-
-
-@asynccontextmanager
-async def ordinary(machine: Any) -> AsyncIterator[e2b.E2BBackend]:
-    """Yield the backend of a client of `swerl sandbox serve`; its operator names the image."""
-    pytest.importorskip("e2b", reason="the package `e2b` is not installed")
-    options = ServerOptions(port=0, templates={"task": TASK_IMAGE}, limits=LIMITS)
-    async with SandboxServer(machine, "k" * 20, options) as server:
-        urls = {"api_url": server.url, "sandbox_url": server.url}
-        yield e2b.connect(e2b.Options(**urls, image_key="image", creates_per_s=1000), "k" * 20)
 
 
 def make(backend: Any) -> Provisioner:
@@ -238,83 +187,6 @@ async def test_the_view_in_a_container_is_the_same_byte_for_byte(
         assert timeless(view) == timeless(views[0])
 
 
-@pytest.mark.parametrize("stage", ["agent", "grading"])
-async def test_each_machine_of_a_run_prepares_once_and_shows_the_same(
-    repository: Path, stage: str
-) -> None:
-    task = task_of(built(repository), setup=SETUP, files={"/repo/given": "text"})
-
-    def opened(provisioner: Provisioner) -> AbstractAsyncContextManager[Sandbox]:
-        return for_agent(provisioner, task) if stage == "agent" else provisioner.for_grading(task)
-
-    async with opened(make(WithoutSnapshots())) as sandbox:
-        views = [await shown(sandbox)]
-    machines = [Apart("first"), Apart("second")]
-    async with served(*machines) as spread:
-        for provisioner in (first := make(spread), first, make(spread)):
-            async with opened(provisioner) as one, opened(provisioner) as two:
-                views += [await shown(one), await shown(two)]
-    assert [each.opened for each in machines] == [["built", "snapshot", "snapshot"]] * 2
-    assert "base" in views[0] and "fatal" not in views[0]
-    for view in views[1:]:
-        assert timeless(view) == timeless(views[0])
-
-
-@pytest.mark.parametrize("stage", ["agent", "grading"])
-async def test_a_client_of_a_server_prepares_once_and_sees_the_same(
-    repository: Path, stage: str
-) -> None:
-    assert built(repository) == TASK_IMAGE
-    task = task_of("task", setup=SETUP, files={"/repo/given": "text"})
-
-    async def seen(provisioner: Provisioner) -> str:
-        agent = for_agent(provisioner, task)
-        async with agent if stage == "agent" else provisioner.for_grading(task) as sandbox:
-            async with sandbox.start(["sh", "-c", TREE], cwd="/repo") as process:
-                chunks = [chunk.data async for chunk in process.output()]
-            return re.sub("swerl-[0-9a-f]{16}", "swerl-", b"".join(chunks).decode())
-
-    machine = Counting()
-    async with ordinary(machine) as client:
-        views = [await seen(make(WithoutSnapshots(client)))]
-        for provisioner in (first := make(client), first, make(client)):
-            views.append(await seen(provisioner))
-    assert machine.opened == ["built", "built", "snapshot", "snapshot"]
-    assert "base" in views[0] and "fatal" not in views[0]
-    for view in views[1:]:
-        assert timeless(view) == timeless(views[0])
-    assert not Store(default_store().root).snapshots()
-
-
-async def test_a_copied_agent_is_kept_on_its_machine_until_it_changes(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, uploads = tmp_path / "agent", []
-
-    async def upload(*given: Any) -> str:
-        uploads.append(given)
-        return await upload_folder(*given)
-
-    # As if the machine had another file system than the controller.
-    monkeypatch.setattr("swerl.sandboxes.e2b_server.served._existing", lambda mounts: [])
-    monkeypatch.setattr("swerl.sandboxes._e2b.sandbox.upload_folder", upload)
-    harness = builtin.build(builtin.Options())
-    monkeypatch.setattr(
-        type(harness), "mounts", lambda self: [Mount(agent, "/opt/agent")], raising=True
-    )
-    task, machine = task_of(built(repository)), Counting()
-    agent.mkdir()
-    async with served(machine) as spread:
-        for word in (b"old", b"newer"):
-            (agent / "word").write_bytes(word)
-            provisioner = make(spread)
-            for _ in range(2):
-                clock = Clock("e", lambda _: None)
-                async with provisioner.for_agent(task, harness, clock) as sandbox:
-                    assert await sandbox.read("/opt/agent/word") == word
-    assert machine.opened == ["built", "snapshot"] * 2 and len(uploads) == 2
-
-
 async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(
     repository: Path,
 ) -> None:
@@ -325,36 +197,13 @@ async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(
             return found
 
     machine = Forgetful()
-    async with served(machine) as spread:
-        for path, backend in (("/repo/a", machine), ("/repo/b", spread)):
-            machine.opened.clear()
-            views, provisioner = [], make(backend)
-            for _ in range(3):
-                task = task_of(f"dir:{repository}", files={path: "text"})
-                async with for_agent(provisioner, task) as sandbox:
-                    views.append(timeless(await shown(sandbox)))
-            assert machine.opened == ["dir", "snapshot", "dir", "dir"]
-            assert views[0] == views[1] == views[2]
-
-
-async def test_a_server_that_ends_before_the_sandbox_opens_loses_this_attempt_alone(
-    repository: Path,
-) -> None:
-    class Ending(Counting):
-        async def find_snapshot(self, name: str) -> str:
-            spread.sites[0].lose("killed")
-            return ""
-
-    task, machines = task_of(f"dir:{repository}"), [Ending(), Counting()]
-    async with served(*machines) as spread:
-        provisioner = make(spread)
-        with pytest.raises(SandboxLostError, match="server on n0 ended: killed"):
-            async with for_agent(provisioner, task):
-                pass
+    views, provisioner = [], make(machine)
+    for _ in range(3):
+        task = task_of(f"dir:{repository}", files={"/repo/a": "text"})
         async with for_agent(provisioner, task) as sandbox:
-            assert "base" in await shown(sandbox)
-        assert [site.num_open for site in spread.sites] == [0, 0]
-    assert [each.opened for each in machines] == [[], ["dir"]]
+            views.append(timeless(await shown(sandbox)))
+    assert machine.opened == ["dir", "snapshot", "dir", "dir"]
+    assert views[0] == views[1] == views[2]
 
 
 def timeless(view: str) -> list[str]:

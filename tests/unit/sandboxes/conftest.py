@@ -14,13 +14,13 @@ from swerl.core.contracts import Sandbox, SnapshotSandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
 from swerl.images.store import default_store
-from swerl.sandboxes import docker, e2b, kubernetes, local
+from swerl.sandboxes import _e2b_sandbox, docker, e2b, kubernetes, local
 
 from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
 
 NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
-E2B_LACKS: dict[str, str] = {}
+E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
 
 
 def open_local(isolator: str) -> Target:
@@ -64,7 +64,10 @@ def open_docker(request: pytest.FixtureRequest) -> Target:
 
 def open_e2b(request: pytest.FixtureRequest) -> Target:
     url = request.getfixturevalue("e2b_server")
-    options = e2b.Options(api_url=url, sandbox_url=url, output_cap_mib=OUTPUT_CAP_MIB)
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setattr(_e2b_sandbox, "OUTPUT_CAP", int(OUTPUT_CAP_MIB * 2**20))
+    options = e2b.Options(api_url=url, sandbox_url=url)
     return Target(e2b.build(options), "base", E2B_LACKS)
 
 

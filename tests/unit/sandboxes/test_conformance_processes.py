@@ -131,7 +131,10 @@ async def test_leaving_kills_the_command_and_its_children(sandbox: Sandbox) -> N
     assert await processes(sandbox, f"sleep 2{token}") == 0
 
 
-async def test_leaving_kills_processes_that_outlived_the_command(sandbox: Sandbox) -> None:
+async def test_leaving_kills_processes_that_outlived_the_command(
+    target: Target, sandbox: Sandbox
+) -> None:
+    target.require("end of daemons")
     token = f"{time.time():.6f}"
     async with sandbox.start(["sh", "-c", f"setsid sleep {token} >/dev/null 2>&1 &"]) as process:
         assert await process.wait() == 0

@@ -11,9 +11,7 @@ import asyncio
 import base64
 import binascii
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
-from itertools import islice
-from typing import TypeVar
+from collections.abc import AsyncIterator, Mapping
 
 import orjson
 from aiohttp import web
@@ -23,97 +21,94 @@ from swerl.sandboxes.e2b_server.failure import Code, WireError
 
 UNARY_TYPE = "application/json"
 STREAM_TYPE = "application/connect+json"
-MAX_MESSAGE_BYTES = 16 << 20
+MAX_MESSAGE_BYTES = 4 << 20
+"""Largest message: the worst 4 MiB of JSON take 0.1 s to parse."""
 IDLE_S = 60.0
 """Longest wait for a client to send or to accept the next bytes."""
-_LONG = 1 << 16
-"""Bytes or characters from which work on an input is done in a thread."""
-_MOST_SIGNS, _SIGNS = 1 << 18, (b",", b"[", b"{")
-"""Bound of signs that come with JSON values: 16 MiB of empty lists would take 1.7 s to parse."""
-_MOST_TEXTS, _MOST_BYTES = 10_000, 1 << 22
-"""Bounds of a list or table of texts. Linux starts no command with 2 MiB of them."""
+_MAX_TEXTS = 10_000
+"""Largest number of texts in a list or table; Linux starts no command with 2 MiB of them."""
 _HEADER = struct.Struct(">BI")
 _COMPRESSED, _END = 1, 2
 Message = Mapping[str, Json]
-Made = TypeVar("Made")
 
 
 def timeout_s(headers: Mapping[str, str]) -> float | None:
     """Return the time limit that the client set for the call, or None for no limit."""
-    given = headers.get("Connect-Timeout-Ms", "")
-    if not given:
+    text = headers.get("Connect-Timeout-Ms", "")
+    if not text:
         return None
-    if not given.isdecimal() or len(given) > 10:
-        raise WireError(Code.INVALID_ARGUMENT, f"cannot read the timeout {given[:40]!r}")
-    return int(given) / 1000 or None
+    if not text.isdecimal() or len(text) > 10:
+        raise WireError(Code.INVALID_ARGUMENT, f"cannot read the timeout {text[:40]!r}")
+    return int(text) / 1000 or None
 
 
 def keepalive_s(headers: Mapping[str, str]) -> float:
     """Return the silence after which a stream sends a keep-alive, in seconds."""
-    given = headers.get("Keepalive-Ping-Interval", "")
-    return max(1.0, float(given)) if given.isdecimal() and len(given) < 6 else 90.0
+    text = headers.get("Keepalive-Ping-Interval", "")
+    return max(1.0, float(text)) if text.isdecimal() and len(text) < 6 else 90.0
 
 
-async def off_loop(size: int, work: Callable[..., Made], *args: object) -> Made:
-    """Return `work(*args)`, done in a thread if the size of its input would hold the loop up."""
-    return work(*args) if size < _LONG else await asyncio.to_thread(work, *args)
+async def read_pieces(request: web.BaseRequest, max_bytes: int) -> AsyncIterator[bytes]:
+    """Yield a request's body, uncompressed, as it arrives.
+
+    Raises WireError if it is larger than `max_bytes`, or if the client stalls.
+    """
+    size = 0
+    if (request.content_length or 0) > max_bytes:
+        raise too_large(max_bytes)
+    while not request.content.at_eof():
+        try:
+            async with asyncio.timeout(IDLE_S):
+                piece = await request.content.readany()
+        except TimeoutError as error:
+            raise WireError(Code.CANCELED, "the body did not arrive", status=408) from error
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        yield piece
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Return a request's body, uncompressed. Raises WireError if it is too large or too slow."""
+    """Return a request's body. Raises WireError as `read_pieces` does."""
     body = bytearray()
-    try:
-        while not request.content.at_eof():
-            async with asyncio.timeout(IDLE_S):
-                body += await request.content.readany()
-            if len(body) > max_bytes:
-                message = f"the body is larger than {max_bytes} bytes"
-                raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
-    except TimeoutError as error:
-        raise WireError(Code.CANCELED, "the body did not arrive", status=408) from error
-    return await off_loop(len(body), bytes, body)
-
-
-async def read_object(request: web.BaseRequest, max_bytes: int) -> dict[str, Json]:
-    """Return the JSON object in a request's body; empty if there is no body."""
-    body = await read_body(request, max_bytes)
-    return await off_loop(len(body), _object, body)
+    async for piece in read_pieces(request, max_bytes):
+        body += piece
+    return bytes(body)
 
 
 async def read_message(request: web.BaseRequest) -> dict[str, Json]:
     """Return the message of a unary call."""
     _require_type(request, UNARY_TYPE)
-    return await read_object(request, MAX_MESSAGE_BYTES)
+    return parse_object(await read_body(request, MAX_MESSAGE_BYTES))
 
 
 async def read_one(request: web.BaseRequest) -> dict[str, Json]:
     """Return the only message of a call whose answer is a stream."""
+    _require_type(request, STREAM_TYPE)
     try:
         async with asyncio.timeout(IDLE_S):
-            async for message in read_stream(request):
-                return message
-    except TimeoutError as error:
-        raise WireError(Code.CANCELED, "the message did not arrive", status=408) from error
-    raise WireError(Code.INVALID_ARGUMENT, "the request has no message")
-
-
-async def read_stream(request: web.BaseRequest) -> AsyncIterator[dict[str, Json]]:
-    _require_type(request, STREAM_TYPE)
-    while True:
-        try:
             flags, length = _HEADER.unpack(await request.content.readexactly(_HEADER.size))
             if length > MAX_MESSAGE_BYTES:
-                raise WireError(
-                    Code.RESOURCE_EXHAUSTED, f"a message of {length} bytes is too large"
-                )
+                raise too_large(MAX_MESSAGE_BYTES)
             data = await request.content.readexactly(length)
-        except asyncio.IncompleteReadError as error:
-            if error.partial:
-                raise WireError(Code.INVALID_ARGUMENT, "the stream is cut short") from error
-            return
-        if flags & _COMPRESSED:
-            raise WireError(Code.UNIMPLEMENTED, "compressed messages are not supported")
-        yield await off_loop(length, _object, data)
+    except asyncio.IncompleteReadError as error:
+        raise WireError(Code.INVALID_ARGUMENT, "the message is cut short") from error
+    except TimeoutError as error:
+        raise WireError(Code.CANCELED, "the message did not arrive", status=408) from error
+    if flags & _COMPRESSED:
+        raise WireError(Code.UNIMPLEMENTED, "compressed messages are not supported")
+    return parse_object(data)
+
+
+def parse_object(data: bytes) -> dict[str, Json]:
+    """Return a JSON object; empty if there is no data."""
+    try:
+        value: Json = orjson.loads(data) if data else {}
+    except orjson.JSONDecodeError as error:
+        raise WireError(Code.INVALID_ARGUMENT, f"a message is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WireError(Code.INVALID_ARGUMENT, "a message must be a JSON object")
+    return value
 
 
 class RpcStream:
@@ -123,7 +118,7 @@ class RpcStream:
         self._request = request
         self._response: web.StreamResponse | None = None
 
-    async def send(self, message: Mapping[str, Json]) -> None:
+    async def send(self, message: Message) -> None:
         """Send one message. Waits for a slow client, and raises for one that accepts nothing."""
         await self._send(0, message)
 
@@ -134,55 +129,26 @@ class RpcStream:
         await self._response.write_eof()
         return self._response
 
-    async def _send(self, flags: int, message: Mapping[str, Json]) -> None:
+    async def _send(self, flags: int, message: Message) -> None:
         data = orjson.dumps(message)
+        if self._response is None:
+            self._response = web.StreamResponse(headers={"Content-Type": STREAM_TYPE})
         try:
             async with asyncio.timeout(IDLE_S):
-                response = await self._open()
-                await response.write(_HEADER.pack(flags, len(data)) + data)
+                if not self._response.prepared:
+                    await self._response.prepare(self._request)
+                await self._response.write(_HEADER.pack(flags, len(data)) + data)
         except TimeoutError as error:
             raise ConnectionAbortedError("the client accepts no more data") from error
 
-    async def _open(self) -> web.StreamResponse:
-        if self._response is None:
-            self._response = web.StreamResponse(headers={"Content-Type": STREAM_TYPE})
-            await self._response.prepare(self._request)
-        return self._response
 
-
-def _require_type(request: web.BaseRequest, wanted: str) -> None:
-    if request.content_type != wanted:
-        message = f"content type {request.content_type!r} is not supported, only {wanted}"
-        raise WireError(Code.UNIMPLEMENTED, message, status=415)
-
-
-def _object(data: bytes) -> dict[str, Json]:
-    if len(data) > _MOST_SIGNS and sum(map(data.count, _SIGNS)) > _MOST_SIGNS:
-        raise _too_large("a message")
-    try:
-        value: Json = orjson.loads(data) if data else {}
-    except orjson.JSONDecodeError as error:
-        raise WireError(Code.INVALID_ARGUMENT, f"a message is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise WireError(Code.INVALID_ARGUMENT, "a message must be a JSON object")
-    return value
-
-
-def get_text(message: Message, name: str, default: str = "") -> str:
+def get_text(message: Message, name: str) -> str:
+    """Return a text; empty if it is absent."""
     value = message.get(name)
     if value is None:
-        return default
+        return ""
     if not isinstance(value, str) or "\0" in value:
         raise _wrong(name, "a text without NUL characters")
-    return value
-
-
-def get_flag(message: Message, name: str, default: bool = False) -> bool:
-    value = message.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise _wrong(name, "true or false")
     return value
 
 
@@ -199,19 +165,21 @@ def get_integer(message: Message, name: str, default: int = 0) -> int:
 
 
 def get_texts(message: Message, name: str) -> list[str]:
+    """Return a list of texts; empty if it is absent."""
     value = message.get(name)
     if value is None:
         return []
-    if not isinstance(value, list):
-        raise _wrong(name, "a list of texts")
-    return _bounded([get_text({name: item}, name) for item in value[: _MOST_TEXTS + 1]], name)
+    if not isinstance(value, list) or len(value) > _MAX_TEXTS:
+        raise _wrong(name, f"a list of at most {_MAX_TEXTS} texts")
+    return [get_text({name: item}, name) for item in value]
 
 
 def get_table(message: Message, name: str) -> dict[str, str]:
-    """Return an object of strings."""
+    """Return an object of texts; empty if it is absent."""
     table = get_object(message, name)
-    values = [get_text(table, key) for key in islice(table, _MOST_TEXTS + 1)]
-    return dict(zip(table, _bounded(values, name), strict=True))
+    if len(table) > _MAX_TEXTS:
+        raise _wrong(name, f"an object of at most {_MAX_TEXTS} texts")
+    return {key: get_text(table, key) for key in table}
 
 
 def get_object(message: Message, name: str) -> Message:
@@ -224,29 +192,26 @@ def get_object(message: Message, name: str) -> Message:
     return value
 
 
-async def get_bytes(message: Message, name: str) -> bytes:
+def get_bytes(message: Message, name: str) -> bytes:
     """Return bytes, which JSON carries in base64, in either alphabet."""
-
-    given = get_text(message, name)
-
-    def decoded() -> bytes:
-        return base64.b64decode(given.replace("-", "+").replace("_", "/") + "==")
-
+    text = get_text(message, name)
     try:
-        return await off_loop(len(given), decoded)
+        return base64.b64decode(text.replace("-", "+").replace("_", "/") + "==")
     except binascii.Error as error:
         raise _wrong(name, "base64") from error
 
 
-def _bounded(texts: list[str], name: str) -> list[str]:
-    if len(texts) > _MOST_TEXTS or sum(map(len, texts)) > _MOST_BYTES:
-        raise _too_large(f"field {name!r}")
-    return texts
+def too_large(max_bytes: int) -> WireError:
+    """Return the refusal of a body or file that is larger than this."""
+    message = f"the data is larger than {max_bytes} bytes"
+    return WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
 
 
-def _too_large(what: str) -> WireError:
-    return WireError(Code.RESOURCE_EXHAUSTED, f"{what} is too large", status=413)
+def _require_type(request: web.BaseRequest, content_type: str) -> None:
+    if request.content_type != content_type:
+        message = f"content type {request.content_type!r} is not supported, only {content_type}"
+        raise WireError(Code.UNIMPLEMENTED, message, status=415)
 
 
-def _wrong(name: str, wanted: str) -> WireError:
-    return WireError(Code.INVALID_ARGUMENT, f"field {name!r} must be {wanted}")
+def _wrong(name: str, form: str) -> WireError:
+    return WireError(Code.INVALID_ARGUMENT, f"field {name!r} must be {form}")

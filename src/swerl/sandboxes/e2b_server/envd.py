@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import posixpath
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 import orjson
 from aiohttp import BodyPartReader, web
 
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError, SwerlError
-from swerl.sandboxes.e2b_server import access, connect, services
-from swerl.sandboxes.e2b_server.access import named_user
-from swerl.sandboxes.e2b_server.connect import IDLE_S, Made, Message, off_loop, read_body
+from swerl.sandboxes.e2b_server import access, connect
+from swerl.sandboxes.e2b_server.connect import (
+    IDLE_S,
+    Message,
+    RpcStream,
+    get_bytes,
+    get_integer,
+    get_object,
+    get_table,
+    get_text,
+    get_texts,
+    read_pieces,
+    too_large,
+)
 from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure
-from swerl.sandboxes.e2b_server.folders import resolve
+from swerl.sandboxes.e2b_server.filesystem import resolve
+from swerl.sandboxes.e2b_server.processes import CommandEnd, CommandSpec, RunningCommand
 from swerl.sandboxes.e2b_server.served import ServedSandbox
-from swerl.sandboxes.e2b_server.services import Reply, RpcCall
 
-VERSION = "0.5.7"
-"""The version of envd that the SDK sees: this one uploads plain bytes, without file metadata."""
 PORT = 49983
+SERVICES = ("/process.Process/", "/filesystem.Filesystem/")
+_REST = ("/files", "/health")
+_UNARY = frozenset(
+    {f"{SERVICES[0]}{name}" for name in ("List", "SendInput", "CloseStdin", "SendSignal")}
+    | {f"{SERVICES[1]}{name}" for name in ("Stat", "MakeDir", "Move", "ListDir", "Remove")}
+)
 _HEALTH_TIMEOUT_S = 4.0
 """Less than the 5 s that the SDK waits."""
-_UNARY: Mapping[str, Callable[[RpcCall], Awaitable[Reply]]] = {
-    "/process.Process/List": services.list_all,
-    "/process.Process/SendInput": services.send_input,
-    "/process.Process/SendSignal": services.send_signal,
-    "/process.Process/CloseStdin": services.close_stdin,
-    "/process.Process/Update": services.update,
-    "/filesystem.Filesystem/Stat": services.stat,
-    "/filesystem.Filesystem/MakeDir": services.make_dir,
-    "/filesystem.Filesystem/Move": services.move,
-    "/filesystem.Filesystem/ListDir": services.list_dir,
-    "/filesystem.Filesystem/Remove": services.remove,
-    "/filesystem.Filesystem/CreateWatcher": services.create_watcher,
-    "/filesystem.Filesystem/GetWatcherEvents": services.get_watcher_events,
-    "/filesystem.Filesystem/RemoveWatcher": services.remove_watcher,
-}
-_STREAMS: Mapping[str, Callable[[RpcCall, connect.RpcStream], Awaitable[None]]] = {
-    "/process.Process/Start": services.start,
-    "/process.Process/Connect": services.connect,
-    "/filesystem.Filesystem/WatchDir": services.watch_dir,
-}
-_STREAM_INPUT = "/process.Process/StreamInput"
-SERVICES = ("/process.Process/", "/filesystem.Filesystem/")
-_REST = ("/files", "/envs", "/metrics", "/health")
 _FILE_NAME = re.compile(r';\s*filename="((?:[^"\\]|\\.)*)"', re.DOTALL)
-_READS_AT_ONCE = 8
-_LARGE_UPLOADS_AT_ONCE = 16
-"""Files held in memory while they arrive, over all sandboxes."""
-_SMALL_BYTES = 1 << 20
-"""Uploads up to this size do not wait for others."""
-_SLICE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 16
+_SIGNALS = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9, "15": 15, "9": 9}
+_MAX_DEPTH = 1000
 
 
 def serves(path: str) -> bool:
@@ -64,40 +54,29 @@ def serves(path: str) -> bool:
 
 
 async def answer(
-    served: ServedSandbox, request: web.BaseRequest, transfers: Transfers
+    served: ServedSandbox, request: web.BaseRequest, max_file_bytes: int
 ) -> web.StreamResponse:
     """Answer a request to a sandbox's agent; the caller has checked its rights."""
-    path, method = request.path, request.method
-    if path in _REST:
-        return await _answer_rest(served, request, transfers)
-    if method != "POST":
-        raise WireError(Code.UNIMPLEMENTED, f"{path} requires POST", status=405)
-    if path in _STREAMS:
-        return await _answer_stream(served, request)
-    if path == _STREAM_INPUT:
-        return await _answer_input(served, request)
-    if path in _UNARY:
-        call = _call(served, request, await connect.read_message(request))
-        return _json(await _in_time(call, _UNARY[path](call)))
-    raise WireError(Code.UNIMPLEMENTED, f"there is no call {path[:100]}", status=404)
-
-
-async def _answer_rest(
-    served: ServedSandbox, request: web.BaseRequest, transfers: Transfers
-) -> web.StreamResponse:
     match request.method, request.path:
         case "GET", "/health":
             await _require_alive(served)
             return web.Response(status=204)
         case "GET", "/files":
-            return await transfers.download(served, request)
+            return await _download(served, request, max_file_bytes)
         case "POST", "/files":
-            return _json(await transfers.upload(served, request))
-        case "GET", "/envs":
-            return _json(dict(served.created.env))
-        case "GET", "/metrics":
-            raise WireError(Code.UNIMPLEMENTED, "the backend does not measure its sandboxes")
-    raise WireError(Code.UNIMPLEMENTED, "the method is not allowed here", status=405)
+            return _json(await _upload(served, request, max_file_bytes))
+        case "POST", "/process.Process/Start" | "/process.Process/Connect":
+            call = _Call.read(served, request, await connect.read_one(request))
+            return await _stream(call, request)
+        case "POST", name if name in _UNARY:
+            call = _Call.read(served, request, await connect.read_message(request))
+            try:
+                async with asyncio.timeout(call.timeout_s):
+                    return _json(await _unary(call, name))
+            except TimeoutError as error:
+                raise _late() from error
+    message = f"this server does not serve {request.method} {request.path[:100]}"
+    raise WireError(Code.UNIMPLEMENTED, message)
 
 
 async def _require_alive(served: ServedSandbox) -> None:
@@ -110,144 +89,79 @@ async def _require_alive(served: ServedSandbox) -> None:
         return
 
 
-async def _answer_stream(served: ServedSandbox, request: web.BaseRequest) -> web.StreamResponse:
-    """Answer with a stream; after the first message an error is sent as the last message."""
-    call = _call(served, request, await connect.read_one(request))
-    reply = connect.RpcStream(request)
-    try:
-        await _STREAMS[request.path](call, reply)
-    except SwerlError as error:
-        return await reply.end(_wire_error(served, error))
-    return await reply.end()
-
-
-async def _answer_input(served: ServedSandbox, request: web.BaseRequest) -> web.StreamResponse:
-    call = _call(served, request, {})
-    reply = connect.RpcStream(request)
-    try:
-        work = services.stream_input(call, connect.read_stream(request))
-        await reply.send(await _in_time(call, work))
-    except SwerlError as error:
-        return await reply.end(_wire_error(served, error))
-    return await reply.end()
-
-
-async def _in_time(call: RpcCall, work: Awaitable[Made]) -> Made:
-    """Return the result of the work within the client's time limit."""
-    try:
-        async with asyncio.timeout(call.timeout_s):
-            return await work
-    except TimeoutError as error:
-        raise WireError(Code.DEADLINE_EXCEEDED, "the call exceeded its timeout") from error
-
-
-def _wire_error(served: ServedSandbox, error: SwerlError) -> WireError:
-    if isinstance(error, SandboxLostError):
-        served.end(from_inside=error.from_inside)
-    return as_failure(error)
-
-
-def _call(served: ServedSandbox, request: web.BaseRequest, message: Message) -> RpcCall:
-    return RpcCall(
-        served=served,
-        user=access.user_of(request.headers),
-        message=message,
-        timeout_s=connect.timeout_s(request.headers),
-        keepalive_s=connect.keepalive_s(request.headers),
-    )
-
-
-def _json(body: Json | Reply) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
-
-
-class Transfers:
-    """Transfers files, a limited number at once; drops clients that stall."""
-
-    def __init__(self, max_file_bytes: int) -> None:
-        self._max_bytes = max_file_bytes
-        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
-        self._large_uploads = asyncio.Semaphore(_LARGE_UPLOADS_AT_ONCE)
-
-    async def download(self, served: ServedSandbox, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer with a file's bytes."""
-        path = _path(served, request.query, request.query.get("path", ""))
-        async with self._reads:
-            data = await served.sandbox.read(path)
+async def _download(
+    served: ServedSandbox, request: web.BaseRequest, max_bytes: int
+) -> web.StreamResponse:
+    """Answer with a file, piece by piece."""
+    path, user = _file(served, request.query, request.query.get("path", ""))
+    async with served.files.reading(path, max_bytes, user) as (size, pieces):
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
-        response.content_length = len(data)
+        response.content_length = size
         await response.prepare(request)
-        for start in range(0, len(data), _SLICE_BYTES):
-            try:
+        rest = size
+        try:
+            async for piece in pieces:
                 async with asyncio.timeout(IDLE_S):
-                    await response.write(memoryview(data)[start : start + _SLICE_BYTES])
-            except TimeoutError as error:
-                raise ConnectionAbortedError("the client accepts no more data") from error
+                    await response.write(piece[:rest])
+                rest -= len(piece[:rest])
+        except (TimeoutError, SandboxError) as error:
+            raise ConnectionAbortedError("the transfer stalled") from error
+        if rest:  # the file was cut short meanwhile
+            raise ConnectionAbortedError("the file is incomplete")
         await response.write_eof()
         return response
 
-    async def upload(self, served: ServedSandbox, request: web.BaseRequest) -> list[Json]:
-        """Write the files of a request; return what was written."""
-        length = request.content_length
-        is_small = length is not None and length <= _SMALL_BYTES
-        async with nullcontext() if is_small else self._large_uploads:
-            if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
-                request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl waits for it
-            if request.content_type == "application/octet-stream":
-                path = _path(served, request.query, request.query.get("path", ""))
-                await _write(served, request, path, await read_body(request, self._max_bytes))
-                return [_written(path)]
-            if request.content_type.startswith("multipart/"):
-                return await self._upload_parts(served, request)
+
+async def _upload(served: ServedSandbox, request: web.BaseRequest, max_bytes: int) -> list[Json]:
+    """Write the files of a request as they arrive; return what was written."""
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl waits for it
+    if request.content_type == "application/octet-stream":
+        path, user = _file(served, request.query, request.query.get("path", ""))
+        await served.files.write(path, read_pieces(request, max_bytes), user)
+        return [_written(path)]
+    if not request.content_type.startswith("multipart/"):
         message = f"content type {request.content_type!r} is neither multipart nor octet-stream"
         raise WireError(Code.INVALID_ARGUMENT, message)
+    paths = []
+    try:
+        async for part in await request.multipart():
+            if not isinstance(part, BodyPartReader) or part.name != "file":
+                continue
+            name = request.query.get("path") or _file_name(part)
+            path, user = _file(served, request.query, name)
+            if path in paths:
+                message = f"the request has two files for {path}; only the first was written"
+                raise WireError(Code.INVALID_ARGUMENT, message)
+            await served.files.write(path, _part_pieces(part, max_bytes), user)
+            paths.append(path)
+    except (ValueError, AssertionError) as error:
+        raise WireError(Code.INVALID_ARGUMENT, f"cannot read the form: {error}") from error
+    return [_written(path) for path in paths]
 
-    async def _upload_parts(self, served: ServedSandbox, request: web.BaseRequest) -> list[Json]:
-        paths: list[str] = []
+
+async def _part_pieces(part: BodyPartReader, max_bytes: int) -> AsyncIterator[bytes]:
+    size = 0
+    while True:
         try:
-            async for part in await request.multipart():
-                if not isinstance(part, BodyPartReader) or part.name != "file":
-                    continue
-                path = _path(served, request.query, request.query.get("path") or _file_name(part))
-                if path in paths:
-                    message = f"the request has two files for {path}; only the first was written"
-                    raise WireError(Code.INVALID_ARGUMENT, message)
-                await _write(served, request, path, await self._read_part(part))
-                paths.append(path)
-                await asyncio.sleep(0)  # a small file is written at once, and there may be many
-        except (ValueError, AssertionError) as error:
-            raise WireError(Code.INVALID_ARGUMENT, f"cannot read the form: {error}") from error
-        return [_written(path) for path in paths]
-
-    async def _read_part(self, part: BodyPartReader) -> bytes:
-        body = bytearray()
-        while True:
-            try:
-                async with asyncio.timeout(IDLE_S):
-                    chunk = await part.read_chunk(1 << 16)
-            except TimeoutError as error:
-                raise WireError(Code.CANCELED, "the file did not arrive", status=408) from error
-            if not chunk:
-                return await off_loop(len(body), bytes, body)
-            body += chunk
-            await asyncio.sleep(0)  # others come between buffered pieces
-            if len(body) > self._max_bytes:
-                message = f"the file is larger than {self._max_bytes} bytes"
-                raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
+            async with asyncio.timeout(IDLE_S):
+                piece = await part.read_chunk(_PIECE_BYTES)
+        except TimeoutError as error:
+            raise WireError(Code.CANCELED, "the file did not arrive", status=408) from error
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        if not piece:
+            return
+        yield piece
 
 
-async def _write(served: ServedSandbox, request: web.BaseRequest, path: str, data: bytes) -> None:
-    """Write a file. Outside of their own folders, make it writable for the ordinary user."""
-    await served.sandbox.write(path, data)
-    user = named_user(request.query.get("username", ""))
-    if user is None and not path.startswith((f"{served.workdir}/", "/tmp/")):
-        await served.folders.give(path)
-
-
-def _path(served: ServedSandbox, query: Mapping[str, str], given: str) -> str:
-    if not given or "\0" in given:
+def _file(served: ServedSandbox, query: Mapping[str, str], name: str) -> tuple[str, str | None]:
+    """Return a file's absolute path, and the user for whom it is read or written."""
+    if not name or "\0" in name:
         raise WireError(Code.INVALID_ARGUMENT, "the request names no file")
-    return resolve(given, served.home(named_user(query.get("username", ""))))
+    user = access.inside_user(query.get("username", ""))
+    return resolve(name, served.home(user)), user
 
 
 def _file_name(part: BodyPartReader) -> str:
@@ -259,3 +173,142 @@ def _file_name(part: BodyPartReader) -> str:
 
 def _written(path: str) -> Json:
     return {"path": path, "name": posixpath.basename(path), "type": "file"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a Connect service."""
+
+    served: ServedSandbox
+    user: str | None
+    """`root`, or None for the sandbox's ordinary user."""
+    message: Message
+    timeout_s: float | None
+    """Time limit of the client; None for no limit."""
+    keepalive_s: float
+    """Silence after which a stream sends a keep-alive."""
+
+    @classmethod
+    def read(cls, served: ServedSandbox, request: web.BaseRequest, message: Message) -> _Call:
+        headers = request.headers
+        return cls(
+            served=served,
+            user=access.user_of(headers),
+            message=message,
+            timeout_s=connect.timeout_s(headers),
+            keepalive_s=connect.keepalive_s(headers),
+        )
+
+    def path(self, name: str = "path") -> str:
+        return resolve(get_text(self.message, name), self.served.home(self.user))
+
+    def command(self) -> RunningCommand:
+        """Return the command that the message selects. Raises WireError, not found."""
+        selector = get_object(self.message, "process")
+        pid, tag = get_integer(selector, "pid"), get_text(selector, "tag")
+        return self.served.processes.find(pid=pid, tag=tag)
+
+
+async def _stream(call: _Call, request: web.BaseRequest) -> web.StreamResponse:
+    """Answer with a stream; after the first message an error is sent as the last message."""
+    reply = RpcStream(request)
+    try:
+        await (_start if request.path.endswith("/Start") else _connect)(call, reply)
+    except SwerlError as error:
+        if isinstance(error, SandboxLostError):
+            call.served.end(from_inside=error.from_inside)
+        return await reply.end(as_failure(error))
+    return await reply.end()
+
+
+async def _start(call: _Call, reply: RpcStream) -> None:
+    """Start a command and stream it; at the call's timeout it is killed."""
+    if get_object(call.message, "pty"):
+        raise WireError(Code.UNIMPLEMENTED, "this server does not serve terminals")
+    config = get_object(call.message, "process")
+    cmd, env = get_text(config, "cmd"), get_table(config, "envs")
+    if not cmd:
+        raise WireError(Code.INVALID_ARGUMENT, "the request names no command")
+    for name in env:
+        if not name or "=" in name:
+            raise WireError(Code.INVALID_ARGUMENT, f"{name!r} cannot name a variable")
+    spec = CommandSpec(
+        argv=[cmd, *get_texts(config, "args")],
+        cwd=resolve(get_text(config, "cwd"), call.served.home(call.user)),
+        env=env,
+        user=call.user,
+        tag=get_text(call.message, "tag"),
+        takes_input=call.message.get("stdin") is not False,
+        timeout_s=call.timeout_s,
+    )
+    await _follow(await call.served.processes.start(spec), call, reply)
+
+
+async def _connect(call: _Call, reply: RpcStream) -> None:
+    """Stream a running command: the unread output, then what follows."""
+    running = call.command()
+    try:
+        async with asyncio.timeout(call.timeout_s):
+            await _follow(running, call, reply)
+    except TimeoutError as error:
+        raise _late() from error
+
+
+async def _follow(running: RunningCommand, call: _Call, reply: RpcStream) -> None:
+    with running.listen() as receive:
+        await reply.send({"event": {"start": {"pid": running.pid}}})
+        while True:
+            try:
+                async with asyncio.timeout(call.keepalive_s):
+                    event = await receive()
+            except TimeoutError:
+                await reply.send({"event": {"keepalive": {}}})
+                continue
+            if isinstance(event, CommandEnd):
+                return await reply.send({"event": {"end": event.message()}})
+            stream = "stderr" if event.is_stderr else "stdout"
+            text = base64.b64encode(event.data).decode()
+            await reply.send({"event": {"data": {stream: text}}})
+
+
+async def _unary(call: _Call, name: str) -> Message:
+    """Answer a call that has one message and one answer."""
+    files, user = call.served.files, call.user
+    match name:
+        case "/process.Process/List":
+            return {"processes": [running.message() for running in call.served.processes.all()]}
+        case "/process.Process/SendInput":
+            running, data = call.command(), get_object(call.message, "input")
+            if "stdin" not in data:
+                raise WireError(Code.UNIMPLEMENTED, "this server serves input as `stdin` only")
+            await running.send(get_bytes(data, "stdin"))
+        case "/process.Process/CloseStdin":
+            await call.command().end_input()
+        case "/process.Process/SendSignal":
+            running, signal = call.command(), str(call.message.get("signal", ""))
+            if signal not in _SIGNALS:
+                raise WireError(Code.UNIMPLEMENTED, f"no signal {signal[:40]!r} is served")
+            await running.signal(_SIGNALS[signal])
+        case "/filesystem.Filesystem/Stat":
+            return {"entry": await files.stat(call.path(), user)}
+        case "/filesystem.Filesystem/MakeDir":
+            await files.make(call.path(), user)
+            return {"entry": await files.stat(call.path(), user)}
+        case "/filesystem.Filesystem/Move":
+            target = call.path("destination")
+            await files.move(call.path("source"), target, user)
+            return {"entry": await files.stat(target, user)}
+        case "/filesystem.Filesystem/ListDir":
+            depth = min(get_integer(call.message, "depth") or 1, _MAX_DEPTH)
+            return {"entries": await files.listing(call.path(), depth, user)}
+        case "/filesystem.Filesystem/Remove":
+            await files.remove(call.path(), user)
+    return {}
+
+
+def _late() -> WireError:
+    return WireError(Code.DEADLINE_EXCEEDED, "the call exceeded its timeout")
+
+
+def _json(body: Json | Message) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")

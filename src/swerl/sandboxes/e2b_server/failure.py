@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-from enum import StrEnum
+from enum import Enum
 
 from aiohttp import web
 
@@ -19,49 +18,33 @@ from swerl.core.errors import (
 from swerl.core.sandbox import FROM_INSIDE
 
 
-class Code(StrEnum):
-    """Error codes of the Connect protocol that this server uses."""
+class Code(Enum):
+    """Error codes of the Connect protocol that this server uses, each with its HTTP status."""
 
-    CANCELED = "canceled"
-    INVALID_ARGUMENT = "invalid_argument"
-    DEADLINE_EXCEEDED = "deadline_exceeded"
-    NOT_FOUND = "not_found"
-    ALREADY_EXISTS = "already_exists"
-    PERMISSION_DENIED = "permission_denied"
-    RESOURCE_EXHAUSTED = "resource_exhausted"
-    FAILED_PRECONDITION = "failed_precondition"
-    UNIMPLEMENTED = "unimplemented"
-    INTERNAL = "internal"
-    UNAVAILABLE = "unavailable"
-    UNAUTHENTICATED = "unauthenticated"
+    CANCELED = "canceled", 499
+    INVALID_ARGUMENT = "invalid_argument", 400
+    DEADLINE_EXCEEDED = "deadline_exceeded", 504
+    NOT_FOUND = "not_found", 404
+    ALREADY_EXISTS = "already_exists", 409
+    PERMISSION_DENIED = "permission_denied", 403
+    RESOURCE_EXHAUSTED = "resource_exhausted", 429
+    UNIMPLEMENTED = "unimplemented", 501
+    INTERNAL = "internal", 500
+    UNAVAILABLE = "unavailable", 503
+    UNAUTHENTICATED = "unauthenticated", 401
 
 
-_STATUS = {
-    Code.CANCELED: 499,
-    Code.INVALID_ARGUMENT: 400,
-    Code.DEADLINE_EXCEEDED: 504,
-    Code.NOT_FOUND: 404,
-    Code.ALREADY_EXISTS: 409,
-    Code.PERMISSION_DENIED: 403,
-    Code.RESOURCE_EXHAUSTED: 429,
-    Code.FAILED_PRECONDITION: 400,
-    Code.UNIMPLEMENTED: 501,
-    Code.INTERNAL: 500,
-    Code.UNAVAILABLE: 503,
-    Code.UNAUTHENTICATED: 401,
-}
 _GONE_STATUS = 502
-_NO_SPACE_STATUS = 507
 
 
 class WireError(SwerlError):
     """An error that is the answer to a request."""
 
     def __init__(self, code: Code, message: str, *, status: int = 0, about: str = "") -> None:
-        # Headers and addresses may hold bytes that are no text, which JSON cannot carry.
+        # Headers and addresses may contain bytes that are no text, which JSON cannot carry.
         super().__init__(message.encode(errors="replace").decode())
         self.code = code
-        self.status = status or _STATUS[code]
+        self.status = status or code.value[1]
         self.about = about.encode(errors="replace").decode()
         """Id of the sandbox, if the reason is that it is gone."""
 
@@ -72,7 +55,7 @@ class WireError(SwerlError):
 
     def rpc(self) -> dict[str, Json]:
         """Return the body in the shape of the Connect protocol."""
-        return {"code": self.code.value, "message": str(self)}
+        return {"code": self.code.value[0], "message": str(self)}
 
 
 def gone(sandbox_id: str, *, from_inside: bool = False) -> WireError:
@@ -87,35 +70,20 @@ def why(from_inside: bool) -> str:
 
 
 def as_failure(error: Exception) -> WireError:
-    """Return the answer to an error. A foreign error reveals its type alone."""
+    """Return the answer to an error; of a foreign error, the client learns only its type."""
     if isinstance(error, WireError):
         return error
     if isinstance(error, web.RequestPayloadError):  # its Content-Encoding or framing is wrong
         return WireError(Code.INVALID_ARGUMENT, f"the body cannot be read: {error}")
-    if isinstance(error, FileNotFoundError):
-        return WireError(Code.NOT_FOUND, f"path not found: {error.filename or error}")
     if isinstance(error, SandboxLostError):
         return gone("", from_inside=error.from_inside)
     if not isinstance(error, SwerlError):
         return WireError(Code.INTERNAL, f"the server failed: {type(error).__name__}")
-    text = f"{error} ({error.hint})" if error.hint else str(error)
-    if isinstance(error, SandboxError) and not isinstance(error, SandboxFileError):
-        text += why(error.from_inside)
+    text = error.explained()
     if isinstance(error, ImageError):
         return WireError(Code.NOT_FOUND, text)
-    if isinstance(error, InputError):
+    if isinstance(error, InputError | SandboxFileError):
         return WireError(Code.INVALID_ARGUMENT, text)
-    return _from_cause(error.__cause__, text)
-
-
-def _from_cause(cause: BaseException | None, text: str) -> WireError:
-    """Distinguish a full disk, a folder and a forbidden path from other errors of a sandbox."""
-    if not isinstance(cause, OSError):
-        return WireError(Code.INTERNAL, text)
-    if cause.errno == errno.ENOSPC:
-        return WireError(Code.RESOURCE_EXHAUSTED, text, status=_NO_SPACE_STATUS)
-    if cause.errno in (errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.ENAMETOOLONG):
-        return WireError(Code.INVALID_ARGUMENT, text)
-    if cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return WireError(Code.PERMISSION_DENIED, text)
+    if isinstance(error, SandboxError):
+        text += why(error.from_inside)
     return WireError(Code.INTERNAL, text)

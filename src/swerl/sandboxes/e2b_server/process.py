@@ -2,8 +2,8 @@
 SOCKET`.
 
 SOCKET is the number of an inherited descriptor. One line comes in with the ServeRequest, and one
-goes out with the URL and, with TLS, the certificate's fingerprint. The server ends, with all its
-sandboxes, at SIGTERM or when the other end of the socket closes.
+goes out with the URL. The server ends, with all its sandboxes, at SIGTERM or when the other end of
+the socket closes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ import math
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 
 from swerl.core.chat import Json
 from swerl.core.contracts import SandboxBackend
@@ -28,7 +25,6 @@ from swerl.core.jobs import PatientLoop
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import plugin_options
 from swerl.recipe.sections import PluginSection
-from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.app import SandboxServer, raise_file_limit
 from swerl.sandboxes.e2b_server.served import ServerOptions
 from swerl.sandboxes.ledger import default_ledger, reap_leftovers, tracked
@@ -48,8 +44,6 @@ class ServeRequest:
     host: str
     """Address to listen on, at any free port."""
     max_sandboxes: int
-    has_tls: bool = False
-    """True if it makes a certificate of its own; the answer has its fingerprint."""
 
     def line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -73,18 +67,8 @@ async def serve(link: socket.socket) -> None:
             max_sandboxes=request.max_sandboxes,
             takes_orders=True,
         )
-        async with AsyncExitStack() as stack:
-            answer = {}
-            # Its files are gone before the first client comes.
-            with tempfile.TemporaryDirectory(prefix="swerl-tls-") as folder:
-                if request.has_tls:
-                    certificate = Path(folder, "server.pem")
-                    access.make_certificate(certificate)
-                    answer["fingerprint"] = access.fingerprint_of(certificate)
-                    options = replace(options, certificate=certificate)
-                server = SandboxServer(backend, request.key, options)
-                answer["url"] = (await stack.enter_async_context(server)).url
-            writer.write(json.dumps(answer).encode() + b"\n")
+        async with SandboxServer(backend, request.key, options) as server:
+            writer.write(json.dumps({"url": server.url}).encode() + b"\n")
             await asyncio.wait([stopped])
     except SwerlError as error:
         writer.write(json.dumps({"error": str(error), "hint": error.hint}).encode() + b"\n")
@@ -107,7 +91,7 @@ async def _backend(request: ServeRequest) -> SandboxBackend:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
-    logging.getLogger("swerl.audit").setLevel(logging.INFO)
+    logging.getLogger("swerl.sandboxes.e2b_server.app").setLevel(logging.INFO)
     raise_file_limit()
     with asyncio.Runner(loop_factory=PatientLoop) as runner:
         runner.run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,16 +1,15 @@
 """The commands of one sandbox: start them, find them by pid or tag, end them with the sandbox.
 
 Output that no client reads is kept up to a limit, the newest part, for the next client that
-connects. A slow client slows its command; a client that leaves returns its unread output.
+connects. A slow client slows its command.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shlex
 import signal
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -33,24 +32,16 @@ exec "$@"
 
 An image without bash runs the SDK's `/bin/bash -l -c` with its own shell.
 """
-_ON_TERMINAL = 'tty; stty cols "$1" rows "$2"; shift 2; exec "$@"'
-"""Its first line is the path of the command's terminal."""
 _FIRST_LINE_BYTES = 256
 BACKLOG_BYTES = 4 << 20
 """Most output kept for the next reader."""
+_MAX_BACKLOG = 1 << 16
+"""Most chunks kept for the next reader."""
 _QUEUE_LENGTH = 32
-"""Chunks that wait for one reader before the command has to wait."""
+"""Chunks that wait for a reader before the command has to wait."""
 _DEATH_S = 2.0
 _SIGNALS = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TerminalSize:
-    """Size in characters."""
-
-    columns: int
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +55,8 @@ class CommandSpec:
     """`root`, or None for the sandbox's ordinary user."""
     tag: str = ""
     takes_input: bool = True
-    size: TerminalSize | None = None
-    """Size of its terminal, if it has one."""
     timeout_s: float | None = None
     """Seconds after which it is killed; None for the sandbox's whole life."""
-
-    def message(self) -> dict[str, Json]:
-        cmd, *args = self.argv
-        return {"cmd": cmd, "args": list(args), "cwd": self.cwd, "envs": dict(self.env)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +75,11 @@ class CommandEnd:
         return {**body, "error": status} if self.code else body
 
 
-Event = Chunk | CommandEnd | WireError
-
-
 class Processes:
     def __init__(
         self, sandbox: Sandbox, home: str, env: Mapping[str, str], on_lost: Callable[[bool], None]
     ) -> None:
+        """`on_lost` receives whether a program inside is the cause."""
         self._sandbox = sandbox
         self._on_lost = on_lost
         self._can_run = False
@@ -133,17 +116,8 @@ class Processes:
             # Its sandbox was removed meanwhile, which nothing inside brought about.
             raise self._gone or error from None
 
-    async def resize(self, running: RunningCommand, size: TerminalSize) -> None:
-        if not running.terminal:
-            raise WireError(Code.INTERNAL, f"process {running.pid} has no terminal")
-        argv = ["stty", "-F", running.terminal, "cols", str(size.columns), "rows", str(size.rows)]
-        done = await self._sandbox.run(argv, cwd="/", user=running.spec.user, timeout_s=10)
-        if done.exit_code:
-            raise WireError(Code.INTERNAL, f"cannot resize the terminal: {done.text[:200]}")
-
     def stop(self, *, from_inside: bool) -> None:
-        """Report to all readers that the sandbox ends, and whether a program inside is the
-        cause."""
+        """Report the sandbox's end to all readers, and whether a program inside is the cause."""
         self._gone = gone("", from_inside=from_inside)
         for running in self._running.values():
             running.finish(self._gone)
@@ -164,7 +138,7 @@ class Processes:
         home = {"HOME": self._home} if spec.user is None else {}
         env = {**home, **self._env, **spec.env}
         try:
-            argv = _argv(spec)
+            argv = ["sh", "-c", _LAUNCH, "sh", spec.cwd, *spec.argv]
             async with self._sandbox.start(argv, cwd="/", env=env, user=spec.user) as process:
                 await self._run(process, spec, started)
                 await process.end_input()
@@ -193,7 +167,7 @@ class Processes:
                 self._can_run = True
                 self._running[running.pid] = running
                 started.set_result(running)
-                running.finish(await running.pump())
+                await running.pump()
         except TimeoutError as error:
             failure = WireError(Code.DEADLINE_EXCEEDED, "the command exceeded its timeout")
             if running is not None:
@@ -204,131 +178,114 @@ class Processes:
                 del self._running[running.pid]
 
 
-def _argv(spec: CommandSpec) -> Sequence[str]:
-    command = list(spec.argv)
-    if spec.size:
-        size = [str(spec.size.columns), str(spec.size.rows)]
-        inner = shlex.join(["sh", "-c", _ON_TERMINAL, "sh", *size, *command])
-        command = ["script", "-qefc", inner, "/dev/null"]
-    return ["sh", "-c", _LAUNCH, "sh", spec.cwd, *command]
-
-
 async def _launched(process: Process, spec: CommandSpec, can_run: bool) -> RunningCommand:
-    """Return the command once it has printed its pid, and its terminal if it has one."""
+    """Return the command once it has printed its pid."""
     if not spec.takes_input:
         await process.end_input()
-    chunks = process.output()
-    kept: list[Chunk] = []
-    word, rest = await _first_line(chunks, kept)
-    if not word.isdigit():
-        raise _not_started(word.decode(errors="replace"), spec, kept, can_run)
-    running = RunningCommand(int(word), spec, process, chunks)
-    if spec.size:
-        line, rest = await _first_line(chunks, kept, rest)
-        running.terminal = line.strip().decode(errors="replace")
-    for chunk in (*kept, Chunk(rest)):
-        await running.hand_out(chunk)
-    return running
-
-
-async def _first_line(
-    chunks: AsyncIterator[Chunk], kept: list[Chunk], data: bytes = b""
-) -> tuple[bytes, bytes]:
-    """Return the first line of standard output and the rest; append standard error to `kept`."""
-    while b"\n" not in data and len(data) < _FIRST_LINE_BYTES:
+    chunks, line = process.output(), b""
+    errors: list[Chunk] = []
+    while b"\n" not in line and len(line) < _FIRST_LINE_BYTES:
         chunk = await anext(chunks, None)
         if chunk is None:
             break
         if chunk.is_stderr:
-            kept.append(chunk)
+            errors.append(chunk)
         else:
-            data += chunk.data
-    line, _, rest = data.partition(b"\n")
-    return line, rest
-
-
-def _not_started(word: str, spec: CommandSpec, kept: Sequence[Chunk], can_run: bool) -> WireError:
-    if word == "cwd":
-        return WireError(Code.INVALID_ARGUMENT, f"cwd {spec.cwd!r} does not exist")
-    if word == "command":
-        command = "`script`, which makes terminals" if spec.size else repr(spec.argv[0])
-        return WireError(Code.INVALID_ARGUMENT, f"the image has no {command}")
-    output = b"".join(chunk.data for chunk in kept).decode(errors="replace").strip()
-    message = f"the command cannot start: {output[:300]}{why(can_run)}"
-    return WireError(Code.INVALID_ARGUMENT, message)
+            line += chunk.data
+    word, _, rest = line.partition(b"\n")
+    if word.isdigit():
+        return RunningCommand(int(word), spec, process, [*errors, Chunk(rest)], chunks)
+    reason = {
+        b"cwd": f"cwd {spec.cwd!r} does not exist",
+        b"command": f"the image has no {spec.argv[0]!r}",
+    }.get(word)
+    if reason is None:
+        output = b"".join(chunk.data for chunk in errors).decode(errors="replace").strip()
+        reason = f"the command cannot start: {output[:300]}{why(can_run)}"
+    raise WireError(Code.INVALID_ARGUMENT, reason)
 
 
 class RunningCommand:
+    """A command, and the output that waits for its reader. The newest reader gets the output."""
+
     def __init__(
-        self, pid: int, spec: CommandSpec, process: Process, chunks: AsyncIterator[Chunk]
+        self,
+        pid: int,
+        spec: CommandSpec,
+        process: Process,
+        first: Sequence[Chunk],
+        chunks: AsyncIterator[Chunk],
     ) -> None:
         self.pid = pid
         self.spec = spec
-        self.terminal = ""
-        """Path of its terminal inside; empty if it has none."""
         self.is_dead = False
         """True once it was killed; its last output may still arrive."""
         self._process = process
         self._chunks = chunks
-        self._readers: list[OutputReader] = []
-        self._backlog: deque[Chunk] = deque()
-        self._backlog_bytes = 0
+        self._waiting = deque(chunk for chunk in first if chunk.data)
+        self._waiting_bytes = sum(len(chunk.data) for chunk in self._waiting)
         self._last: CommandEnd | WireError | None = None
-        self._signalled: set[int] = set()
-        self._had_reader = False
+        self._signals: set[int] = set()
+        self._reader: object = None
+        """The reader of its output; None if there is none."""
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
 
     @contextmanager
-    def listen(self) -> Iterator[OutputReader]:
-        """Yield a reader of the kept output and of all that follows."""
-        self._had_reader = True
-        reader = OutputReader()
-        reader.waiting.extend(self._backlog)
-        self._backlog.clear()
-        self._backlog_bytes = 0
-        self._readers.append(reader)
-        if self._last is not None:
-            reader.finish(self._last)
+    def listen(self) -> Iterator[Callable[[], Awaitable[Chunk | CommandEnd]]]:
+        """Yield a function that waits for the next Chunk, and at last for the CommandEnd.
+
+        It raises WireError if the command fails, or if another client listens. It is safe to
+        cancel, and to call again.
+        """
+        reader = self._reader = object()
+        self._arrived.set()  # an earlier reader looks up
+
+        async def receive() -> Chunk | CommandEnd:
+            while not self._waiting or self._reader is not reader:
+                if self._reader is not reader:
+                    raise WireError(Code.CANCELED, "another client follows this command")
+                if isinstance(self._last, WireError):
+                    raise self._last
+                if self._last is not None:
+                    return self._last
+                self._arrived.clear()
+                await self._arrived.wait()
+            self._taken.set()
+            chunk = self._waiting.popleft()
+            self._waiting_bytes -= len(chunk.data)
+            return chunk
+
         try:
-            yield reader
+            yield receive
         finally:
-            self._readers.remove(reader)
-            reader.leave()
-            if not self._readers and self._last is None:
-                for chunk in reader.waiting:
-                    self._keep(chunk)
+            if self._reader is reader:
+                self._reader = None
+                self._taken.set()
 
-    async def pump(self) -> CommandEnd:
-        """Pass its output to the readers until it has ended; return its end."""
+    async def pump(self) -> None:
+        """Pass its output on until it has ended."""
         async for chunk in self._chunks:
-            await self.hand_out(chunk)
+            while self._reader is not None and len(self._waiting) >= _QUEUE_LENGTH:
+                self._taken.clear()
+                await self._taken.wait()
+            self._waiting.append(chunk)
+            self._waiting_bytes += len(chunk.data)
+            while self._waiting_bytes > BACKLOG_BYTES or len(self._waiting) > _MAX_BACKLOG:
+                self._waiting_bytes -= len(self._waiting.popleft().data)
+            self._arrived.set()
         code = await self._process.wait()
-        return CommandEnd(code, code - 128 if code - 128 in self._signalled else 0)
-
-    async def hand_out(self, chunk: Chunk) -> None:
-        """Pass a chunk to all readers, or keep it if there is none."""
-        if not chunk.data:
-            return
-        if not self._readers:
-            self._keep(chunk)
-        for reader in tuple(self._readers):
-            await reader.put(chunk)
+        self.finish(CommandEnd(code, code - 128 if code - 128 in self._signals else 0))
 
     def finish(self, last: CommandEnd | WireError) -> None:
-        """Report the end to all readers, present and future; only the first report counts.
-
-        A command that has ended cannot be found, so its output is kept only for a starter that has
-        not read yet.
-        """
+        """Report the end to the reader, present or future; only the first report counts."""
         if self._last is None:
             self._last = last
-            if self._had_reader:
-                self._backlog.clear()
-            for reader in self._readers:
-                reader.finish(last)
+            self._arrived.set()
 
     async def signal(self, number: int) -> None:
         """Send a signal to it and to all that it started; SIGKILL waits until it is dead."""
-        self._signalled.add(number)
+        self._signals.add(number)
         await self._process.signal(number)
         if number == signal.SIGKILL:
             with suppress(TimeoutError):
@@ -336,63 +293,22 @@ class RunningCommand:
                     await self._process.wait()
                     self.is_dead = True
 
-    async def send(self, data: bytes, *, to_terminal: bool) -> None:
-        if to_terminal != bool(self.terminal):
-            kind = "has no terminal" if to_terminal else "has a terminal, which takes its input"
-            raise WireError(Code.INTERNAL, f"process {self.pid} {kind}")
+    async def send(self, data: bytes) -> None:
         if not self.spec.takes_input:
             raise WireError(Code.INTERNAL, "stdin not enabled or closed")
         await self._process.send(data)
 
     async def end_input(self) -> None:
-        if self.terminal:
-            message = "cannot close the input of a terminal; send Ctrl+D (0x04) instead"
-            raise WireError(Code.INTERNAL, message)
         await self._process.end_input()
 
-    def _keep(self, chunk: Chunk) -> None:
-        self._backlog.append(chunk)
-        self._backlog_bytes += len(chunk.data)
-        while self._backlog_bytes > BACKLOG_BYTES:
-            self._backlog_bytes -= len(self._backlog.popleft().data)
-
-
-class OutputReader:
-    """One client's view of a command: its chunks in order, then a CommandEnd or a WireError."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[Chunk] = deque()
-        self._last: CommandEnd | WireError | None = None
-        self._has_left = False
-        self._arrived = asyncio.Event()
-        self._taken = asyncio.Event()
-
-    async def next(self) -> Event:
-        """Return the next event; safe to cancel and to call again."""
-        while not self.waiting:
-            if self._last is not None:
-                return self._last
-            self._arrived.clear()
-            await self._arrived.wait()
-        self._taken.set()
-        return self.waiting.popleft()
-
-    async def put(self, chunk: Chunk) -> None:
-        """Append a chunk; wait while the queue is full."""
-        while len(self.waiting) >= _QUEUE_LENGTH and not self._has_left:
-            self._taken.clear()
-            await self._taken.wait()
-        self.waiting.append(chunk)
-        self._arrived.set()
-
-    def finish(self, last: CommandEnd | WireError) -> None:
-        self._last = last
-        self._arrived.set()
-
-    def leave(self) -> None:
-        """Stop reading: `put` no longer waits."""
-        self._has_left = True
-        self._taken.set()
+    def message(self) -> dict[str, Json]:
+        """Return it in the SDK's form, as lists show it."""
+        cmd, *args = self.spec.argv
+        config: dict[str, Json] = {
+            "cmd": cmd, "args": list(args), "cwd": self.spec.cwd, "envs": dict(self.spec.env)
+        }  # fmt: skip
+        tag: dict[str, Json] = {"tag": self.spec.tag} if self.spec.tag else {}
+        return {"pid": self.pid, "config": config, **tag}
 
 
 async def wait_ready(holder: asyncio.Task[None], ready: asyncio.Future[T]) -> T:
@@ -409,22 +325,3 @@ async def wait_ready(holder: asyncio.Task[None], ready: asyncio.Future[T]) -> T:
     if not ready.done():
         holder.result()
     return ready.result()
-
-
-async def with_silences(
-    items: AsyncIterator[T], silence_s: float
-) -> AsyncGenerator[T | None, None]:
-    """Yield the items, and None whenever no item has come for `silence_s`."""
-    while True:
-        coming = asyncio.ensure_future(anext(items))
-        try:
-            while not (await asyncio.wait([coming], timeout=silence_s))[0]:
-                yield None
-        finally:
-            if not coming.done():
-                coming.cancel()
-                await asyncio.wait([coming])
-        try:
-            yield coming.result()
-        except StopAsyncIteration:
-            return

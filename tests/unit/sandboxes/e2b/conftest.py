@@ -8,7 +8,6 @@ import pytest
 
 from swerl.core.contracts import Sandbox
 from swerl.sandboxes import e2b, local
-from swerl.sandboxes._e2b import runner
 
 from ..e2b_faults import Faults
 from ..e2b_server.helpers import KEY, Service, serving
@@ -26,7 +25,6 @@ def service() -> Iterator[Service]:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(e2b.KEY, KEY)
     monkeypatch.setattr(e2b, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
 
 
 @pytest.fixture

@@ -57,10 +57,13 @@ async def test_a_create_that_is_cancelled_leaves_nothing(faults: Faults) -> None
     assert not await made.live()
 
 
-async def test_all_attempts_share_one_time_limit(faults: Faults) -> None:
+async def test_all_attempts_share_one_time_limit(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2b, "_BOOT_S", 1.5)
     faults.answer = once(failing(503, "no capacity"), times=10_000)
     with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 1\.5 s.*") as caught:
-        async with backend(faults.url, boot_timeout_s=1.5).open("base", LIMITS, workdir=WORKDIR):
+        async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR):
             pass
     assert caught.value.retryable
     assert faults.creates > 1
@@ -91,8 +94,9 @@ async def test_a_wrong_key_is_one_clear_error(
     assert "E2B_API_KEY" in caught.value.hint
 
 
-async def test_an_unreachable_provider_is_one_clear_error() -> None:
-    made = backend("http://127.0.0.1:9", boot_timeout_s=0.5)
+async def test_an_unreachable_provider_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(e2b, "_BOOT_S", 5.0)
+    made = backend("http://127.0.0.1:9")
     with pytest.raises(SandboxError, match="no sandbox of 'base'") as caught:
         async with made.open("base", LIMITS, workdir=WORKDIR):
             pass

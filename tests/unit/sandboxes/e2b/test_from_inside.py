@@ -49,7 +49,7 @@ def backend() -> Spoiled:
 @asynccontextmanager
 async def _opened(backend: Spoiled) -> AsyncIterator[Any]:
     with serving(backend) as service:  # type: ignore[arg-type]
-        options = e2b.Options(api_url=service.url, sandbox_url=service.url, boot_timeout_s=60)
+        options = e2b.Options(api_url=service.url, sandbox_url=service.url)
         client = e2b.connect(options, KEY)
         async with client.open("base", LIMITS, workdir="/w") as sandbox:
             yield sandbox

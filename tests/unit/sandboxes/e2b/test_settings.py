@@ -7,7 +7,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from swerl.core import plugins
 from swerl.core.contracts import Sandbox
@@ -32,14 +31,6 @@ def test_a_missing_key_is_reported_before_anything_starts(monkeypatch: pytest.Mo
     assert "export E2B_API_KEY" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "settings", [{"way": "public"}, {"public_url": "http://a"}, {"api_key": "secret"}]
-)
-def test_contradictory_settings_are_refused(settings: dict[str, str]) -> None:
-    with pytest.raises(ValidationError):
-        e2b.Options(**settings)  # type: ignore[arg-type]
-
-
 def test_the_price_is_the_clouds_or_the_recipes() -> None:
     limits = Limits(num_cpus=2, memory_mib=4096)
     assert backend("http://x").price(limits) == pytest.approx(2 * 0.0504 + 4 * 0.0162)
@@ -54,7 +45,7 @@ def test_it_is_found_by_its_name() -> None:
 
 
 async def test_the_image_is_sent_as_metadata_if_image_key_is_set(service: Service) -> None:
-    made = backend(service.url, image_key="image", template="any", metadata={"pool/size": "md"})
+    made = backend(service.url, image_key="image", metadata={"pool/size": "md"})
     async with made.open("host", LIMITS, workdir=WORKDIR, name="swerl-1-routed") as opened:
         assert await sh(opened, "echo up") == "up\n"
         (found,) = await made._provider.find({"swerl": "swerl-1-routed"})
@@ -116,7 +107,7 @@ async def test_a_missing_mount_is_an_error(service: Service, tmp_path: Path) -> 
 
 
 async def test_the_public_route_is_the_url_of_the_recipe(service: Service) -> None:
-    made = backend(service.url, way="public", public_url="https://gateway.example:8443")
+    made = backend(service.url, public_url="https://gateway.example:8443")
     async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
         assert await opened.expose(None) == "https://gateway.example:8443"  # type: ignore[arg-type]
 

@@ -101,7 +101,6 @@ def test_uploads_that_stand_still_hold_nobody_up(service: Service, sandbox: Sand
             stuck.sendall(head.encode() + b"\r\nbegun")
         assert sandbox.files.read("there", request_timeout=10) == "x" * 100
         sandbox.files.write("small", "y", request_timeout=10)
-    assert not sandbox.files.exists("never")
 
 
 def test_a_body_larger_than_a_message_may_be_is_refused(service: Service) -> None:
@@ -189,7 +188,7 @@ def test_a_backend_that_cannot_is_told_in_its_words_only_where_they_are_ours(
         answer = client.post("/sandboxes", json={"templateID": "base"})
         assert answer.status_code == status
         assert "secret" not in answer.text
-        assert client.get("/sandboxes").json() == []
+        assert client.get("/v2/sandboxes").json() == []
 
 
 def test_a_sandbox_that_is_lost_is_gone_for_its_client_too() -> None:
@@ -220,11 +219,11 @@ def test_a_sandbox_that_is_killed_from_outside_is_gone(service: Service) -> None
 
 async def test_a_create_that_is_given_up_makes_nothing_that_stays(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url, headers={"X-API-Key": KEY}) as client:
-        before = len((await client.get("/sandboxes")).json())
+        before = len((await client.get("/v2/sandboxes")).json())
         asked = asyncio.create_task(client.post("/sandboxes", json={"templateID": "base"}))
         await asyncio.sleep(0.005)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         async with asyncio.timeout(10):
-            while len((await client.get("/sandboxes")).json()) != before:  # noqa: ASYNC110  no event
+            while len((await client.get("/v2/sandboxes")).json()) != before:  # noqa: ASYNC110  no event
                 await asyncio.sleep(0.02)

@@ -16,6 +16,8 @@ from e2b import (
     TimeoutException,
 )
 
+from swerl.sandboxes.e2b_server.processes import BACKLOG_BYTES
+
 from .helpers import Service, eventually
 
 
@@ -71,9 +73,9 @@ def test_a_folder_that_is_not_there_is_the_callers_mistake(sandbox: Sandbox) -> 
 def test_input_reaches_the_command_until_it_is_closed(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("cat", background=True, stdin=True)
     sandbox.commands.send_stdin(handle.pid, "one\n")
-    sandbox.commands.stream_input(handle.pid, ["two\n", "three\n"])
+    sandbox.commands.send_stdin(handle.pid, "two\n")
     sandbox.commands.close_stdin(handle.pid)
-    assert handle.wait().stdout == "one\ntwo\nthree\n"
+    assert handle.wait().stdout == "one\ntwo\n"
 
 
 def test_a_command_without_input_reads_an_end_at_once(sandbox: Sandbox) -> None:
@@ -129,25 +131,33 @@ def test_the_pid_is_the_one_inside(sandbox: Sandbox) -> None:
     assert ended.value.exit_code == 143
 
 
-def test_a_terminal_takes_input_and_another_size(sandbox: Sandbox) -> None:
+def test_the_newest_reader_gets_the_output(sandbox: Sandbox) -> None:
+    handle = sandbox.commands.run("read x; echo one; read x; echo two", background=True, stdin=True)
+    newer = sandbox.commands.connect(handle.pid)
+    sandbox.commands.send_stdin(handle.pid, "go\ngo\n")
+    with pytest.raises(SandboxException, match="another client"):
+        handle.wait()
+    assert newer.wait().stdout == "one\ntwo\n"
+
+
+def test_unread_output_is_kept_up_to_a_limit(sandbox: Sandbox) -> None:
+    script = "read x; yes | head -c 20000000; echo; echo last; touch printed; read x"
+    handle = sandbox.commands.run(script, background=True, stdin=True)
+    handle.disconnect()
+    sandbox.commands.send_stdin(handle.pid, "go\n")
+    eventually(lambda: sandbox.files.exists("printed"))
+    again = sandbox.commands.connect(handle.pid)
+    sandbox.commands.send_stdin(handle.pid, "go\n")
+    text = again.wait().stdout
+    assert len(text) <= BACKLOG_BYTES
+    assert text.endswith("last\n")
+
+
+def test_terminals_are_not_served(sandbox: Sandbox) -> None:
     from e2b.sandbox.commands.command_handle import PtySize
 
-    handle = sandbox.pty.create(PtySize(rows=31, cols=97))
-    sandbox.pty.send_stdin(handle.pid, b"stty size; read x; stty size; exit 4\n")
-    seen = bytearray()
-
-    def look(data: bytes) -> None:
-        seen.extend(data)
-        if b"31 97" in seen and b"17 43" not in seen and not resized:
-            resized.append(True)
-            sandbox.pty.resize(handle.pid, PtySize(rows=17, cols=43))
-            sandbox.pty.send_stdin(handle.pid, b"\n")
-
-    resized: list[bool] = []
-    with pytest.raises(CommandExitException) as ended:
-        handle.wait(on_pty=look)
-    assert ended.value.exit_code == 4
-    assert b"17 43" in seen
+    with pytest.raises(SandboxException, match="does not serve terminals"):
+        sandbox.pty.create(PtySize(rows=31, cols=97))
 
 
 async def test_many_commands_stream_at_once(service: Service) -> None:

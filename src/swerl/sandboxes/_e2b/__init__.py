@@ -1,1 +1,0 @@
-"""Insides of the `e2b` sandbox."""
