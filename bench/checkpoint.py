@@ -21,15 +21,16 @@ from pathlib import Path
 
 from swerl.core.files import write_json
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ModelShape, Recipe
+from swerl.engines.families.tiny import TinyShape
+from swerl.recipe.schema import Recipe
 from swerl.training.checkpoint.folder import read_meta
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 
 SHAPES = {
-    "twin": ModelShape(),
-    "large": ModelShape(num_layers=8, hidden_size=768, ffn_hidden_size=3072, num_heads=12),
+    "twin": TinyShape(),
+    "large": TinyShape(num_layers=8, hidden_size=768, ffn_hidden_size=3072, num_heads=12),
 }
 
 

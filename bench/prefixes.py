@@ -28,9 +28,10 @@ from _gpu_model import join
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.engines.families import tiny
+from swerl.engines.families.tiny import TinyShape
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
-from swerl.recipe.schema import ModelSection, ModelShape
+from swerl.recipe.schema import ModelSection
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.warm_start import make_tiny_model
 
@@ -227,7 +228,7 @@ def _learners(folder: Path) -> dict[bool, Any]:
     torch.set_num_threads(1)
     (folder / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), folder / "tokenizer")
-    shape = ModelShape(
+    shape = TinyShape(
         vocab_size=VOCAB,
         hidden_size=256,
         ffn_hidden_size=768,

@@ -23,7 +23,7 @@ from statistics import median
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ModelShape
+from swerl.engines.families.tiny import TinyShape
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
@@ -109,7 +109,7 @@ async def run(root: Path, layouts: list[tuple[int, int]], num_steps: int) -> lis
     """Measure every algorithm on every layout, one after the other."""
     (root / "tokenizer").mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
-    make_tiny_model(root / "model", ModelShape(), seed=0, tokenizer=root / "tokenizer", eos_id=2)
+    make_tiny_model(root / "model", TinyShape(), seed=0, tokenizer=root / "tokenizer", eos_id=2)
     return [
         await measure(root, algorithm, layout, num_steps)
         for algorithm in NUM_ROWS

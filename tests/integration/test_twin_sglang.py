@@ -22,7 +22,7 @@ SETTINGS = {
     "tasks.num_train": "8",
     "tasks.num_heldout": "1",
     "tasks.num_unseen": "0",
-    "model.warm_start.steps": "2",
+    "model.warm_start_steps": "2",
     # So short a warm start earns no reward; the weights move all the same, by a percent a step.
     "trainer.weight_decay": "1.0",
     "trainer.lr": "0.01",

@@ -24,7 +24,8 @@ from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_pool, sglang
 from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ClusterSection, LoraSection, ModelShape
+from swerl.engines.families.tiny import TinyShape
+from swerl.recipe.schema import ClusterSection, LoraSection
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
@@ -44,7 +45,7 @@ NUM_PARAMETERS = 18
 """Of the tiny model, as SGLang fuses them."""
 UPDATES = 5
 PROMPT = list(range(3, 40))
-SHAPE = ModelShape(
+SHAPE = TinyShape(
     init_std=0.05,
     vocab_size=320,
     hidden_size=256,

@@ -195,8 +195,6 @@ def _accounts(past: RunHistory) -> Iterator[str]:
     )
     if left_out:
         yield f"left out        {left_out:,.0f} tokens, by rollout.group_filter"
-    if dropped := sum(past.series("tokens_dropped_stale")):
-        yield f"dropped         {dropped:,.0f} tokens of Groups that were too old"
     if skipped := sum(past.series("skipped")):
         yield f"skipped         {skipped:,.0f} steps without finite loss or gradients"
     if past.steps:

@@ -175,15 +175,14 @@ def _ffn_size(shape: Shape) -> int:
 def _check_experts(trainer: TrainerSection, shape: Shape) -> None:
     expert, expert_tensor = trainer.expert_parallel, trainer.expert_tensor_parallel
     if not shape.num_experts:
-        if expert > 1 or expert_tensor > 1:
+        if expert > 1:
             message = f"the model {shape.name} has no experts to split"
-            hint = "set trainer.expert_parallel and expert_tensor_parallel to 1"
+            hint = "set trainer.expert_parallel = 1"
             raise RecipeError(message, hint=hint)
         return
     _divides("trainer.expert_parallel", expert, "experts", shape.num_experts)
-    _divides(
-        "trainer.expert_tensor_parallel", expert_tensor, "expert's width", shape.expert_ffn_size
-    )
+    if expert == 1:
+        _divides("trainer.tensor_parallel", expert_tensor, "expert's width", shape.expert_ffn_size)
     part = expert * expert_tensor * trainer.pipeline_parallel
     if trainer.ranks % part:
         raise RecipeError(
@@ -191,14 +190,6 @@ def _check_experts(trainer: TrainerSection, shape: Shape) -> None:
             f"{expert_tensor} x pipeline {trainer.pipeline_parallel} = {part}",
             hint="change trainer.expert_parallel",
         )
-    if expert == 1 and expert_tensor != trainer.tensor_parallel:
-        message = (
-            f"expert_parallel = 1 with expert_tensor_parallel = {expert_tensor} and "
-            f"tensor_parallel = {trainer.tensor_parallel} trains wrong weights without an error: "
-            "Megatron does not reduce the experts' gradients over the ranks in between"
-        )
-        hint = f"set expert_tensor_parallel = {trainer.tensor_parallel}, or expert_parallel above 1"
-        raise RecipeError(message, hint=hint)
 
 
 def num_engines(trainer: TrainerSection, cluster: ClusterSection) -> int:
@@ -266,7 +257,6 @@ LAYOUT_KEYS = (
     "pipeline_parallel",
     "context_parallel",
     "expert_parallel",
-    "expert_tensor_parallel",
 )
 
 
@@ -274,7 +264,7 @@ def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
     """Return the trainer's keys to change, empty if no other sizes on as many ranks are legal.
 
     Distance counts doublings and halvings. Ties go to fewer changed keys, then to the layout that
-    splits the model more, then to whole experts.
+    splits the model more.
     """
     given = {key: getattr(recipe.trainer, key) for key in LAYOUT_KEYS}
     for sizes in sorted(candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):
@@ -295,13 +285,13 @@ def candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
     for tensor, pipeline, context in product(divisors, repeat=3):
         if ranks % (tensor * pipeline * context):
             continue
-        for expert, expert_tensor in product(expert_sizes, repeat=2):
-            if ranks % (expert * expert_tensor * pipeline) == 0:
-                sizes = (tensor, pipeline, context, expert, expert_tensor)
+        for expert in expert_sizes:
+            if ranks % (expert * pipeline) == 0:
+                sizes = (tensor, pipeline, context, expert)
                 yield dict(zip(LAYOUT_KEYS, sizes, strict=True))
 
 
 def _distance(sizes: Mapping[str, int], given: Mapping[str, int]) -> tuple[float, ...]:
     doublings = sum(abs(math.log2(sizes[key] / given[key])) for key in LAYOUT_KEYS)
     changed = sum(sizes[key] != given[key] for key in LAYOUT_KEYS)
-    return doublings, changed, -math.prod(sizes.values()), sizes["expert_tensor_parallel"]
+    return doublings, changed, -math.prod(sizes.values())

@@ -47,7 +47,7 @@ class DiskPlan:
     checkpoint: int
     """One checkpoint."""
     kept: int
-    """Checkpoints kept at the end: the newest, the best evaluated one, every n-th."""
+    """Checkpoints kept at the end: the newest and the best evaluated one."""
     weights: int
     """One published version, in Hugging Face format."""
     episodes: int
@@ -63,11 +63,10 @@ class DiskPlan:
 
 def plan_disk(recipe: Recipe, shape: Shape) -> DiskPlan:
     params, trainer = model_params(shape).total, recipe.trainer
-    every = recipe.steps // trainer.keep_every if trainer.keep_every else 0
     evaluated = bool(recipe.eval.every)
     return DiskPlan(
         checkpoint=trained_params(shape, trainer.lora) * _CHECKPOINT,
-        kept=_NEWEST + evaluated + every,
+        kept=_NEWEST + evaluated,
         weights=params * (2 if trainer.dtype == "bf16" else 4),
         episodes=_episode_bytes(recipe, shape),
         steps=recipe.steps,

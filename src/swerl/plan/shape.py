@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from swerl.core.errors import RecipeError, UnknownNameError, unknown
+from swerl.engines.families.tiny import TinyShape
 from swerl.recipe.check import no_model
 from swerl.recipe.schema import ModelSection
 from swerl.recipe.sections import INITIAL_MODEL
@@ -81,16 +82,16 @@ def shape_of(model: ModelSection) -> Shape:
     UnknownNameError on an unknown name.
     """
     if model.path is None:
-        made = model.shape
+        sizes = TinyShape()
         return Shape(
             name=model.family,
-            num_layers=made.num_layers,
-            hidden_size=made.hidden_size,
-            num_heads=made.num_heads,
-            num_kv_heads=made.num_kv_heads,
-            head_dim=made.head_dim,
-            vocab_size=made.vocab_size,
-            ffn_size=made.ffn_hidden_size,
+            num_layers=sizes.num_layers,
+            hidden_size=sizes.hidden_size,
+            num_heads=sizes.num_heads,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            vocab_size=sizes.vocab_size,
+            ffn_size=sizes.ffn_hidden_size,
         )
     file = model.path / "config.json"
     if file.is_file():

@@ -211,10 +211,10 @@ def check_schedule(recipe: Recipe) -> None:
         )
     if schedule.mode != "async":
         return
-    if schedule.replies == "keep" and recipe.engine.options.get("pause_mode") == "abort":
+    if recipe.engine.options.get("pause_mode") == "abort":
         raise RecipeError(
-            "engine.pause_mode = 'abort' contradicts schedule.replies = 'keep'",
-            hint="set schedule.replies = 'retry', or another pause_mode",
+            "engine.pause_mode = 'abort' would cut off replies in schedule.mode = 'async'",
+            hint="set another pause_mode, or schedule.mode = 'sync' or 'one-step-off'",
         )
     if recipe.rollout.oversample > 1:
         raise RecipeError(

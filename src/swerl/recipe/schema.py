@@ -40,45 +40,6 @@ class TasksSection(Section):
     """Number of generated evaluation tasks from the two templates that are never trained."""
 
 
-class ModelShape(Section):
-    """Sizes of a dense Qwen3 that swerl creates."""
-
-    num_layers: int = Field(2, ge=1)
-    """Number of layers. Four were no better on the twin's tasks, and less stable."""
-    hidden_size: int = Field(128, ge=2)
-    """Size of the residual stream."""
-    ffn_hidden_size: int = Field(384, ge=1)
-    """Size of the feed-forward layer."""
-    num_heads: int = Field(4, ge=1)
-    """Number of query heads."""
-    num_kv_heads: int = Field(2, ge=1)
-    """Number of key and value heads; fewer than query heads, as in larger Qwen3 models."""
-    head_dim: int = Field(32, ge=2)
-    """Size of one head."""
-    vocab_size: int = Field(512, ge=300)
-    """Size of the vocabulary. A small one keeps the output layer cheap on a CPU."""
-    max_positions: int = Field(1024, ge=16)
-    """Longest row in tokens."""
-    rope_theta: float = Field(1e6, gt=0)
-    """Base of the rotary frequencies; Qwen3's value."""
-    init_std: float = Field(0.06, gt=0)
-    """Standard deviation of new matrices. It is three times the usual value: such a narrow model
-    then learns to copy from its context in half as many steps."""
-
-
-class WarmStartSection(Section):
-    """Supervised warm start of a model that swerl creates."""
-
-    steps: int = Field(600, ge=0)
-    """Optimizer steps. After 600 the policy solves about a quarter of the tasks."""
-    batch_size: int = Field(32, ge=1)
-    """Scripted trajectories per step."""
-    lr: float = 3e-3
-    """Peak learning rate; it falls linearly to a tenth."""
-    wrong_share: float = Field(0.7, ge=0, le=1)
-    """Share of trajectories with a random fix, so that RL has something left to improve."""
-
-
 class ModelSection(Section):
     """The model to train."""
 
@@ -87,8 +48,9 @@ class ModelSection(Section):
     a model that swerl creates is `tiny`."""
     path: Path | None = None
     """Folder in Hugging Face format. None creates and warm-starts a tiny model."""
-    shape: ModelShape = ModelShape()
-    warm_start: WarmStartSection = WarmStartSection()
+    warm_start_steps: int = Field(600, ge=0)
+    """Supervised steps that teach a new tiny model its tools. After 600 it solves about a quarter
+    of the twin's tasks."""
 
     @model_validator(mode="before")
     @classmethod
@@ -106,9 +68,7 @@ class ShapingSection(Section):
 
     overlong: float = Field(0.0, ge=0)
     """Penalty of an Episode whose longest conversation fills `max_context_tokens`; it grows
-    linearly from 0 at `overlong_from`. A solved Task is worth 1; the DAPO paper subtracts 1."""
-    overlong_from: float = Field(0.8, ge=0, lt=1)
-    """Fraction of `max_context_tokens` at which `overlong` begins; the paper's value."""
+    linearly from 0 at 80 % of that. A solved Task is worth 1; the DAPO paper subtracts 1."""
     malformed: float = Field(0.0, ge=0)
     """Penalty times the fraction of replies with an unparsable tool call."""
     unfinished: float = Field(0.0, ge=0)
@@ -125,8 +85,6 @@ class RolloutSection(Section):
     """Attempts at each Task."""
     concurrency: int = Field(16, ge=1)
     """Episodes at the same time, each with one sandbox; the machine is the limit."""
-    order: Literal["random", "easy-first"] = "random"
-    """Order of the tasks in an epoch: random, or easiest first with unmeasured ones last."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature. 1.0 samples from the policy that is trained."""
     max_new_tokens: int = Field(96, ge=1)
@@ -148,9 +106,6 @@ class RolloutSection(Section):
     """Rounds of replacement for Groups that the filter rejected; then the step has fewer Groups."""
     refills: int = Field(2, ge=0)
     """Retries of an Episode that was lost to an infrastructure failure."""
-    resume_turns: bool = True
-    """After a crash or a lost sandbox, continue an Episode from its last Turn: a new sandbox, the
-    recorded replies, then the engine. No sampled token is lost. False starts it again."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""
 
@@ -176,13 +131,6 @@ class ScheduleSection(Section):
     pool: float = Field(2.0, ge=1, le=16)
     """For `async`: running Groups divided by Groups per step. 2 keeps the engine busy while a
     step's last Episodes finish; more only makes Groups staler."""
-    too_stale: Literal["wait", "drop"] = "wait"
-    """For `async`: if a Group would exceed `max_staleness`, wait for it or drop it. Dropping is
-    faster, but it starves slow and hard Tasks."""
-    replies: Literal["keep", "finish", "retry"] = "keep"
-    """For `async`: running replies when the weights change. `keep`: they keep their tokens and
-    continue with the new weights. `finish`: the update waits for them. `retry`: they are discarded
-    and sampled again. `keep` loses neither time nor tokens."""
 
 
 class SftSection(Section):
@@ -285,8 +233,6 @@ class TrainerSection(Section):
     """Ranks that share one sequence; long contexts need it for memory."""
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share one set of experts; 1 for a dense model."""
-    expert_tensor_parallel: int = Field(1, ge=1)
-    """Ranks that share one expert; small experts are slower when split."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Number format of weights and activations. bf16 is for GPUs: the optimizer keeps fp32 weights
     and gradients are summed in fp32. On CPU it is slower and less exact."""
@@ -299,8 +245,6 @@ class TrainerSection(Section):
     them a loop in Python takes 13 to 21 seconds a micro-batch of 96,000 tokens (estimated)."""
     threads: int = Field(1, ge=1)
     """Torch threads per rank. More help only if cores are idle."""
-    start_timeout_s: float = Field(600.0, gt=0)
-    """Seconds for all ranks to start and load the model; a large model takes minutes to read."""
     step_timeout_s: float = Field(7200.0, gt=0)
     """Seconds after which a step, a checkpoint or a weight update counts as hung: every rank writes
     its stack to its log and the trainer fails. The longest planned step takes half an hour."""
@@ -313,29 +257,17 @@ class TrainerSection(Section):
     """Steps of linear warm-up. Without it small models collapse."""
     lr_end: float = Field(1.0, ge=0, le=1)
     """Learning rate of the last step divided by the peak, reached linearly; 1 keeps it constant."""
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay of the gradient's running mean; Adam's usual value."""
-    adam_beta2: float = Field(0.98, ge=0, lt=1)
-    """Decay of the squared gradient's running mean; below 0.999 because runs are short."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of matrices; norms are never decayed."""
-    clip_grad: float = Field(1.0, gt=0)
-    """Largest norm of the whole gradient."""
     save_every: int = Field(1, ge=1)
     """Steps between checkpoints; the last step always has one. Steps after a checkpoint are
     repeated after a crash."""
-    keep_every: int = Field(0, ge=0)
-    """Keep the checkpoint of every n-th step for good; 0 keeps the two newest and the best one. A
-    checkpoint has 12 bytes per parameter."""
     async_save: bool = True
     """Continue training while a checkpoint is written. This needs as much host memory as the
     checkpoint has bytes. In either case a step is committed when its checkpoint is whole."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer updates per step; the step's Groups are split over them. More updates learn faster
     from the same tokens but less on-policy; with one, an algorithm's clip rarely acts."""
-    max_skipped_steps: int = Field(3, ge=0)
-    """Consecutive steps that may be skipped because loss or gradients are not finite. One can be
-    an outlier; several in a row mean that the run has diverged."""
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens in one forward pass of one rank; memory is planned for this number. A row may have
     this many tokens on each of its context ranks; a longer row is refused."""
@@ -346,6 +278,15 @@ class TrainerSection(Section):
     routing_replay: bool = False
     """Train a mixture-of-experts model with the experts that the engine chose, recorded by
     `engine.routed_experts`. It costs about 1 kB a token and nearly removes the mismatch."""
+
+    @property
+    def expert_tensor_parallel(self) -> int:
+        """Ranks that share one expert.
+
+        Megatron-Core sums the gradients of unsplit experts over the tensor ranks only if the
+        experts are spread over expert ranks.
+        """
+        return self.tensor_parallel if self.expert_parallel == 1 else 1
 
 
 class ClusterSection(Section):
@@ -365,10 +306,6 @@ class ClusterSection(Section):
     """How weights reach the engines: through a folder, through shared memory, or by a broadcast.
     `auto` chooses `tensor` on shared GPUs, `distributed` on separate GPUs, and `disk` without GPUs
     or if the engine supports no other way."""
-    weight_bucket_mib: int = Field(1024, ge=1)
-    """Maximum size of one piece of weights; trainer and engine each hold one piece extra."""
-    weight_bucket_s: float = Field(300.0, gt=0)
-    """Seconds for a server to receive one piece; after that the server is marked as lost."""
     launcher: Literal["local", "ray"] = "local"
     """Where processes start: on this machine, or on the machines of a Ray cluster."""
     ray_address: str = "auto"

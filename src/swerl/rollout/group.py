@@ -62,10 +62,7 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
     async with parts.provisioner.slot:
         try:
             log = record.TurnLog(path)
-            kept = log if parts.rollout.resume_turns else None
-            if kept is None:
-                log.clear()
-            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=kept)
+            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
             written = record.write(path, result)
             log.clear()
             return written

@@ -12,6 +12,9 @@ from swerl.core.errors import RecipeError
 from swerl.core.turn import Trajectory
 from swerl.recipe.schema import RolloutSection
 
+_OVERLONG_FROM = 0.8
+"""Fraction of `max_context_tokens` at which the penalty for long conversations begins."""
+
 
 def reward_of(name: str) -> Reward:
     """Return a reward by its name; it raises RecipeError on an error in the function.
@@ -43,7 +46,7 @@ def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> 
     found = rules.unfinished * (status is Status.LIMIT)
     if rules.overlong:
         limit = rollout.max_context_tokens
-        found += rules.overlong * _overlong(trajectory, rules.overlong_from * limit, limit)
+        found += rules.overlong * _overlong(trajectory, _OVERLONG_FROM * limit, limit)
     if rules.malformed:
         # The fraction of replies with a tool call that cannot be parsed.
         turns = [turn for turn in trajectory.turns if not turn.replayed]

@@ -8,20 +8,18 @@ optimizer step, and `async` keeps a pool of Groups running all the time.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from swerl.core.episode import Group
-from swerl.core.events import Event, Notice, StepStarted, TurnEnded, fan_out
+from swerl.core.events import Notice, StepStarted
 from swerl.core.task import Task
 from swerl.recipe.schema import ScheduleSection
 from swerl.rollout import group, step
-from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import Parts
-from swerl.rollout.step import StaleGroup, StepGroups
+from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
 
@@ -41,8 +39,6 @@ class ScheduleInputs:
     """Steps of the whole run."""
     versions: Versions
     """Every version that has served; a Schedule adds those that it loads."""
-    draining: DrainingEngine | None = None
-    """Set if replies must end before weights change."""
 
 
 class Schedule(Protocol):
@@ -235,11 +231,6 @@ def choose_groups(
     return finished if in_time else None
 
 
-def too_old(queue: Sequence[QueuedT], bounds: QueueBounds, *, version: int) -> list[QueuedT]:
-    """Return the Groups that a step training `version` may not use any more."""
-    return [each for each in queue if version > each.began + bounds.staleness]
-
-
 @dataclass(frozen=True, slots=True)
 class _PoolGroup:
     """A Group that runs, or that is finished and not trained."""
@@ -270,8 +261,7 @@ class AsyncPool:
             pool=round(section.pool * rollout.groups_per_step),
         )
         self._inputs = inputs
-        self._sampled = _SampledTokens()
-        self._parts = replace(inputs.parts, emit=fan_out(inputs.parts.emit, self._sampled))
+        self._parts = inputs.parts
         self._passes = step.group_filter(rollout.group_filter)
         self._running = running
         self._queue: list[_PoolGroup] = []
@@ -287,18 +277,17 @@ class AsyncPool:
         self._needed = (self._inputs.steps - number) * self._bounds.groups
         rollout = self._parts.rollout
         episodes = self._bounds.groups * rollout.episodes_per_group
-        self._inputs.parts.emit(StepStarted(number, episodes))
+        self._parts.emit(StepStarted(number, episodes))
         left_out: list[Group] = []
-        stale: list[StaleGroup] = []
         # Each pass filters the queue; `None` means that the step needs one more finished Group.
-        while (chosen := self._choose(left_out, stale)) is None:
+        while (chosen := self._choose(left_out)) is None:
             pending = [each.work for each in self._queue if not each.is_finished]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         kept = [self._remove(each) for each in chosen]
         wanted = self._bounds.groups
         if len(kept) < wanted:
             text = f"{len(kept)} of {wanted} groups pass rollout.group_filter"
-            self._inputs.parts.emit(Notice(text))
+            self._parts.emit(Notice(text))
         if not kept:  # All advantages are 0: the step changes little, and the run continues.
             kept, left_out = left_out[:wanted], left_out[wanted:]
         step.check_losses([*kept, *left_out], rollout.max_infra_rate)
@@ -306,16 +295,11 @@ class AsyncPool:
         self._is_training = True
         self._needed -= wanted
         self._fill()
-        return StepGroups(tuple(kept), tuple(left_out), tuple(stale))
+        return StepGroups(tuple(kept), tuple(left_out))
 
     async def serve(self, transfer: Transfer) -> None:
         """Load at once; running Episodes continue on the new weights."""
-        # The rules `finish` and `retry` let no reply run across two versions.
-        if draining := self._inputs.draining:
-            async with draining.drained():
-                self._inputs.versions.add(await transfer())
-        else:
-            self._inputs.versions.add(await transfer())
+        self._inputs.versions.add(await transfer())
         self._is_training = False
         self._fill()
 
@@ -333,29 +317,22 @@ class AsyncPool:
         for each in self._queue:
             each.work.cancel()
 
-    def _choose(self, left_out: list[Group], stale: list[StaleGroup]) -> list[_PoolGroup] | None:
-        """Drop, filter and refill the queue; return the step's Groups once they are finished."""
-        version = self._inputs.versions.newest
-        drops = self._inputs.section.too_stale == "drop"
-        if drops:
-            # A running Group is dropped too: it could only become older.
-            overdue = too_old(self._queue, self._bounds, version=version)
-            stale += [self._drop(each) for each in overdue]
-        finished = [each for each in self._queue if each.is_finished]
+    def _choose(self, left_out: list[Group]) -> list[_PoolGroup] | None:
+        """Filter and refill the queue; return the step's Groups once they are finished."""
+        finished = [item for item in self._queue if item.is_finished]
         left_out += [
-            self._remove(each) for each in finished if not self._passes(each.work.result())
+            self._remove(item) for item in finished if not self._passes(item.work.result())
         ]
         # The bound prevents endless refills under a filter that rejects every Group.
         rounds = 1 + self._parts.rollout.refill_rounds
         may_refill = len(left_out) < rounds * self._bounds.groups
         if may_refill:
             self._fill()
-        done = [each for each in self._queue if each.is_finished]
-        # Without refills, the step takes what is finished, even if that is less than a full step.
-        wanted = min(self._bounds.groups, len(self._queue if may_refill else done))
-        if drops:
-            return done[:wanted] if len(done) >= wanted else None
-        # Without `drop`, a step waits for slow Groups before they become too old.
+        # Without refills, the step takes the finished Groups, even if they are too few.
+        candidates = self._queue if may_refill else [q for q in self._queue if q.is_finished]
+        wanted = min(self._bounds.groups, len(candidates))
+        # A step waits for slow Groups before they become too old.
+        version = self._inputs.versions.newest
         return choose_groups(self._queue, self._bounds, version=version, wanted=wanted)
 
     def _fill(self) -> None:
@@ -375,13 +352,8 @@ class AsyncPool:
     def _start(self, position: int, began: int) -> None:
         # The Task is the one that a synchronous run would train in step `number`.
         number, index = divmod(position, self._bounds.groups)
-        tasks = step.choose_tasks(
-            self._inputs.tasks,
-            number,
-            self._bounds.groups,
-            self._parts.seed,
-            easy_first=self._parts.rollout.order == "easy-first",
-        )
+        groups, seed = self._bounds.groups, self._parts.seed
+        tasks = step.choose_tasks(self._inputs.tasks, number, groups, seed)
         task, stage = tasks[index], f"{number:05d}"
         size, folder = self._parts.rollout.episodes_per_group, self._inputs.folder
         work = group.run_one(task, stage, self._parts, size=size, folder=folder)
@@ -390,29 +362,4 @@ class AsyncPool:
 
     def _remove(self, each: _PoolGroup) -> Group:
         self._queue.remove(each)
-        # The counts of ended Groups would pile up.
-        self._sampled.forget(group.id_prefix(each.task, each.stage))
         return each.work.result()
-
-    def _drop(self, each: _PoolGroup) -> StaleGroup:
-        self._queue.remove(each)
-        # Cancelling frees the sandboxes and slots of its Episodes for newer Groups.
-        each.work.cancel()
-        lengths = self._sampled.forget(group.id_prefix(each.task, each.stage))
-        return StaleGroup(each.task.id, each.stage, lengths)
-
-
-class _SampledTokens:
-    """Counts the sampled tokens of running Episodes from events."""
-
-    def __init__(self) -> None:
-        self._tokens: Counter[str] = Counter()
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, TurnEnded) and not event.replayed:
-            self._tokens[event.episode] += event.output_tokens
-
-    def forget(self, prefix: str) -> tuple[int, ...]:
-        """Return and remove the counts of all Episodes whose id starts with `prefix`."""
-        names = [name for name in self._tokens if name.startswith(prefix)]
-        return tuple(self._tokens.pop(name) for name in names)

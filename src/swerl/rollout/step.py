@@ -17,20 +17,9 @@ from swerl.core.task import Task
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
 from swerl.runs.layout import RunFolder
-from swerl.tasks.admission import solve_rate
 
 GroupFilter = Callable[[Group], bool]
 """Returns whether a Group is trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class StaleGroup:
-    """A Group that was dropped because it had become too old, finished or not."""
-
-    task_id: str
-    stage: str
-    lengths: tuple[int, ...]
-    """Sampled tokens of each of its Episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +30,6 @@ class StepGroups:
     """To be trained."""
     left_out: tuple[Group, ...] = ()
     """Rejected by the filter, or surplus."""
-    stale: tuple[StaleGroup, ...] = ()
 
     @property
     def all(self) -> tuple[Group, ...]:
@@ -57,8 +45,7 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     """
     rollout = parts.rollout
     wanted, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
-    easy_first = rollout.order == "easy-first"
-    chosen = choose_tasks(tasks, step, wanted, parts.seed, easy_first=easy_first)
+    chosen = choose_tasks(tasks, step, wanted, parts.seed)
     spare = iter(_spare_tasks(tasks, chosen, step, parts.seed))
     # Spare Tasks run at the same time, so that a rejected Group rarely costs one more round.
     chosen += islice(spare, ceil(wanted * rollout.oversample) - wanted)
@@ -83,43 +70,30 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in kept_ids))
 
 
-def choose_tasks(
-    tasks: Sequence[Task], step: int, count: int, seed: int, *, easy_first: bool = False
-) -> list[Task]:
+def choose_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
     """Return `count` different Tasks for a step; each epoch takes every Task, in a new order.
 
-    The last step of an epoch is filled up with the epoch's first Tasks. With `easy_first`, Tasks
-    are ordered by solve rate, and ties at random. Raises RecipeError if there are too few Tasks.
+    The last step of an epoch is filled up with the epoch's first Tasks. Raises RecipeError if there
+    are too few Tasks.
     """
     if len(tasks) < count:
         raise RecipeError(
             f"a step takes {count} tasks, and there are {len(tasks)}",
             hint="lower rollout.groups_per_step, or name more tasks",
         )
-    key = (lambda index: _difficulty(tasks[index])) if easy_first else None
-    return [tasks[index] for index in choose(len(tasks), step, count, seed, key)]
+    return [tasks[index] for index in choose(len(tasks), step, count, seed)]
 
 
-def choose(
-    num: int, step: int, count: int, seed: int, key: Callable[[int], float] | None = None
-) -> list[int]:
+def choose(num: int, step: int, count: int, seed: int) -> list[int]:
     """Return `count` of `num` indices for a step; each epoch takes every one, in a new order.
 
-    `key` sorts an epoch's order. The last step of an epoch is filled up with its first indices.
+    The last step of an epoch is filled up with its first indices.
     """
     epoch, part = divmod(step, ceil(num / count))
     order = list(range(num))
     # Each process with this seed computes the same order.
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    if key:
-        # The sort is stable, so the shuffle breaks ties.
-        order.sort(key=key)
     return [order[position % num] for position in range(part * count, (part + 1) * count)]
-
-
-def _difficulty(task: Task) -> float:
-    rate = solve_rate(task)
-    return 1.0 if rate is None else -rate  # Tasks without a measured rate come last.
 
 
 def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed: int) -> list[Task]:

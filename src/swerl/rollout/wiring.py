@@ -35,7 +35,6 @@ from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import AgentSection, PluginSection
-from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.parts import MixedAgent, Parts, Provisioner
 from swerl.rollout.reward import reward_of
 from swerl.sandboxes import ledger
@@ -107,14 +106,6 @@ def sglang_launch(recipe: Recipe) -> tuple[sglang.Options, tuple[str, ...]]:
             hint="remove them; cluster.gpus_per_engine sets size and number of the servers",
         )
     return options, plan(recipe).engine_flags
-
-
-def draining_of(recipe: Recipe, engine: Engine) -> DrainingEngine | None:
-    """Wrap the engine if `schedule.replies` requires that replies end before weights change."""
-    schedule = recipe.schedule
-    if schedule.mode != "async" or schedule.replies == "keep":
-        return None
-    return DrainingEngine(engine, schedule.replies)
 
 
 def gateway_of(

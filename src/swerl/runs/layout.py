@@ -48,8 +48,8 @@ class Best:
 _MAY_CHANGE = (
     *("cost.", "engine.restarts", "engine.start_timeout_s", "trainer.restarts"),
     "rollout.concurrency",
-    *("trainer.start_timeout_s", "trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
-    *("trainer.recompute", "trainer.offload_optimizer", "rollout.resume_turns"),
+    *("trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
+    *("trainer.recompute", "trainer.offload_optimizer"),
 )
 """Prefixes of keys that may change when a run resumes: they do not affect learning, except that
 memory settings change the order of sums."""

@@ -23,8 +23,6 @@ class Fate(StrEnum):
     TRAINED = "trained"
     LEFT_OUT = "left_out"
     """Rejected by the filter, or surplus."""
-    STALE = "stale"
-    """Dropped because it had become too old."""
     SKIPPED = "skipped"
     """The loss or gradients of its step were not finite."""
 

@@ -17,7 +17,6 @@ from swerl.core.events import Emit, Notice, StepEnded
 from swerl.core.task import Task
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
-from swerl.rollout.draining import DrainingEngine
 from swerl.rollout.kept import KeptEpisode, KeptSchedule
 from swerl.rollout.parts import Parts
 from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
@@ -52,8 +51,6 @@ class Training:
     timer: StepTimer
     kept: Sequence[KeptEpisode] = ()
     """Recorded Episodes to train on in place of new ones."""
-    draining: DrainingEngine | None = None
-    """Set if `schedule.replies` requires that replies end before weights change."""
     stopping: Callable[[], bool] = lambda: False
     """Called after each step; True ends the run once the step is committed."""
 
@@ -79,7 +76,6 @@ async def run(training: Training) -> history.RunHistory:
                 result = await _learn(training, counters, collected)
             # `serve` may add a version; staleness refers to the weights that this step trains.
             metrics = counters.record(step, groups, collected, result)
-            metrics |= training.draining.metrics() if training.draining else {}
             with training.timer.span("publish"):
                 await schedule.serve(lambda: _transfer(training))
             # After the last step the run ends anyway, with its final evaluation.
@@ -113,11 +109,7 @@ async def _resume(training: Training) -> _Counters:
     if training.engine is not None:
         # The engine may still serve the model's original weights, or those of a lost step.
         versions.add(await _transfer(training, is_first=True))
-    skips = SkipCounter(
-        training.recipe.trainer.max_skipped_steps,
-        total=state.skipped,
-        in_a_row=state.skipped_in_a_row,
-    )
+    skips = SkipCounter(total=state.skipped, in_a_row=state.skipped_in_a_row)
     if training.recipe.schedule.mode == "async":
         num_groups = training.recipe.rollout.groups_per_step
         record.move_orphans_aside(training.folder, versions, state.cursor, num_groups, emit)
@@ -174,7 +166,6 @@ def _schedule_inputs(training: Training, versions: Versions) -> ScheduleInputs:
         section=training.recipe.schedule,
         steps=training.recipe.steps,
         versions=versions,
-        draining=training.draining,
     )
 
 

@@ -23,6 +23,8 @@ class TrainerOptions(TrainerSection):
     """Steps over which the learning rate falls from its peak to its final value."""
     temperature: float = Field(1.0, gt=0)
     """Divisor of the logits, so that the trained policy is the one that the engine samples."""
+    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    """Decay of the squared gradient's running mean; below 0.999 because runs are short."""
     seed: int = 0
     """Seed of the ranks' random state."""
     weight_bucket_mib: int = Field(1024, ge=1)

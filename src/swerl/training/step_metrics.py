@@ -93,8 +93,6 @@ def _staleness(groups: StepGroups, versions: Versions) -> dict[str, float]:
         "staleness_max": found.largest,
         "stale_tokens": found.num_stale,
         "partial_replies": found.num_partial,
-        "groups_dropped_stale": len(groups.stale),
-        "tokens_dropped_stale": sum(sum(each.lengths) for each in groups.stale),
     }
 
 
@@ -121,17 +119,6 @@ def prompt_entries(step: int, groups: StepGroups, skipped: Collection[str]) -> l
             for group in groups.kept
         ),
         *(entry(step, group, Fate.LEFT_OUT) for group in groups.left_out),
-        *(
-            GroupEntry(
-                step=step,
-                task=each.task_id,
-                stage=each.stage,
-                fate=Fate.STALE,
-                lengths=each.lengths,
-                learned=(False,) * len(each.lengths),
-            )
-            for each in groups.stale
-        ),
     ]
 
 

@@ -29,7 +29,6 @@ from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout.kept import KeptEpisode, Reader, open_kept
 from swerl.rollout.wiring import (
     algorithm_of,
-    draining_of,
     family_of,
     gateway_of,
     open_engine,
@@ -152,12 +151,11 @@ async def _with_rollouts(
         emit = fan_out(timer, costs)
         # An engine that lacks the recipe's way of sending fails here, before any rollout.
         choose_way(recipe.cluster, engine, emit)
-        draining = draining_of(recipe, engine)
         with open_spool(training.folder.spool) as spool:
             # The gateway closes before the sandboxes whose agents call it.
             async with (
                 open_sandboxes(recipe, nodes.all, logs=setup.log_dir, emit=emit) as backend,
-                gateway_of(recipe, draining or engine, setup, emit, spool=spool) as gateway,
+                gateway_of(recipe, engine, setup, emit, spool=spool) as gateway,
             ):
                 yield replace(
                     training,
@@ -165,7 +163,6 @@ async def _with_rollouts(
                     parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
                     emit=emit,
                     timer=timer,
-                    draining=draining,
                 )
 
 
@@ -263,8 +260,6 @@ def _trainer(
             checkpoint_dir=folder.checkpoints,
             publish_dir=folder.weights,
             log_dir=logs,
-            weight_bucket_mib=recipe.cluster.weight_bucket_mib,
-            weight_bucket_s=recipe.cluster.weight_bucket_s,
         ),
     )
 

@@ -39,6 +39,8 @@ from swerl.training.checkpoint.folder import wait_until_whole
 from swerl.training.crash_reason import CrashReason, crash_reason, hang_places
 from swerl.training.options import TrainerOptions, WorkerSettings
 
+START_S = 1800.0
+"""Seconds for all ranks to start and load the model; a large model takes minutes to read."""
 CLOSE_S = 10.0
 """Seconds for the ranks to end by themselves before they are killed."""
 LAST_ANSWER_S = 2.0
@@ -264,7 +266,7 @@ class Ranks:
                 self.all.append(process)
         except ClusterError as error:
             raise RankLostError(f"cannot start the trainer: {error}", hint=error.hint) from error
-        answer = await self._answer("start", timeout_s=self._options.start_timeout_s)
+        answer = await self._answer("start", timeout_s=START_S)
         if "error" in answer:
             raise TrainerError(answer["error"], hint=answer["hint"])
 
@@ -370,8 +372,9 @@ class Ranks:
         places = hang_places(dict(enumerate(zip(logs, sizes, strict=True))))
         message = f"the trainer's {command} did not end within {timeout_s:g} s: {places}"
         where = self._log(0).with_name("trainer-rank*.log")
-        limit = "start_timeout_s" if command == "start" else "step_timeout_s"
-        hint = f"{where} end with the whole stacks; trainer.{limit} sets the limit"
+        hint = f"{where} end with the whole stacks"
+        if command != "start":
+            hint += "; trainer.step_timeout_s sets the limit"
         return RankLostError(message, hint=hint)
 
     def _note_death(self, rank: int, _: asyncio.Task[ProcessEnd]) -> None:

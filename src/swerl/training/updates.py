@@ -16,6 +16,9 @@ from swerl.core.errors import NotFiniteError
 from swerl.core.events import Emit, StepSkipped
 from swerl.core.learning import Batch, StepStats
 
+MAX_SKIPPED = 3
+"""Consecutive steps that may be skipped: one can be an outlier, several mean divergence."""
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
@@ -30,17 +33,16 @@ class UpdateResult:
 class SkipCounter:
     """Skip and count steps whose loss or gradients are not finite; too many in a row raise."""
 
-    def __init__(self, allowed: int, *, total: int = 0, in_a_row: int = 0) -> None:
+    def __init__(self, *, total: int = 0, in_a_row: int = 0) -> None:
         self.total = total
         self.in_a_row = in_a_row
-        self._allowed = allowed
 
     async def step(
         self, trainer: Trainer, batch: Batch, path: Path, emit: Emit
     ) -> StepStats | None:
         """Take an optimizer step on a Batch, which is stored at `path`; return None if skipped.
 
-        Raises NotFiniteError once more than `allowed` steps in a row were skipped.
+        Raises NotFiniteError once more than MAX_SKIPPED steps in a row were skipped.
         """
         try:
             stats = await trainer.step(batch)
@@ -48,7 +50,7 @@ class SkipCounter:
             self.total += 1
             self.in_a_row += 1
             emit(StepSkipped(batch.step, str(error), str(path)))
-            if self.in_a_row > self._allowed:
+            if self.in_a_row > MAX_SKIPPED:
                 message = f"{self.in_a_row} steps in a row were skipped; the last one: {error}"
                 hint = f"look at {path}; lower trainer.lr, or start again from an older checkpoint"
                 raise NotFiniteError(message, hint=hint) from error

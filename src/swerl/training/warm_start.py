@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,9 +31,10 @@ from swerl.core.learning import Batch, WeightRef
 from swerl.core.sample import Sample
 from swerl.core.secrets import cache_dir
 from swerl.engines.families import tiny
+from swerl.engines.families.tiny import TinyShape
 from swerl.harnesses import builtin
 from swerl.harnesses._builtin_tools import answer, not_once
-from swerl.recipe.schema import ModelShape, Recipe, WarmStartSection
+from swerl.recipe.schema import Recipe
 from swerl.tasks.twin import WORKDIR, Split, Variant, draw
 from swerl.training.model_folder import copy_tokenizer
 from swerl.training.options import TrainerOptions
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
     import torch
 
 STAGE = "warm start"
+_SHAPE = TinyShape()
+_BATCH_SIZE = 32
+"""Demonstrations per step."""
+_LR = 3e-3
+"""Peak learning rate; it falls linearly to a tenth."""
+_WRONG_SHARE = 0.7
+"""Share of demonstrations with a random fix, so that RL has something left to improve."""
 _WARMUP_STEPS = 20
 _LR_END = 0.1
 _ADAM_BETA2 = 0.95
@@ -84,27 +92,24 @@ async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
 
 def _key(recipe: Recipe) -> str:
     family = tiny.build(None)
-    wrong_share = recipe.model.warm_start.wrong_share
-    rows = islice(demonstration_rows(family, recipe.seed, wrong_share), _NUM_HASHED)
+    rows = islice(demonstration_rows(family, recipe.seed, _WRONG_SHARE), _NUM_HASHED)
     parts = [
-        recipe.seed,
-        recipe.model.shape.model_dump(),
-        recipe.model.warm_start.model_dump(),
-        [_WARMUP_STEPS, _LR_END, _ADAM_BETA2, _NUM_TEXTS, _TEXTS_SEED],
+        [recipe.seed, recipe.model.warm_start_steps],
+        asdict(_SHAPE),
+        [_BATCH_SIZE, _LR, _WARMUP_STEPS, _LR_END, _ADAM_BETA2, _NUM_TEXTS, _TEXTS_SEED],
         [list(row.ids) for row in rows],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _make_model(work: Path, recipe: Recipe) -> Path:
-    shape = recipe.model.shape
     words = work / "tokenizer"
-    tokenizer = tiny.train_tokenizer(_texts(), shape.vocab_size)
+    tokenizer = tiny.train_tokenizer(_texts(), _SHAPE.vocab_size)
     with disk_errors(words):
         tiny.save_tokenizer(tokenizer, words)
         return make_tiny_model(
             work / "start",
-            shape,
+            _SHAPE,
             seed=recipe.seed,
             tokenizer=words,
             eos_id=tiny.build(words).stop_ids[0],
@@ -121,24 +126,24 @@ def _texts() -> Iterator[str]:
 async def _train(
     start: Path, work: Path, recipe: Recipe, *, log_dir: Path, emit: Emit
 ) -> WeightRef:
-    section = recipe.model.warm_start
+    num_steps = recipe.model.warm_start_steps
     trainer = MegatronTrainer(
         model=start,
         family=recipe.model.family,
         algorithm="sft",
         options=_trainer_options(recipe, work, log_dir),
     )
-    emit(Progress(STAGE, 0, section.steps))
+    emit(Progress(STAGE, 0, num_steps))
     async with trainer:
-        for batch in _batches(start, section, recipe.seed):
+        for batch in _batches(start, num_steps, recipe.seed):
             stats = await trainer.step(batch)
             note = f"loss {stats.loss:.3f}"
-            emit(Progress(STAGE, batch.step + 1, section.steps, note))
+            emit(Progress(STAGE, batch.step + 1, num_steps, note))
         return await trainer.publish()
 
 
 def _trainer_options(recipe: Recipe, work: Path, log_dir: Path) -> TrainerOptions:
-    section = recipe.model.warm_start
+    num_steps = recipe.model.warm_start_steps
     return TrainerOptions(
         checkpoint_dir=work / "checkpoints",
         publish_dir=work / "published",
@@ -146,9 +151,9 @@ def _trainer_options(recipe: Recipe, work: Path, log_dir: Path) -> TrainerOption
         ranks=recipe.trainer.ranks,
         tensor_parallel=recipe.trainer.tensor_parallel,
         threads=recipe.trainer.threads,
-        lr=section.lr,
-        warmup_steps=min(_WARMUP_STEPS, section.steps // 2),
-        steps=max(section.steps, 1),
+        lr=_LR,
+        warmup_steps=min(_WARMUP_STEPS, num_steps // 2),
+        steps=max(num_steps, 1),
         lr_end=_LR_END,
         adam_beta2=_ADAM_BETA2,
         tokens_per_micro_batch=recipe.trainer.tokens_per_micro_batch,
@@ -156,10 +161,10 @@ def _trainer_options(recipe: Recipe, work: Path, log_dir: Path) -> TrainerOption
     )
 
 
-def _batches(model: Path, section: WarmStartSection, seed: int) -> Iterator[Batch]:
-    rows = demonstration_rows(tiny.build(model), seed, section.wrong_share)
-    for step in range(section.steps):
-        samples = tuple(islice(rows, section.batch_size))
+def _batches(model: Path, num_steps: int, seed: int) -> Iterator[Batch]:
+    rows = demonstration_rows(tiny.build(model), seed, _WRONG_SHARE)
+    for step in range(num_steps):
+        samples = tuple(islice(rows, _BATCH_SIZE))
         yield Batch(step=step, samples=samples, num_episodes=len(samples))
 
 
@@ -247,7 +252,7 @@ def to_row(family: Family, demonstration: Demonstration, name: str) -> Sample:
 
 
 def make_tiny_model(
-    folder: Path, shape: ModelShape, *, seed: int, tokenizer: Path, eos_id: int
+    folder: Path, shape: TinyShape, *, seed: int, tokenizer: Path, eos_id: int
 ) -> Path:
     """Write a small dense Qwen3 with its config and tokenizer; return `folder`.
 
@@ -268,7 +273,7 @@ def make_tiny_model(
     return folder
 
 
-def _config(shape: ModelShape, eos_id: int) -> dict[str, object]:
+def _config(shape: TinyShape, eos_id: int) -> dict[str, object]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -293,7 +298,7 @@ def _config(shape: ModelShape, eos_id: int) -> dict[str, object]:
     }
 
 
-def _weights(shape: ModelShape, seed: int) -> dict[str, torch.Tensor]:
+def _weights(shape: TinyShape, seed: int) -> dict[str, torch.Tensor]:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -305,7 +310,7 @@ def _weights(shape: ModelShape, seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def _sizes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _sizes(shape: TinyShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, wide = shape.hidden_size, shape.ffn_hidden_size
     query, group = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab_size, hidden)

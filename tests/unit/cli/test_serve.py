@@ -33,7 +33,7 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint
 from swerl.core.errors import InputError
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ModelShape
+from swerl.engines.families.tiny import TinyShape
 from swerl.sandboxes import local
 from swerl.training import batch
 from swerl.training.warm_start import make_tiny_model
@@ -285,7 +285,7 @@ def test_a_model_on_the_cpu_answers_and_its_server_ends_with_the_command(tmp_pat
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
     tiny.save_tokenizer(tiny.byte_tokenizer(), tokenizer)
-    model = make_tiny_model(tmp_path / "model", ModelShape(), seed=0, tokenizer=tokenizer, eos_id=2)
+    model = make_tiny_model(tmp_path / "model", TinyShape(), seed=0, tokenizer=tokenizer, eos_id=2)
     for how in (signal.SIGINT, signal.SIGKILL):
         folder = tmp_path / how.name
         folder.mkdir()

@@ -34,9 +34,8 @@ num_heldout = 0
 num_unseen = 0
 [trainer]
 ranks = 1
-[model.warm_start]
-steps = 2
-batch_size = 4
+[model]
+warm_start_steps = 2
 [rollout]
 groups_per_step = 1
 episodes_per_group = 2

@@ -99,9 +99,8 @@ name = "small"
 steps = 1
 [tasks]
 num_train = 2
-[model.warm_start]
-steps = 4
-batch_size = 4
+[model]
+warm_start_steps = 4
 [harness]
 type = "replacer"
 [algorithm]

@@ -18,9 +18,8 @@ SMALL = """
 name = "small"
 [tasks]
 num_train = 4
-[model.warm_start]
-steps = 4
-batch_size = 4
+[model]
+warm_start_steps = 4
 [rollout]
 groups_per_step = 2
 episodes_per_group = 2

@@ -44,8 +44,6 @@ def refused(*settings: str) -> str:
         (["cluster.gpus_per_node=4", "cluster.nodes=16", "trainer.tensor_parallel=8"], "spans"),
         (["trainer.expert_parallel=3"], "experts: 256"),
         (["trainer.expert_parallel=128"], "not a multiple of expert 128"),
-        (["trainer.expert_tensor_parallel=3"], "expert's width: 512"),
-        (["trainer.expert_parallel=1"], "trains wrong weights without an error"),
         (["cluster.gpus_per_engine=5"], "not a multiple of cluster.gpus_per_engine"),
         (
             [
@@ -74,8 +72,8 @@ def test_dense_model_with_expert_ranks_is_refused() -> None:
     assert "has no experts" in refused("model.path=Qwen3-8B")
 
 
-def test_expert_tensor_equal_to_tensor_allows_one_expert_rank() -> None:
-    found = laid_out("trainer.expert_parallel=1", "trainer.expert_tensor_parallel=2")
+def test_a_single_expert_rank_splits_experts_over_the_tensor_ranks() -> None:
+    found = laid_out("trainer.expert_parallel=1")
     assert found.expert_data == 32
 
 
@@ -95,8 +93,6 @@ def test_gpus_of_their_own_leave_engines_the_rest() -> None:
         "trainer.tensor_parallel=32",
         "trainer.context_parallel=7",
         "trainer.expert_parallel=128",
-        "trainer.expert_parallel=1",
-        "trainer.expert_tensor_parallel=3",
         "trainer.pipeline_parallel=16",
         "trainer.tokens_per_micro_batch=11999",
     ],

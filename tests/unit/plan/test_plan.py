@@ -73,13 +73,13 @@ def test_gpu_that_the_plan_does_not_know_is_noted() -> None:
 
 
 def test_plan_counts_a_runs_disk() -> None:
-    disk = planned("trainer.keep_every=50", "eval.every=10").disk
+    disk = planned("eval.every=10").disk
     params = model_params(planned().shape).total
     assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
-    assert disk.kept == 2 + 1 + 2
+    assert disk.kept == 2 + 1
     tokens = 64 * 96_000
     assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8), abs=1)
-    assert disk.most == 6 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
+    assert disk.most == 4 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
 
 
 def test_plan_counts_groups_that_a_filter_leaves_out() -> None:

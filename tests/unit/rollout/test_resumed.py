@@ -49,12 +49,10 @@ async def resume(
     replies: Replies,
     *,
     emit: Callable[[Event], None] = lambda _: None,
-    resumes: bool = True,
     backend: Any = None,
 ) -> Episode:
     async with parts(replies, backend=backend) as its:
-        rollout = its.rollout.model_copy(update={"resume_turns": resumes})
-        its = replace(its, rollout=rollout, emit=emit)
+        its = replace(its, emit=emit)
         done = await group.run_one(task, "00000", its, size=1, folder=folder)
     return done.episodes[0]
 
@@ -79,15 +77,8 @@ async def test_it_goes_on_after_its_last_turn(task: Task, folder: RunFolder) -> 
     assert not (path_of(task, folder) / record.TURNS).exists()
 
 
-async def test_it_starts_anew_if_the_recipe_or_a_damaged_file_demands_it(
-    task: Task, folder: RunFolder
-) -> None:
+async def test_it_starts_anew_if_the_record_is_damaged(task: Task, folder: RunFolder) -> None:
     await interrupt(task, folder, 2)
-    done = await resume(task, folder, Replies(say("submit")), resumes=False)
-    assert (done.verdict, len(done.trajectory.turns)) == ("unsolved", 1)
-    assert not (path_of(task, folder) / record.TURNS).exists()
-
-    (path_of(task, folder) / "episode.json").unlink()
     (path_of(task, folder) / record.TURNS).write_text("no JSON\n")
     done = await resume(task, folder, Replies(say("submit")))
     assert len(done.trajectory.turns) == 1

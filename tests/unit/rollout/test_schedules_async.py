@@ -172,22 +172,6 @@ async def test_the_pool_goes_on_while_the_trainer_learns_and_ends_with_the_run(r
         assert schedule.cursor() == Cursor(12, ())
 
 
-async def test_dropping_does_not_wait_and_counts_the_sampled_tokens(rollouts) -> None:
-    async with opened(max_staleness=1, pool=2.0, too_stale="drop") as schedule:
-        rollouts.end(*range(1, 12))
-        assert await taken(schedule, 0) == [ORDER[1], ORDER[2]]
-        await schedule.serve(serves("v1"))
-        assert await taken(schedule, 1) == [ORDER[3], ORDER[4]]
-        await schedule.serve(serves("v2"))
-        async with asyncio.timeout(30):
-            groups = await schedule.take(2)
-        [stale] = groups.stale
-        assert (stale.task_id, stale.stage, stale.lengths) == (ORDER[0], "00000", (10, 11))
-        await asyncio.sleep(0)
-        assert rollouts.cancelled == [f"00000/{ORDER[0]}"]
-        assert len(groups.kept) == 2
-
-
 async def test_a_resumed_pool_begins_no_task_twice_and_loses_none(rollouts) -> None:
     async with opened(max_staleness=2, pool=2.0) as schedule:
         rollouts.end(1, 2)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from swerl.rollout.schedules import QueueBounds, choose_groups, may_start, too_old
-from swerl.runs.prompts import Fate, GroupEntry, LengthBias
+from swerl.rollout.schedules import QueueBounds, choose_groups, may_start
+from swerl.runs.prompts import Fate, GroupEntry
 
 BOUNDS = QueueBounds(groups=2, staleness=2, pool=4)
 
@@ -55,11 +55,6 @@ def test_a_step_waits_for_as_many_groups_as_it_wants() -> None:
     assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, wanted=2) is None
 
 
-def test_a_group_over_the_bound_is_too_old() -> None:
-    old, young = Group(1, False), Group(2, True)
-    assert too_old([old, young], BOUNDS, version=4) == [old]
-
-
 def durations(count: int) -> list[int]:
     """Long-tailed, as agents are: a tenth takes ten times as long as the others."""
     draws = random.Random(5)
@@ -83,19 +78,14 @@ class Running:
         return self.ends <= self.now[0]
 
 
-def simulate(
-    bounds: QueueBounds, lengths: list[int], steps: int, *, greedy: bool
-) -> list[GroupEntry]:
-    """Play a run in virtual time and return its ledger; a step trains for 10 units.
-
-    `greedy` takes whoever has finished first, and drops what gets too old.
-    """
+def simulate(bounds: QueueBounds, lengths: list[int], steps: int) -> list[GroupEntry]:
+    """Play a run in virtual time and return its ledger; a step trains for 10 units."""
     now, waiting, ledger = [0.0], list[Running](), list[GroupEntry]()
     lengths = list(lengths)
 
-    def note(group: Running, step: int, fate: Fate) -> None:
-        learned = fate is Fate.TRAINED
-        ledger.append(GroupEntry(step, "t", "s", fate, lengths=(group.length,), learned=(learned,)))
+    def note(group: Running, step: int) -> None:
+        entry = GroupEntry(step, "t", "s", Fate.TRAINED, lengths=(group.length,), learned=(True,))
+        ledger.append(entry)
         waiting.remove(group)
 
     def fill(served: int, trained_next: int) -> None:
@@ -106,20 +96,13 @@ def simulate(
     for step in range(steps):
         fill(step, step)
         while True:
-            if greedy:
-                for late in too_old(waiting, bounds, version=step):
-                    note(late, step, Fate.STALE)
-                fill(step, step)
-                done = sorted((g for g in waiting if g.is_finished), key=lambda g: g.ends)
-                taken = done[: bounds.groups] if len(done) >= bounds.groups else None
-            else:
-                taken = choose_groups(waiting, bounds, version=step, wanted=bounds.groups)
+            taken = choose_groups(waiting, bounds, version=step, wanted=bounds.groups)
             if taken is not None:
                 break
             now[0] = min(group.ends for group in waiting if not group.is_finished)
         assert all(step - group.began <= bounds.staleness for group in taken)
         for group in taken:
-            note(group, step, Fate.TRAINED)
+            note(group, step)
         fill(step, step + 1)
         now[0] += 10
     return ledger
@@ -129,26 +112,15 @@ def simulate(
 @pytest.mark.parametrize("pool", [4, 8, 16])
 def test_every_group_that_begins_is_trained_within_the_bound(staleness: int, pool: int) -> None:
     bounds = QueueBounds(groups=4, staleness=staleness, pool=pool)
-    ledger = simulate(bounds, durations(240), 60, greedy=False)
+    ledger = simulate(bounds, durations(240), 60)
     assert len(ledger) == 240
     assert all(entry.fate is Fate.TRAINED for entry in ledger)
-
-
-def test_whoever_finishes_first_starves_the_long_ones_and_the_queue_does_not() -> None:
-    bounds, lengths = QueueBounds(groups=4, staleness=3, pool=8), durations(2000)
-    shares = {}
-    for greedy in (True, False):
-        tenths = LengthBias(simulate(bounds, lengths, 200, greedy=greedy)).tenths()
-        shares[greedy] = [tenth.trained / tenth.sampled for tenth in tenths]
-    assert shares[False] == [1.0] * 10
-    assert min(shares[True][:8]) == 1.0
-    assert shares[True][-1] < 0.3
 
 
 def test_a_window_of_steps_trains_the_mix_of_its_tasks() -> None:
     """The first steps take short Groups earlier; over a window as many long ones come."""
     lengths = durations(800)
-    ledger = simulate(QueueBounds(groups=4, staleness=3, pool=8), lengths, 200, greedy=False)
+    ledger = simulate(QueueBounds(groups=4, staleness=3, pool=8), lengths, 200)
     for start in range(0, 200, 40):
         window = [entry.lengths[0] for entry in ledger if start <= entry.step < start + 40]
         long_ones = sum(length >= 100 for length in window)

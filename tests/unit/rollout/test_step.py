@@ -46,21 +46,6 @@ def test_a_step_chooses_the_same_tasks_again_after_a_restart() -> None:
     assert choose_tasks(TASKS, 4, 3, seed=1) != choose_tasks(TASKS, 4, 3, seed=2)
 
 
-def test_a_curriculum_goes_from_easy_to_hard_and_chance_decides_ties() -> None:
-    rates = [0.2, None, 0.9, 0.5, 0.5, 0.5, 0.5]
-    tasks = [
-        replace(task, metadata={} if rate is None else {"solve_rate": rate})
-        for task, rate in zip(TASKS, rates, strict=True)
-    ]
-    epochs = [choose_tasks(tasks, epoch, 7, seed=0, easy_first=True) for epoch in range(8)]
-    for epoch in epochs:
-        assert [task.metadata.get("solve_rate") for task in epoch] == [
-            *(0.9, 0.5, 0.5, 0.5, 0.5, 0.2),
-            None,
-        ]
-    assert len({tuple(task.id for task in epoch) for epoch in epochs}) > 1
-
-
 def _parts(told: list[Event], **rollout: object) -> Parts:
     """What a step reads of a run; nothing here opens a sandbox or asks an engine."""
     absent: Any = None

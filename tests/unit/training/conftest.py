@@ -10,11 +10,11 @@ import pytest
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ModelShape
+from swerl.engines.families.tiny import TinyShape
 from swerl.training.options import TrainerOptions
 from swerl.training.warm_start import make_tiny_model
 
-SHAPE = ModelShape(
+SHAPE = TinyShape(
     init_std=0.02,
     vocab_size=320,
     hidden_size=64,

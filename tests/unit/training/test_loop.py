@@ -125,7 +125,7 @@ class Steps:
 async def test_a_step_leaves_its_own_log_probabilities_or_none(tmp_path: Path) -> None:
     rows = [Sample(f"e{n}", f"t{n}", (1, 2, 3), (0, 1, 1), (0, -1, -1)) for n in range(2)]
     collected = CollectedBatch(Batch(3, tuple(rows), 2), 4)
-    counters = SimpleNamespace(skips=SkipCounter(5))
+    counters = SimpleNamespace(skips=SkipCounter())
     with open_run(tmp_path / "run", {}) as folder:
         trainer = Steps()
         recipe = Recipe.model_validate({"name": "r", "trainer": {"updates_per_batch": 2}})

@@ -23,7 +23,7 @@ SAMPLED = """
 name = "base"
 steps = 1
 tasks = {num_train = 4, num_heldout = 0, num_unseen = 0}
-model.warm_start = {steps = 12, batch_size = 8}
+model.warm_start_steps = 12
 rollout = {groups_per_step = 3, episodes_per_group = 3, concurrency = 2, max_new_tokens = 32}
 """
 RECORDED = """

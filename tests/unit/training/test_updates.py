@@ -91,7 +91,7 @@ async def take(skips: SkipCounter, trainer: Any, step: int, events: list[Event])
 
 
 async def test_a_skipped_step_is_counted_and_reported_with_its_batch() -> None:
-    skips, events = SkipCounter(2), list[Event]()
+    skips, events = SkipCounter(), list[Event]()
     assert await take(skips, Fails(0), 0, events) is None
     assert (skips.total, skips.in_a_row) == (1, 1)
     assert events == [StepSkipped(0, "step 0 has loss nan", "samples/00000.parquet")]
@@ -100,14 +100,14 @@ async def test_a_skipped_step_is_counted_and_reported_with_its_batch() -> None:
 
 
 async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:
-    trainer = Fails(0, 1, 2)
-    first = SkipCounter(2)
-    for step in (0, 1):
+    trainer = Fails(0, 1, 2, 3)
+    first = SkipCounter()
+    for step in (0, 1, 2):
         assert await take(first, trainer, step, []) is None
-    resumed = SkipCounter(2, total=first.total, in_a_row=first.in_a_row)
-    with pytest.raises(NotFiniteError, match="3 steps in a row were skipped") as caught:
-        await take(resumed, trainer, 2, [])
-    assert "samples/00002.parquet" in caught.value.hint
+    resumed = SkipCounter(total=first.total, in_a_row=first.in_a_row)
+    with pytest.raises(NotFiniteError, match="4 steps in a row were skipped") as caught:
+        await take(resumed, trainer, 3, [])
+    assert "samples/00003.parquet" in caught.value.hint
 
 
 async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
@@ -122,7 +122,7 @@ async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
     events: list[Event] = []
 
     async def versions(trainer: MegatronTrainer, *batches: Batch) -> list[str]:
-        found, skips = [], SkipCounter(1)
+        found, skips = [], SkipCounter()
         for batch in batches:
             await skips.step(trainer, batch, tmp_path / "batch.parquet", events.append)
             found.append((await trainer.publish()).checksum)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,6 +149,29 @@ def _plain(texts: Iterable[str]) -> Iterator[str]:
 
 _GAP = "\n\n"
 """Separator of thinking and text, and of text and the first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyShape:
+    """Sizes of a dense Qwen3 that swerl creates; the defaults are the twin's."""
+
+    num_layers: int = 2
+    """Four were no better on the twin's tasks, and less stable."""
+    hidden_size: int = 128
+    ffn_hidden_size: int = 384
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    """Fewer than query heads, as in larger Qwen3 models."""
+    head_dim: int = 32
+    vocab_size: int = 512
+    """A small vocabulary keeps the output layer cheap on a CPU."""
+    max_positions: int = 1024
+    """Longest row in tokens."""
+    rope_theta: float = 1e6
+    """Base of the rotary frequencies; Qwen3's value."""
+    init_std: float = 0.06
+    """Standard deviation of new matrices. It is three times the usual value: such a narrow model
+    then learns to copy from its context in half as many steps."""
 
 
 def build(model: Path | None) -> TinyFamily:

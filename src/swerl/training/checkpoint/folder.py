@@ -84,15 +84,15 @@ def put_in_place(folder: Path) -> None:
     part_of(folder).rename(folder)
 
 
-def prune(parent: Path, step: int, *, spare: Collection[int], every: int) -> None:
-    """Remove earlier checkpoints except the newest, those in `spare`, and every n-th.
+def prune(parent: Path, step: int, *, spare: Collection[int]) -> None:
+    """Remove earlier checkpoints except the newest and those in `spare`.
 
     Later steps stay: a run that was rewound overwrites them when it reaches them.
     """
-    earlier = [found for found in steps(parent) if found <= step]
-    for found in earlier[:-KEPT]:
-        if found not in spare and not (every and found % every == 0):
-            _remove(folder_of(parent, found))
+    earlier = [number for number in steps(parent) if number <= step]
+    for number in earlier[:-KEPT]:
+        if number not in spare:
+            _remove(folder_of(parent, number))
 
 
 def _remove(folder: Path) -> None:

@@ -220,9 +220,7 @@ class Checkpoints:
             meta = _make_whole(save, parts)
             # The last whole checkpoint stays until the controller has committed this step.
             spare = {*save.kept, *(() if self._base is None else (self._base,))}
-            folders.prune(
-                self._parent, save.step, spare=spare, every=self._settings.options.keep_every
-            )
+            folders.prune(self._parent, save.step, spare=spare)
             self._base = save.step
             outcome = SaveOutcome(
                 save.step,

@@ -184,13 +184,6 @@ def _check_layout(transformer: Mapping[str, Json], options: TrainerOptions) -> N
             f"the model's layers ({layers}) do not divide by pipeline_parallel={stages}",
             hint="choose a pipeline_parallel that divides them",
         )
-    expert, tensor = options.expert_tensor_parallel, options.tensor_parallel
-    if transformer.get("num_moe_experts") and options.expert_parallel == 1 and expert != tensor:
-        raise TrainerError(
-            f"expert_parallel=1 with expert_tensor_parallel={expert} and tensor_parallel={tensor} "
-            "trains wrong weights: experts' gradients are not summed over all ranks",
-            hint=f"set expert_tensor_parallel={tensor}",
-        )
 
 
 def chunked_log_probs(

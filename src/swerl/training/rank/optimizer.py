@@ -20,6 +20,8 @@ from torch.optim.adamw import adamw
 from swerl.training.options import TrainerOptions
 from swerl.training.rank.model import TokenModel
 
+_MAX_GRAD_NORM = 1.0
+"""A larger gradient is scaled down to this norm."""
 _HOST = torch.device("cpu")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square."""
@@ -50,9 +52,9 @@ def build_optimizer(model: DistributedDataParallel, options: TrainerOptions) -> 
         lr=options.lr,
         min_lr=options.lr * options.lr_end,
         weight_decay=options.weight_decay,
-        adam_beta1=options.adam_beta1,
+        adam_beta1=0.9,
         adam_beta2=options.adam_beta2,
-        clip_grad=options.clip_grad,
+        clip_grad=_MAX_GRAD_NORM,
         use_distributed_optimizer=True,
         bf16=options.dtype == "bf16",
         params_dtype=model.config.params_dtype,

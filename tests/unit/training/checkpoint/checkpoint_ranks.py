@@ -58,7 +58,7 @@ def _run(job: dict[str, Any], rank: int) -> tuple[float, float]:
         learner.step(first)
     else:
         checkpoints.restore(job["restore"])
-    checkpoints.save(job["save"])
+    checkpoints.save(job["save"], range(9))
     stats = learner.step(second)
     outcome = checkpoints.finish()
     assert outcome is not None and not outcome.error, outcome

@@ -38,7 +38,7 @@ class Job:
     layout: dict[str, Any] = field(default_factory=dict)
 
 
-EXPERT, TENSOR = {"expert_parallel": 2}, {"tensor_parallel": 2, "expert_tensor_parallel": 2}
+EXPERT, TENSOR = {"expert_parallel": 2}, {"tensor_parallel": 2}
 STAGES = {"pipeline_parallel": 2}
 HALF = {"dtype": "bf16"}
 ADAPTERS = {"lora": {"rank": 4}}
@@ -130,7 +130,6 @@ def _spec(work: Path, job: Job, files: list[Path]) -> dict[str, Any]:
         publish_dir=folder,
         log_dir=folder,
         ranks=2,
-        keep_every=1,
         lr=1e-3,
         tokens_per_micro_batch=200,
         **job.layout,

@@ -55,7 +55,7 @@ def _write(parent: Path, step: int, whole: dict[str, torch.Tensor]) -> Path:
     put_meta(part, CheckpointMeta(step, "tiny", "qwen3", 1, {"ranks": 2}, "float32", {}, marks))
     files.sync_folder(part)
     folders.put_in_place(folder)
-    folders.prune(parent, step, spare=(), every=0)
+    folders.prune(parent, step, spare=())
     return folder
 
 
@@ -178,14 +178,14 @@ def test_another_model_or_format_is_named(tmp_path: Path) -> None:
         read_meta(tmp_path / "00009")
 
 
-def test_pruning_keeps_the_newest_the_best_and_every_nth(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step in range(1, 9):
         folder = folders.folder_of(tmp_path, step)
         folder.mkdir()
         (folder / "meta.json").write_text("{}")
-    folders.prune(tmp_path, 7, spare=(1,), every=3)
+    folders.prune(tmp_path, 7, spare=(1,))
     # The eighth is of a run that stepped back from it: it is written over, not taken away.
-    assert steps(tmp_path) == [1, 3, 6, 7, 8]
+    assert steps(tmp_path) == [1, 6, 7, 8]
 
 
 def test_a_disk_that_is_too_small_is_said_before_and_filled_one_clearly(tmp_path: Path) -> None:

@@ -85,18 +85,14 @@ def _layout(rng: Random, ranks: int, experts: bool) -> dict[str, Any]:
         tensor, pipeline, context = (rng.choice(sizes) for _ in range(3))
         if tensor == 3 or ranks % (tensor * pipeline * context):
             continue
-        expert, expert_tensor = rng.choice(sizes), rng.choice([tensor, 1])
-        if not experts:
-            expert = expert_tensor = 1
-        wrong = expert == 1 and expert_tensor != tensor and experts
-        if expert == 3 or ranks % (expert * expert_tensor * pipeline) or wrong:
+        expert = rng.choice(sizes) if experts else 1
+        if expert == 3 or ranks % (expert * pipeline):
             continue
         return {
             "tensor_parallel": tensor,
             "pipeline_parallel": pipeline,
             "context_parallel": context,
             "expert_parallel": expert,
-            "expert_tensor_parallel": expert_tensor,
             "recompute": rng.random() < 0.4,
             "offload_optimizer": rng.random() < 0.3,
         }

@@ -60,7 +60,7 @@ TWO_RANKS = [
     Job("qwen3_5_moe", {"tensor_parallel": 2, "expert_parallel": 2}),
     Job("qwen3_5_moe", {"context_parallel": 2, "recompute": True}, replay=True),
     Job("qwen3_5", {"context_parallel": 2}, ONE_KEY_HEAD),
-    Job("glm4_moe", {"tensor_parallel": 2, "expert_tensor_parallel": 2}, replay=True),
+    Job("glm4_moe", {"tensor_parallel": 2}, replay=True),
     Job("glm4_air", {"pipeline_parallel": 2}),
 ]
 
@@ -185,8 +185,9 @@ def _count(job: Job, num_params: int, lora: LoraSection | None = None) -> None:
         return
     sizes = {
         kind: job.layout.get(f"{kind}_parallel", 1)
-        for kind in ("tensor", "pipeline", "context", "expert", "expert_tensor")
+        for kind in ("tensor", "pipeline", "context", "expert")
     }
+    sizes["expert_tensor"] = sizes["tensor"] if sizes["expert"] == 1 else 1
     layout = Layout(
         num_nodes=1,
         gpus_per_node=2,

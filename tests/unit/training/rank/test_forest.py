@@ -299,7 +299,7 @@ class Case:
 
 
 TP, CP, PP = "tensor_parallel", "context_parallel", "pipeline_parallel"
-EP, ETP = "expert_parallel", "expert_tensor_parallel"
+EP = "expert_parallel"
 TWO: dict[str, dict[str, Any]] = {
     "data": {},
     "tensor": {TP: 2},
@@ -313,7 +313,7 @@ CASES = {
     **{
         f"{name}-{kind}": Case(
             *(line, 2, name in ("moe", "glm")),
-            layout={**layout, **({ETP: 2} if TP in layout and name != "dense" else {})},
+            layout=layout,
         )
         for name, line in LINES.items()
         for kind, layout in TWO.items()
@@ -333,12 +333,12 @@ CASES = {
     "moe-experts-4": Case("qwen3_moe", 4, replay=True, layout={EP: 4}),
     "moe-all": Case("qwen3_moe", 4, replay=True, layout={TP: 2, CP: 2, EP: 2}),
     "delta": Case("qwen3_5_moe"),
-    "delta-recompute": Case("qwen3_5_moe", 2, layout={TP: 2, ETP: 2, "recompute": True}),
+    "delta-recompute": Case("qwen3_5_moe", 2, layout={TP: 2, "recompute": True}),
     "delta-context-4": Case("qwen3_5_moe", 4, layout={CP: 4}),
     "delta-stages-4": Case("qwen3_5_moe", 4, layout={PP: 4}),
     "delta-all": Case("qwen3_5_moe", 4, layout={PP: 2, EP: 2}),
     "glm": Case("glm4_moe"),
-    "glm-tensor-norms": Case("glm4_moe", 2, layout={TP: 2, ETP: 2}),
+    "glm-tensor-norms": Case("glm4_moe", 2, layout={TP: 2}),
     "glm-all": Case("glm4_moe", 4, layout={TP: 2, CP: 2, EP: 2}),
 }
 IN_CI = {

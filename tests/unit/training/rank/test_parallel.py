@@ -35,7 +35,7 @@ class Case:
 
 
 TP, CP, PP = "tensor_parallel", "context_parallel", "pipeline_parallel"
-EP, ETP = "expert_parallel", "expert_tensor_parallel"
+EP = "expert_parallel"
 CASES = {
     "dense": Case("dense"),
     "untied": Case("untied"),
@@ -51,7 +51,7 @@ CASES = {
     "stages": Case("dense", 2, poisoned=True, layout={PP: 2}),
     "stages-untied": Case("untied", 2, layout={PP: 2}),
     "experts": Case("moe", 2, layout={EP: 2}),
-    "expert-tensor": Case("moe", 2, layout={TP: 2, ETP: 2}),
+    "expert-tensor": Case("moe", 2, layout={TP: 2}),
     "tensor-context": Case("dense", 4, poisoned=True, layout={TP: 2, CP: 2}),
     "stages-data": Case("dense", 4, layout={PP: 2}),
     "stages-experts": Case("moe", 4, layout={PP: 2, EP: 2}),
