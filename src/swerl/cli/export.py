@@ -30,7 +30,7 @@ def export(
     ] = False,
     samples: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Write the trained rows: parquet, slime or verl."),
+        typer.Option(metavar="FORMAT", help="Write the trained rows: parquet or slime."),
     ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,

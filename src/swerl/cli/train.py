@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
-from swerl.cli._output import console, print_json, stderr
+from swerl.cli._output import console, print_json
 from swerl.cli._train_view import TrainView, show_summary
 from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
 from swerl.cli.why import print_cause
@@ -118,7 +118,7 @@ def stop(
     """Stop a run after its current step, from any machine that shares the run folder."""
     root = find_run(run, runs)
     name = called(root)
-    before = run_status(root, notify=stderr().print)
+    before = run_status(root)
     if before.status is not RunStatus.RUNNING:
         hint = f"see `swerl train status {name}`; `swerl train resume {name}` resumes it"
         raise RunError(f"{root} is not running: {before.status}", hint=hint)

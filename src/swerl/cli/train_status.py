@@ -14,17 +14,17 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from swerl.cli._options import JsonOption, RunsOption
-from swerl.cli._output import console, print_json, safe, simple_table, stderr
+from swerl.cli._output import console, print_json, safe, simple_table
 from swerl.core.errors import RunError, SwerlError, unknown
 from swerl.core.files import read_json
 from swerl.plan.cost import price_book
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunProgress, read_progress
 from swerl.runs.index import FoundRun
-from swerl.runs.status import BEAT_S, StatusReport, requested_stop, run_status
+from swerl.runs.status import StatusReport, requested_stop, run_status
 from swerl.sandboxes.ledger import default_ledger
 
-_COLOURS = {"running": "green", "finished": "green", "failed": "red", "killed": "red"}
+_COLOURS = {"running": "green", "finished": "green", "failed": "red", "lost": "red"}
 _METRICS = ("reward", "solve_rate", "loss", "grad_norm", "mismatch", "step_s")
 
 
@@ -55,18 +55,17 @@ def status(
 def _facts_or_problem(root: Path) -> dict[str, Any]:
     """Return the facts about a run, or why they cannot be read: it must not hide other runs."""
     try:
-        return facts_of(root, waits=False)
+        return facts_of(root)
     except SwerlError as error:
         unread = {"run": root.name, "called": called(root), "folder": str(root)}
         return unread | {"standing": "unreadable", "problem": error.explained()}
 
 
-def facts_of(root: Path, *, waits: bool = True) -> dict[str, Any]:
-    """Return all facts about a run; `waits` for a heartbeat from another machine."""
-
+def facts_of(root: Path) -> dict[str, Any]:
+    """Return all facts about a run."""
     recipe, progress = stored_recipe(root), read_progress(root)
     run = FoundRun(root.name, root, is_trained=True)
-    seen = run_status(root, patience_s=3 * BEAT_S if waits else 0.0, notify=stderr().print)
+    seen = run_status(root)
     return {
         "run": root.name,
         "called": called(root),
@@ -132,12 +131,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         return
     if process:
         ended = f", ended {_ago(process['ended'])}" if process["ended"] else ""
-        is_here = not process["ended"] and standing != "copied"
-        sign = f", last sign {facts['beat_s']:.0f} s ago" if is_here else ""
+        sign = "" if process["ended"] else f", last heartbeat {facts['beat_s']:.0f} s ago"
         began = _ago(process["started"])
         yield f"process    {process['pid']} on {process['host']}, began {began}{ended}{sign}"
-        if standing == "copied":
-            yield f"copied     from {process['folder']}"
         if process["error"]:
             yield f"[red]error[/]      {escape(process['error'])}"
             yield f"hint       {escape(process['hint'])}"
@@ -166,10 +162,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
 
 
 _WHAT = {
-    "killed": ": its process is gone and did not say why; nothing committed is lost",
-    "copied": ": a copy of a run folder; see the original folder for the state of the run",
-    "silent": ": its process is on another machine and gives no sign; or this is a copy",
-    "untouched": ": nothing has worked here yet",
+    "lost": ": no process is seen here; it was killed, its machine failed, or this is a copy. "
+    "Nothing committed is lost",
+    "new": ": no process has worked here yet",
     "evaluated": ": attempts without training; the command that made it continues it",
 }
 

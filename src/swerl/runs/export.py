@@ -1,4 +1,4 @@
-"""Export a run's Samples to one Parquet file: in swerl's columns, or as slime's or verl's rows.
+"""Export a run's Samples to one Parquet file: in swerl's columns, or as slime's rows.
 
 Rows are converted one by one and written in row groups of some megabytes, so memory does not grow
 with the run. docs/reference/samples.md lists the columns and how their meaning differs.
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _GROUP_TOKENS = 1 << 20
 """Tokens of a row group; its arrays take some tens of megabytes."""
-ExportRow: TypeAlias = Mapping[str, Any]
+Columns: TypeAlias = "Mapping[str, tuple[pa.DataType, Callable[[StepRow], Any]]]"
+"""Name of a column -> its type, and the function that returns its value of a row."""
 
 
 class ExportFormat(StrEnum):
@@ -32,8 +33,6 @@ class ExportFormat(StrEnum):
     """swerl's columns, with the step, the reward and the verdict."""
     SLIME = "slime"
     """The fields of slime's Sample."""
-    VERL = "verl"
-    """The tensors of verl's DataProto, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +48,21 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
 
     If nothing can be read, `output` is left unchanged.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns, convert = _columns(format), _CONVERTERS[format]
+    columns = _FORMATS[format]()
+    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
     steps, damaged = _readable(run, steps_of(run) if step is None else [step])
     if not steps:
         raise RunError(damaged[0], hint="no step of the run can be read")
     num_rows = 0
     with replacing(output) as temporary:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with pq.ParquetWriter(temporary, columns, compression="zstd") as writer:
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             for rows in _groups(step_rows(run, steps)):
-                writer.write_table(_table([convert(row) for row in rows], columns))
+                arrays = [pa.array(map(value, rows), kind) for kind, value in columns.values()]
+                writer.write_table(pa.table(arrays, schema))
                 num_rows += len(rows)
     return ExportSize(num_rows, len(steps), tuple(damaged))
 
@@ -78,111 +80,71 @@ def _readable(run: Path, steps: Sequence[int]) -> tuple[list[int], list[str]]:
     return found, damaged
 
 
-def to_swerl(row: StepRow) -> ExportRow:
-    sample = row.sample
-    return {
-        "step": row.step,
-        "episode": sample.episode,
-        "task": sample.task,
-        "agent": sample.agent,
-        "reward": row.reward,
-        "verdict": row.verdict,
-        "ids": _numbers(sample.ids, "int32"),
-        "mask": _numbers(sample.mask, "int8"),
-        "logprobs": _numbers(sample.logprobs, "float32"),
-        "advantage": sample.advantage,
-        "share": sample.share,
-        "versions": sample.weight_versions,
-    }
-
-
-def to_slime(row: StepRow) -> ExportRow:
-    """Return the fields of slime's Sample; its response begins with the first trained token."""
-    sample, start = row.sample, row.prompt_length
-    return {
-        "group_index": row.group,
-        "index": row.rollout,
-        "rollout_id": row.rollout,
-        "prompt": "",
-        "tokens": _numbers(sample.ids, "int32"),
-        "response": "",
-        "response_length": len(sample.ids) - start,
-        "label": sample.task,
-        "reward": row.reward,
-        "loss_mask": _numbers(sample.mask[start:], "int8"),
-        "weight_versions": sample.weight_versions,
-        "rollout_log_probs": _numbers(sample.logprobs[start:], "float32"),
-        "remove_sample": False,
-        "status": "truncated" if row.is_truncated else "completed",
-        "metadata": {
-            "step": row.step,
-            "episode": sample.episode,
-            "task": sample.task,
-            "verdict": row.verdict,
-            "advantage": sample.advantage,
-            "share": sample.share,
-        },
-    }
-
-
-def to_verl(row: StepRow) -> ExportRow:
-    """Return the tensors and other columns of one row of verl's DataProto."""
-    import numpy as np
-
-    sample, start, length = row.sample, row.prompt_length, len(row.sample.ids)
-    scores = np.zeros(length - start, "float32")
-    # The last token carries the whole reward.
-    scores[-1] = row.reward
-    return {
-        "prompts": _numbers(sample.ids[:start], "int64"),
-        "responses": _numbers(sample.ids[start:], "int64"),
-        "input_ids": _numbers(sample.ids, "int64"),
-        "attention_mask": np.ones(length, "int64"),
-        "position_ids": np.arange(length, dtype="int64"),
-        "response_mask": _numbers(sample.mask[start:], "int64"),
-        "rollout_log_probs": _numbers(sample.logprobs[start:], "float32"),
-        "rm_scores": scores,
-        "uid": f"{row.step}/{sample.task}",
-        "rollout_uid": sample.episode,
-        "share": sample.share,
-        "advantage": sample.advantage,
-        "verdict": row.verdict,
-    }
-
-
-_CONVERTERS: Mapping[ExportFormat, Callable[[StepRow], ExportRow]] = {
-    ExportFormat.PARQUET: to_swerl,
-    ExportFormat.SLIME: to_slime,
-    ExportFormat.VERL: to_verl,
-}
-
-
-def _columns(format: ExportFormat) -> pa.Schema:
+def _swerl_columns() -> Columns:
+    """Return swerl's columns, each with its type and its value of a row."""
     import pyarrow as pa
 
-    int8s, int32s, int64s = (pa.list_(kind()) for kind in (pa.int8, pa.int32, pa.int64))
-    floats, texts = pa.list_(pa.float32()), pa.list_(pa.string())
-    number, text = pa.float64(), pa.string()
-    about = {"step": pa.int64(), "episode": text, "task": text, "verdict": text}
-    kinds: dict[ExportFormat, dict[str, pa.DataType]] = {
-        ExportFormat.PARQUET: about
-        | {"reward": number, "ids": int32s, "mask": int8s, "logprobs": floats}
-        | {"advantage": number, "share": number, "versions": texts, "agent": text},
-        ExportFormat.SLIME: {
-            "group_index": pa.int64(),
-            "index": pa.int64(),
-            "rollout_id": pa.int64(),
-        }
-        | {"prompt": text, "tokens": int32s, "response": text, "response_length": pa.int64()}
-        | {"label": text, "reward": number, "loss_mask": int8s, "weight_versions": texts}
-        | {"rollout_log_probs": floats, "remove_sample": pa.bool_(), "status": text}
-        | {"metadata": pa.struct(about | {"advantage": number, "share": number})},
-        ExportFormat.VERL: dict.fromkeys(("prompts", "responses", "input_ids"), int64s)
-        | dict.fromkeys(("attention_mask", "position_ids", "response_mask"), int64s)
-        | {"rollout_log_probs": floats, "rm_scores": floats, "uid": text, "rollout_uid": text}
-        | {"share": number, "advantage": number, "verdict": text},
+    return {
+        "step": (pa.int64(), lambda row: row.step),
+        "episode": (pa.string(), lambda row: row.sample.episode),
+        "task": (pa.string(), lambda row: row.sample.task),
+        "verdict": (pa.string(), lambda row: row.verdict),
+        "reward": (pa.float64(), lambda row: row.reward),
+        "ids": (pa.list_(pa.int32()), lambda row: _numbers(row.sample.ids, "int32")),
+        "mask": (pa.list_(pa.int8()), lambda row: _numbers(row.sample.mask, "int8")),
+        "logprobs": (
+            pa.list_(pa.float32()),
+            lambda row: _numbers(row.sample.logprobs, "float32"),
+        ),
+        "advantage": (pa.float64(), lambda row: row.sample.advantage),
+        "share": (pa.float64(), lambda row: row.sample.share),
+        "versions": (pa.list_(pa.string()), lambda row: row.sample.weight_versions),
+        "agent": (pa.string(), lambda row: row.sample.agent),
     }
-    return pa.schema(kinds[format].items())
+
+
+def _slime_columns() -> Columns:
+    """Return the fields of slime's Sample; its response begins with the first trained token."""
+    import pyarrow as pa
+
+    about = ("step", "episode", "task", "verdict", "advantage", "share")
+    own = {name: column for name, column in _swerl_columns().items() if name in about}
+    struct = pa.struct([(name, kind) for name, (kind, _) in own.items()])
+    numbers = {"index": lambda row: row.rollout, "rollout_id": lambda row: row.rollout}
+    return {
+        "group_index": (pa.int64(), lambda row: row.group),
+        **{name: (pa.int64(), value) for name, value in numbers.items()},
+        "prompt": (pa.string(), lambda row: ""),
+        "tokens": (pa.list_(pa.int32()), lambda row: _numbers(row.sample.ids, "int32")),
+        "response": (pa.string(), lambda row: ""),
+        "response_length": (pa.int64(), lambda row: len(row.sample.ids) - row.prompt_length),
+        "label": (pa.string(), lambda row: row.sample.task),
+        "reward": (pa.float64(), lambda row: row.reward),
+        "loss_mask": (
+            pa.list_(pa.int8()),
+            lambda row: _numbers(row.sample.mask[row.prompt_length :], "int8"),
+        ),
+        "weight_versions": (pa.list_(pa.string()), lambda row: row.sample.weight_versions),
+        "rollout_log_probs": (
+            pa.list_(pa.float32()),
+            lambda row: _numbers(row.sample.logprobs[row.prompt_length :], "float32"),
+        ),
+        "remove_sample": (pa.bool_(), lambda row: False),
+        "status": (pa.string(), lambda row: "truncated" if row.is_truncated else "completed"),
+        "metadata": (struct, lambda row: {name: value(row) for name, (_, value) in own.items()}),
+    }
+
+
+def _numbers(values: object, kind: str) -> Any:
+    import numpy as np
+
+    return np.array(values, kind)
+
+
+_FORMATS: Mapping[ExportFormat, Callable[[], Columns]] = {
+    ExportFormat.PARQUET: _swerl_columns,
+    ExportFormat.SLIME: _slime_columns,
+}
 
 
 def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
@@ -196,19 +158,6 @@ def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
             group, num_tokens = [], 0
     if group:
         yield group
-
-
-def _table(rows: list[ExportRow], columns: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    arrays = [pa.array([row[field.name] for row in rows], field.type) for field in columns]
-    return pa.table(arrays, columns)
-
-
-def _numbers(values: object, kind: str) -> Any:
-    import numpy as np
-
-    return np.array(values, kind)
 
 
 @dataclass(frozen=True, slots=True)

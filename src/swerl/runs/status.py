@@ -30,7 +30,7 @@ from swerl.runs.layout import RunFolder
 BEAT_S = 5.0
 """Seconds between two touches of the heartbeat, and between two checks for a stop request."""
 SILENT_S = 60.0
-"""Heartbeat age from which a process on another machine counts as gone: clocks differ, and a busy
+"""Heartbeat age from which a process on another machine counts as lost: clocks differ, and a busy
 file server is late."""
 BLOCK_BYTES = 4096
 """Size of the smallest file on most disks."""
@@ -45,10 +45,8 @@ class Ending(StrEnum):
     FINISHED = "finished"
     """The run is done."""
     STOPPED = "stopped"
-    """By a stop request, or because the command was limited to fewer steps."""
+    """By a stop request, Ctrl-C, a termination signal, or a limit of steps."""
     FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    """By Ctrl-C or a termination signal."""
 
 
 class StopRequest(StrEnum):
@@ -67,14 +65,10 @@ class RunStatus(StrEnum):
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
-    INTERRUPTED = "interrupted"
-    KILLED = "killed"
-    """Its process is gone without an ending: it was killed, or its machine failed."""
-    COPIED = "copied"
-    """The folder is a copy; only the original shows the state of the process."""
-    SILENT = "silent"
-    """A process on another machine gives no heartbeat; its state is unknown here."""
-    UNTOUCHED = "untouched"
+    LOST = "lost"
+    """No process is seen and none recorded an ending: it was killed, its machine failed or cannot
+    be reached, or the folder is a copy."""
+    NEW = "new"
     """No process has worked here."""
 
 
@@ -97,10 +91,6 @@ class RunProcess:
     """Boot id: process ids of two boots are unrelated."""
     started: float
     """Seconds since 1970."""
-    folder: str = ""
-    """Path of the run folder; a copy of the folder has another path."""
-    inode: int = 0
-    """Inode of that folder; a moved folder keeps it."""
     parts: tuple[RunPart, ...] = ()
     ended: float = 0.0
     """Seconds since 1970; 0 while it runs, and forever if it was killed."""
@@ -144,9 +134,7 @@ async def own_run(root: Path) -> AsyncIterator[RunOwner]:
     Raises RunStoppedError if a stop request ended the block at once.
     """
     pid, host = os.getpid(), platform.node()
-    folder, inode = str(root.resolve()), root.stat().st_ino
-    process = RunProcess(pid, host, boot_id(), time.time(), folder=folder, inode=inode)
-    owner = RunOwner(root, process)
+    owner = RunOwner(root, RunProcess(pid, host, boot_id(), time.time()))
     # A request to an earlier process must not stop this one.
     (root / "stop.json").unlink(missing_ok=True)
     _write(root, owner.process)
@@ -157,7 +145,7 @@ async def own_run(root: Path) -> AsyncIterator[RunOwner]:
         yield owner
     except asyncio.CancelledError:
         if owner.stop is not StopRequest.NOW:
-            _end(owner, Ending.INTERRUPTED)
+            _end(owner, Ending.STOPPED)
             raise
         # The heartbeat task cancelled this one, and the cancellation is handled here.
         task.uncancel()
@@ -245,40 +233,23 @@ def requested_stop(root: Path) -> StopRequest | None:
     return None
 
 
-def run_status(
-    root: Path, *, patience_s: float = 3 * BEAT_S, notify: Notify = lambda text: None
-) -> StatusReport:
-    """Return the status of a run folder, from the folder alone.
-
-    If another machine's heartbeat is old, waits up to `patience_s` for the next one.
-    """
+def run_status(root: Path) -> StatusReport:
+    """Return the status of a run folder, from the folder alone. Raises RunError on damage."""
     process = read_process(root)
     age_s = max(0.0, time.time() - _last_beat(root))
-    if process is None:
-        held = _is_locked(root)
-        return StatusReport(RunStatus.RUNNING if held else RunStatus.UNTOUCHED, None, age_s)
-    # An ending was recorded, so no process needs to be looked for.
-    if process.ending is not None:
-        return StatusReport(RunStatus(process.ending), process, age_s)
-    if _is_locked(root):
-        return StatusReport(RunStatus.RUNNING, process, age_s)
-    if process.host == platform.node() and process.boot == boot_id():
-        # On this machine the lock is reliable: without it the process is gone.
-        elsewhere = bool(process.folder) and process.folder != str(root.resolve())
-        copied = elsewhere and process.inode != root.stat().st_ino
-        return StatusReport(RunStatus.COPIED if copied else RunStatus.KILLED, process, age_s)
-    # A lock of another machine may be invisible here, so the heartbeat decides.
-    if age_s < SILENT_S:
-        return StatusReport(RunStatus.RUNNING, process, age_s)
-    if patience_s:
-        notify(_waiting(process, age_s, patience_s))
-    # Clocks differ between machines, but a changed time proves that the process lives.
-    before, until = _last_beat(root), time.monotonic() + patience_s
-    while time.monotonic() < until:
-        time.sleep(min(BEAT_S / 2, patience_s))
-        if _last_beat(root) != before:
-            return StatusReport(RunStatus.RUNNING, process, age_s)
-    return StatusReport(RunStatus.SILENT, process, age_s)
+    if process is not None and process.ending is not None:
+        status = RunStatus(process.ending)
+    elif _is_locked(root):
+        status = RunStatus.RUNNING
+    elif process is None:
+        status = RunStatus.NEW
+    else:
+        # On this machine the lock is reliable. That of another machine may be invisible here, so
+        # the heartbeat decides.
+        is_here = process.host == platform.node() and process.boot == boot_id()
+        is_lost = is_here or age_s >= SILENT_S
+        status = RunStatus.LOST if is_lost else RunStatus.RUNNING
+    return StatusReport(status, process, age_s)
 
 
 async def require_unused(root: Path, *, notify: Notify) -> None:
@@ -287,13 +258,16 @@ async def require_unused(root: Path, *, notify: Notify) -> None:
     Locks of other machines may be invisible. A process whose last heartbeat is recent may be gone,
     because a scheduler restarts a run at once; so this waits up to SILENT_S for its next one.
     """
-    seen = run_status(root, patience_s=0.0)
-    process = seen.process
-    if seen.status is not RunStatus.RUNNING or process is None:
+    report = run_status(root)
+    process = report.process
+    if report.status is not RunStatus.RUNNING or process is None:
         return
-    patience_s = SILENT_S - seen.beat_s
+    patience_s = SILENT_S - report.beat_s
     if not _is_locked(root):
-        notify(_waiting(process, seen.beat_s, patience_s))
+        notify(
+            f"the last heartbeat of process {process.pid} on {process.host} is "
+            f"{report.beat_s:.0f} s old; waiting up to {patience_s:.0f} s for the next one"
+        )
         before, until = _last_beat(root), time.monotonic() + patience_s
         while _last_beat(root) == before:
             if time.monotonic() >= until:
@@ -306,13 +280,6 @@ async def require_unused(root: Path, *, notify: Notify) -> None:
         "--set name=… names another run"
     )
     raise RunError(message, hint=hint)
-
-
-def _waiting(process: RunProcess, age_s: float, patience_s: float) -> str:
-    return (
-        f"the last heartbeat of process {process.pid} on {process.host} is {age_s:.0f} s old; "
-        f"waiting up to {patience_s:.0f} s for the next one"
-    )
 
 
 def _last_beat(root: Path) -> float:

@@ -159,7 +159,7 @@ class Site:
             attempts = (names for folder in folders for names in index.groups(folder).values())
             doing = evaluations.state(run) if run.is_trained else "recorded"
             return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
-        seen, problem = index.part(lambda: run_status(run.root, patience_s=0.0))
+        seen, problem = index.part(lambda: run_status(run.root))
         history, trouble = index.part(lambda: self._history(run))
         recipe, damage = index.part(lambda: dict(read_json(run.root / RECIPE)))
         state, lost = index.part(lambda: RunFolder(run.root).read_state())
@@ -249,7 +249,7 @@ class Site:
             num_pages=num_pages(len(groups), GROUPS_A_PAGE),
             numbered=numbered_path,
             num_groups=len(groups),
-            is_live=run.is_trained and run_status(run.root, patience_s=0.0).status == "running",
+            is_live=run.is_trained and run_status(run.root).status == "running",
         )
 
     def _used(self, run: FoundRun, stage: str) -> dict[str, prompts.GroupEntry]:

@@ -138,11 +138,11 @@ def test_runs_that_may_not_be_read_are_one_error(shared: Path) -> None:
         assert second.startswith("hint:")
 
 
-def test_a_killed_run_is_shown_as_killed_with_what_it_had_written(tmp_path: Path) -> None:
+def test_a_killed_run_is_shown_as_lost_with_what_it_had_written(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     subprocess.run([sys.executable, "-c", KILLED, str(run)], check=False)
     (run / "episodes" / "00001" / "some_task.1" / "episode.json").unlink()
-    assert "killed" in Site(tmp_path).page("index.html").body.decode()
+    assert "lost" in Site(tmp_path).page("index.html").body.decode()
     code, told = invoke("why", str(run))
     assert code == 0
     assert "no fault found in the records of 2 steps, with the Episodes of steps 0, 1" in told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -81,22 +80,19 @@ def test_status_reads_the_folder_alone(root: Path) -> None:
     done = swerl("status", "shown", "--runs", str(root.parent))
     assert done.exit_code == 0, done.output
     after = f"swerl train resume {root}"
-    for text in ("untouched", "3 of 9 committed", "reward 0.25", after):
+    for text in ("shown: new", "3 of 9 committed", "reward 0.25", after):
         assert text in done.output
     facts = json.loads(swerl("status", str(root), "--json").output)
     assert facts["episodes"] == [1, 8]
     assert facts["phases"] == {"agent": 1}
 
 
-def test_status_tells_a_copy_from_a_killed_run_and_says_what_is_asked(root: Path) -> None:
+def test_status_names_a_lost_run_and_what_it_was_asked(root: Path) -> None:
     with open_run(root, RECIPE.model_dump(mode="json")):
         asyncio.run(_die(root))
         request_stop(root, StopRequest.STEP)
         assert "asked      to end after the step under way" in swerl("status", str(root)).output
-        copy = shutil.copytree(root, root.with_name("copy"))
-        copied = swerl("status", str(copy)).output
-    assert "copy: copied" in copied and f"copied     from {root}" in copied
-    assert "shown: killed" in swerl("status", str(root)).output
+    assert "shown: lost: no process is seen here" in swerl("status", str(root)).output
 
 
 async def _die(root: Path) -> None:
@@ -173,7 +169,7 @@ def test_a_run_that_may_not_be_looked_at_is_one_error(root: Path) -> None:
 
 
 def test_what_does_not_run_cannot_be_stopped(root: Path) -> None:
-    with pytest.raises(RunError, match="not running: untouched") as error:
+    with pytest.raises(RunError, match="not running: new") as error:
         swerl("stop", str(root))
     assert "swerl train resume" in error.value.hint
     assert not (root / "stop.json").exists()

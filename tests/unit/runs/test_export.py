@@ -105,20 +105,6 @@ def test_slimes_rows_keep_its_samples_rules(run: Path, tmp_path: Path) -> None:
     assert not any(row["remove_sample"] for row in found)
 
 
-def test_verls_rows_keep_its_tensors_rules(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out.parquet", export.ExportFormat.VERL, 0)
-    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    for row, sample in zip(found, batch(run, 0).samples, strict=True):
-        assert row["prompts"] + row["responses"] == row["input_ids"] == list(sample.ids)
-        assert [0] * len(row["prompts"]) + row["response_mask"] == list(sample.mask)
-        assert row["position_ids"] == list(range(len(sample.ids)))
-        assert row["attention_mask"] == [1] * len(sample.ids)
-        assert len(row["rollout_log_probs"]) == len(row["rm_scores"]) == len(row["responses"])
-    assert [sum(row["rm_scores"]) for row in found] == [1.0, 1.0, 0.0]
-    assert [row["rollout_uid"] for row in found] == ["0/a.0", "0/a.0", "0/a.1"]
-    assert len({row["uid"] for row in found}) == 1
-
-
 def test_row_groups_bound_the_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +117,7 @@ def test_row_groups_bound_the_memory(
 
 def test_the_command_exports_one_step(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "x" / "o.parquet"
-    answer = swerl(run, "--samples", "verl", "--step", 1, "-o", out)
+    answer = swerl(run, "--samples", "parquet", "--step", 1, "-o", out)
     assert answer.exit_code == 0
     assert "3 rows of 1 step" in answer.output
 
