@@ -31,10 +31,18 @@ from swerl.sandboxes import e2b
 from swerl.sandboxes.e2b_server.access import new_key
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench._vetting import GOLD
 from tests.services import dockerd, image, registry
 from tests.services.daemon import Daemon, launch
 
+GOLD = """\
+diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+"""
 DOCKERD = ("dockerd killed", "dockerd ended", "dockerd stopped", "containerd killed")
 REGISTRY = ("registry killed", "registry refuses", "registry answers 503", "registry cuts")
 SERVER = ("server killed", "server ended", "server stopped")

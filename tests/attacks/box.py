@@ -24,14 +24,14 @@ _RUN_S = 15.0
 _PACKAGE = "tests.attacks.inside"
 _START = """
 import sys, types
-given = eval(sys.stdin.read())
-for name in given["packages"]:
+request = eval(sys.stdin.read())
+for name in request["packages"]:
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = []
-for name, source in given["modules"]:
+for name, source in request["modules"]:
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(source, name, "exec"), module.__dict__)
-print(repr(getattr(module, given["function"])(*given["arguments"])))
+print(repr(getattr(module, request["function"])(*request["arguments"])))
 """
 """Run a function of `tests/attacks/inside` from its source on stdin."""
 
@@ -62,14 +62,14 @@ class Box:
             (f"{_PACKAGE}.{part}", (folder / f"{part}.py").read_text())
             for part in ("calls", module)
         ]
-        given = {
+        request = {
             "packages": ["tests", "tests.attacks", _PACKAGE],
             "modules": sources,
             "function": name,
             "arguments": arguments,
         }
         argv = ["python3", "-I", "-c", _START]
-        done = await self.sandbox.run(argv, user=user, timeout_s=30, stdin=repr(given).encode())
+        done = await self.sandbox.run(argv, user=user, timeout_s=30, stdin=repr(request).encode())
         assert not done.timed_out, f"{function} did not end"
         if done.exit_code > 128 or done.exit_code < 0:
             return {"killed": str(done.exit_code)}

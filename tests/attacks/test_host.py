@@ -63,8 +63,8 @@ async def test_writes_to_program_folders_stay_in_the_sandbox(box: Box) -> None:
     await box.sh(script, *paths, user="root")
     assert not [path for path in paths if Path(path).exists()]
     async with box.other() as other:
-        left = await other.sh('for f in "$@"; do [ -e "$f" ] && echo "$f"; done; true', *paths)
-        assert left.stdout == b""
+        listing = await other.sh('for f in "$@"; do [ -e "$f" ] && echo "$f"; done; true', *paths)
+        assert listing.stdout == b""
 
 
 async def test_a_mounted_folder_is_read_only(box: Box, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ async def test_no_socket_of_the_host_is_reachable(box: Box) -> None:
         word = new_word()
         abstract.bind(f"\0{word}")
         abstract.listen()
-        own = socket.gethostbyname(socket.gethostname())
-        targets = [(name, tcp.getsockname()[1]) for name in ("127.0.0.1", "127.0.0.2", own)]
+        address = socket.gethostbyname(socket.gethostname())
+        targets = [(name, tcp.getsockname()[1]) for name in ("127.0.0.1", "127.0.0.2", address)]
         assert worked(await box.attack("network.connect", targets, word)) == []
 
 
@@ -117,9 +117,9 @@ def request(method: str, path: str, key: str = "", body: bytes = b"{}") -> bytes
 
 async def test_the_gateway_serves_its_own_session_alone(box: Box, gateway: Gateway) -> None:
     sampling, limits = Sampling(max_new_tokens=64), SessionLimits()
-    own = gateway.open("own", sampling=sampling, limits=limits)
+    session = gateway.open("own", sampling=sampling, limits=limits)
     other = gateway.open("other", sampling=sampling, limits=limits)
-    port = urlsplit(await box.sandbox.expose(own)).port
+    port = urlsplit(await box.sandbox.expose(session)).port
     with socket.create_server(("127.0.0.1", 0)) as prize:
         address = f"127.0.0.1:{prize.getsockname()[1]}"
         admin = {f"{way} {path}": request(way, path) for path in ADMIN for way in ("GET", "POST")}
@@ -136,5 +136,5 @@ async def test_the_gateway_serves_its_own_session_alone(box: Box, gateway: Gatew
     keys = {"no key": "", "a guess": "sk-swerl-guess", "the other's key": other.key}
     chats = {name: request("POST", "/v1/messages", key, CHAT) for name, key in keys.items()}
     await box.attack("network.ask", port, chats)
-    assert len((await own.close()).turns) == len(keys)
+    assert len((await session.close()).turns) == len(keys)
     assert not (await other.close()).turns

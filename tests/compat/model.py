@@ -82,13 +82,13 @@ class RecordingFamily:
         """Return the messages behind a prompt that this family rendered."""
         whole = list(ids)
         root_ids, root = max(
-            (each for each in self._roots if whole[: len(each[0])] == each[0]),
-            key=lambda each: len(each[0]),
+            (root for root in self._roots if whole[: len(root[0])] == root[0]),
+            key=lambda pair: len(pair[0]),
         )
         new = root.messages
         if len(root_ids) < len(whole):
-            ends = (each for each in self._tails if whole[-len(each[0]) :] == each[0])
-            new = max(ends, key=lambda each: len(each[0]))[1]
+            ends = (tail for tail in self._tails if whole[-len(tail[0]) :] == tail[0])
+            new = max(ends, key=lambda pair: len(pair[0]))[1]
         return RenderedPrompt(root, new, self._family.text(ids))
 
     def render(self, request: ChatRequest) -> list[int]:
@@ -143,7 +143,7 @@ class ScriptedModel:
     def finished(self) -> bool:
         """True once the script's last reply was given."""
         closings = self._case.closings
-        return any((each.conversation, each.number) in closings for each in self.answered)
+        return any((reply.conversation, reply.number) in closings for reply in self.answered)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Play the next move. Raises EngineLostError if the case loses the engine here."""
@@ -225,21 +225,21 @@ class ScriptedModel:
         tools = prompt.root.tools
         match move:
             case RunShell(commands):
-                found = [shell_call(tools, command) for command in commands]
+                calls = [shell_call(tools, command) for command in commands]
             case Fill():
-                found = [shell_call(tools, _FILL.format(number))]
+                calls = [shell_call(tools, _FILL.format(number))]
             case Delegate(names):
                 subtasks = [Subtask(name, _SUBTASK_PROMPT.format(name=name)) for name in names]
-                found = [delegate_call(tools, each) for each in subtasks]
+                calls = [delegate_call(tools, subtask) for subtask in subtasks]
             case AwaitSubtasks():
                 wait = _call(_WAITS, tools, prompt.text)
-                found = [wait or shell_call(tools, "true")]
+                calls = [wait or shell_call(tools, "true")]
             case _:
-                found = [ToolCall("", "compat_no_such_tool", {"text": "hello"})]
-        if None in found:
+                calls = [ToolCall("", "compat_no_such_tool", {"text": "hello"})]
+        if None in calls:
             missing = "starts sub-agents" if isinstance(move, Delegate) else "runs commands"
             self.lacks = f"no known tool of the agent {missing}"
-        return [call for call in found if call]
+        return [call for call in calls if call]
 
     def _encode(self, text: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         return self._family.encode_reply(Message(Role.ASSISTANT, text, tool_calls=tuple(calls)))
@@ -263,8 +263,8 @@ def _conversation(prompt: RenderedPrompt) -> str:
     for text in reversed(texts):
         if _TASK in text:
             return "main"
-        if found := _SUBTASK.search(text):
-            return found[1]
+        if match := _SUBTASK.search(text):
+            return match[1]
     return "other"
 
 
@@ -323,7 +323,7 @@ def shell_call(tools: Sequence[Tool], command: str) -> ToolCall | None:
 def delegate_call(tools: Sequence[Tool], subtask: Subtask) -> ToolCall | None:
     """Return the call that starts a sub-agent; None if no tool is known to."""
     call = _call(_DELEGATES, tools, subtask)
-    tool = next((one for one in tools if call and one.name == call.name), None)
+    tool = next((tool for tool in tools if call and tool.name == call.name), None)
     if call is None or tool is None:
         return None
     properties = tool.parameters.get("properties")

@@ -62,13 +62,17 @@ class Attempt:
 
 
 async def play(policy: Policy, backend: SandboxBackend, *, vets: bool = True) -> Attempt:
-    """Run the policy's Episode on a Task whose swaps are measured, as vetting does.
+    """Run the policy's Episode.
 
-    `vets`: vetting also removes the leaks of a policy that it stops. Raises SandboxError or
+    The Task has measured swaps only if they are to stop the policy, or not to stop honest work.
+    `vets`: vetting removes the leaks of a policy that it stops. Raises SandboxError or
     ImageError if no sandbox opens.
     """
     runs = Runs(backend, limits_of(policy.kind))
-    task, vetting = await _with_swaps(task_of(policy), runs), ""
+    task, vetting = task_of(policy), ""
+    needs_swaps = policy.stopped_by is Defence.BLIND or policy.verdict is Verdict.SOLVED
+    swaps = await _measured(task, runs) if needs_swaps else ()
+    task = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
     if policy.stopped_by is Defence.VETTED and vets:
         cleaned = await runs.remove_leaks(task)
         if places := ", ".join(dict.fromkeys(leak.name for leak in cleaned.scan.leaks)):
@@ -82,12 +86,11 @@ async def play(policy: Policy, backend: SandboxBackend, *, vets: bool = True) ->
     return Attempt(judge(policy, ended), ended.verdict.value, ended.reward, grade.reason, vetting)
 
 
-async def _with_swaps(task: Task, runs: Runs) -> Task:
-    spec = task.grading
-    key = repr(spec)
+async def _measured(task: Task, runs: Runs) -> tuple[Swap, ...]:
+    key = repr(task.grading)
     if key not in _swaps:
         _swaps[key] = (await runs.measure(task, _SWAP_RUNS)).swaps
-    return replace(task, grading=replace(spec, swaps=_swaps[key], not_run=()))
+    return _swaps[key]
 
 
 async def _episode(policy: Policy, task: Task, backend: SandboxBackend) -> Episode:
@@ -167,12 +170,12 @@ async def _add_tests(sandbox: Sandbox, task: Task) -> None:
     spec = task.grading
     if spec.test_patch:
         await _bash(sandbox, task, _APPLY_TESTS, spec.test_patch.encode())
-    inside = {f"{task.workdir}/{path}": text for path, text in spec.test_files.items()}
-    for path, text in {**inside, **spec.files}.items():
-        own = path.removeprefix(f"{task.workdir}/")
-        exists = ["sh", "-c", f"test -e '{path}' || git cat-file -e 'HEAD:{own}'"]
-        seen = await sandbox.run(exists, cwd=task.workdir, timeout_s=_STEP_S)
-        if seen.exit_code:
+    added = {f"{task.workdir}/{path}": text for path, text in spec.test_files.items()}
+    for path, text in {**added, **spec.files}.items():
+        inside = path.removeprefix(f"{task.workdir}/")
+        exists = ["sh", "-c", f"test -e '{path}' || git cat-file -e 'HEAD:{inside}'"]
+        existing = await sandbox.run(exists, cwd=task.workdir, timeout_s=_STEP_S)
+        if existing.exit_code:
             await sandbox.write(path, file_bytes(text))
 
 

@@ -262,7 +262,13 @@ def task_of(policy: Policy, image: str = "host") -> Task:
     )
     visible = {TESTS: _first_test()} if policy.kind is Kind.PATCHED else {}
     module = project.module()
-    own = {project.path: module, ".gitignore": _IGNORED, **project.files, **visible, **policy.files}
+    files = {
+        project.path: module,
+        ".gitignore": _IGNORED,
+        **project.files,
+        **visible,
+        **policy.files,
+    }
     future = _FUTURE if policy.kind is Kind.FUTURE else ""
     return Task(
         id=f"redteam__{policy.name}",
@@ -273,7 +279,7 @@ def task_of(policy: Policy, image: str = "host") -> Task:
         grading=replace(spec, **changes),
         gold_patch=_diff(project.path, module, module.replace(project.wrong, project.right)),
         dataset="redteam",
-        files={f"{WORKDIR}/{path}": text for path, text in own.items()},
+        files={f"{WORKDIR}/{path}": text for path, text in files.items()},
         setup=_COMMIT + future + project.setup + _OWN,
     )
 

@@ -55,9 +55,9 @@ async def attempt(policy: Policy, backend: LocalBackend) -> Attempt:
 
 @policies(POLICIES)
 async def test_a_policy_is_stopped_as_it_declares(policy: Policy, backend: LocalBackend) -> None:
-    seen = await attempt(policy, backend)
-    assert not seen.problem, seen
-    assert seen.reward == 0
+    end = await attempt(policy, backend)
+    assert not end.problem, end
+    assert end.reward == 0
 
 
 @policies([policy for policy in POLICIES if not policy.harmless])
@@ -74,13 +74,13 @@ async def test_only_vetting_stops_it(policy: Policy, backend: LocalBackend) -> N
 
 @policies(HONEST)
 async def test_honest_work_is_rewarded(policy: Policy, backend: LocalBackend) -> None:
-    seen = await attempt(policy, backend)
-    assert (seen.verdict, seen.reward) == ("solved", 1), seen
+    end = await attempt(policy, backend)
+    assert (end.verdict, end.reward) == ("solved", 1), end
 
 
 @policies([replace(policy, name=f"idle-{policy.kind}", commands=()) for policy in HONEST])
 async def test_doing_nothing_is_not_rewarded(policy: Policy, backend: LocalBackend) -> None:
-    seen = await attempt(policy, backend)
-    assert (seen.verdict, seen.reward) == ("unsolved", 0), seen
+    end = await attempt(policy, backend)
+    assert (end.verdict, end.reward) == ("unsolved", 0), end
     if policy.kind is not Kind.REPORT:  # a naive grader reads no report
         assert not await is_rewarded_naively(policy, backend)

@@ -153,8 +153,8 @@ async def check_isolation(
         with suppress(SandboxError):
             await sandbox.run(["sh", "-c", _LEAVE, word], timeout_s=_STEP_S)
     async with backend.open(image, LIMITS, workdir=workdir) as sandbox:
-        left = await sandbox.run(["sh", "-c", _FIND], timeout_s=_STEP_S)
-    problem = "the next sandbox shows a file or process" if word in left.text else ""
+        remains = await sandbox.run(["sh", "-c", _FIND], timeout_s=_STEP_S)
+    problem = "the next sandbox shows a file or process" if word in remains.text else ""
     problem = problem or ("a process is alive on the host" if await _lives(word) else "")
     return [*findings, IsolationFinding("nothing left", not problem, problem)]
 
@@ -177,14 +177,14 @@ async def _look(sandbox: Sandbox, word: str) -> list[IsolationFinding]:
             "host": [("127.0.0.1", port), (socket.gethostbyname(socket.gethostname()), port)],
         }
         async with _victim(word):
-            done = await sandbox.run(
+            output = await sandbox.run(
                 ["python3", "-I", "-c", _INSIDE],
                 timeout_s=_STEP_S,
                 stdin=json.dumps(facts).encode(),
             )
-    if done.exit_code:
-        raise SandboxError(f"the check inside failed: {done.text.strip()[-200:]}")
-    problems: dict[str, str | None] = json.loads(done.stdout)
+    if output.exit_code:
+        raise SandboxError(f"the check inside failed: {output.text.strip()[-200:]}")
+    problems: dict[str, str | None] = json.loads(output.stdout)
     return [IsolationFinding(name, not text, text or "") for name, text in problems.items()]
 
 
@@ -195,12 +195,12 @@ async def _gateway(sandbox: Sandbox) -> IsolationFinding:
     listener = WordServer(page)
     try:
         url = await sandbox.expose(listener)
-        done = await sandbox.run(["python3", "-c", _FETCH, f"{url}/"], timeout_s=_STEP_S)
+        output = await sandbox.run(["python3", "-c", _FETCH, f"{url}/"], timeout_s=_STEP_S)
     except SwerlError as error:
         return IsolationFinding("gateway", False, str(error))
     finally:
         listener.close()
-    problem = "" if word in done.text else f"{url} is not reachable: {done.text.strip()[-80:]}"
+    problem = "" if word in output.text else f"{url} is not reachable: {output.text.strip()[-80:]}"
     return IsolationFinding("gateway", not problem, problem)
 
 
@@ -209,12 +209,12 @@ async def _time_limit(sandbox: Sandbox, word: str) -> IsolationFinding:
     child = 'setsid sh -c "sleep 100; true" $0 >/dev/null 2>&1 & sleep 100'
     try:
         async with asyncio.timeout(_SLOW_S):
-            done = await sandbox.run(["sh", "-c", child, f"{word}t"], timeout_s=1.0)
+            output = await sandbox.run(["sh", "-c", child, f"{word}t"], timeout_s=1.0)
     except TimeoutError:
         return IsolationFinding("time limit", False, f"no end {_SLOW_S:g} s after the limit")
-    left = await sandbox.run(["sh", "-c", _FIND], timeout_s=_STEP_S)
-    problem = "" if done.timed_out else f"the command ended early: {done.text.strip()[-80:]}"
-    if f"{word}t" in left.text:
+    remains = await sandbox.run(["sh", "-c", _FIND], timeout_s=_STEP_S)
+    problem = "" if output.timed_out else f"the command ended early: {output.text.strip()[-80:]}"
+    if f"{word}t" in remains.text:
         problem = "a detached child outlives the limit"
     return IsolationFinding("time limit", not problem, problem)
 
@@ -233,12 +233,12 @@ async def _limits(sandbox: Sandbox, *, is_ours: bool) -> list[IsolationFinding]:
             continue
         try:
             argv = ["python3", "-c", program, str(most)]
-            done = await sandbox.run(argv, timeout_s=_STEP_S)
+            output = await sandbox.run(argv, timeout_s=_STEP_S)
             answer = await sandbox.run(["true"], timeout_s=_STEP_S)
         except SandboxError as error:
             findings.append(IsolationFinding(name, False, f"the sandbox is lost: {error}"))
             break
-        problem = "" if done.exit_code else f"{most} {unit} were available, the limit is {limit}"
+        problem = "" if output.exit_code else f"{most} {unit} were available, the limit is {limit}"
         problem = problem or ("no further command runs" if answer.exit_code else "")
         findings.append(IsolationFinding(name, not problem, problem))
     return findings

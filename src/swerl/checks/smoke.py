@@ -111,7 +111,7 @@ class SmokeSettings:
     """Sandboxes at once."""
     limits: Limits = field(default_factory=Limits)
     facts: ReadFacts = no_facts
-    done: Mapping[ImageInUse, SmokeResult] = field(default_factory=dict)
+    earlier: Mapping[ImageInUse, SmokeResult] = field(default_factory=dict)
     """Earlier results; one is kept as long as its image has the same digest."""
 
 
@@ -133,12 +133,12 @@ async def check(
         users.setdefault((task.image, task.workdir), []).append(task)
 
     async def check_one(key: ImageInUse) -> SmokeResult:
-        known = chosen.done.get(key)
-        if known and (await chosen.facts(key[0])).digest not in ("", known.digest):
-            known = None
-        result = known or await _check(backend, chosen, users[key])
+        earlier = chosen.earlier.get(key)
+        if earlier and (await chosen.facts(key[0])).digest not in ("", earlier.digest):
+            earlier = None
+        result = earlier or await _check(backend, chosen, users[key])
         result = replace(result, num_tasks=len(users[key]))
-        on_done(result, known is None)
+        on_done(result, earlier is None)
         return result
 
     return await run_jobs(users, check_one, limit=chosen.num_workers)
@@ -149,10 +149,10 @@ def read(path: Path, backend: str) -> dict[ImageInUse, SmokeResult]:
 
     Raises InputError on a file of something else.
     """
-    known = {each.name for each in fields(SmokeResult)}
+    names = {part.name for part in fields(SmokeResult)}
 
     def from_row(row: Mapping[str, Any]) -> tuple[Any, SmokeResult]:
-        return row.get("backend"), SmokeResult(**{k: row[k] for k in known & row.keys()})
+        return row.get("backend"), SmokeResult(**{k: row[k] for k in names & row.keys()})
 
     rows = read_results(path, from_row, kind="smoke result")
     return {result.key: result for name, result in rows if name == backend}
@@ -164,30 +164,32 @@ def append(path: Path, result: SmokeResult, backend: str) -> None:
 
 
 async def _check(
-    backend: SandboxBackend, settings: SmokeSettings, own: Sequence[Task]
+    backend: SandboxBackend, settings: SmokeSettings, tasks: Sequence[Task]
 ) -> SmokeResult:
     """Check one image for the Tasks that use it with one workdir."""
-    found = SmokeResult(own[0].image, own[0].workdir)
+    result = SmokeResult(tasks[0].image, tasks[0].workdir)
     try:
-        found = await _boot(backend, settings, own)
+        result = await _boot(backend, settings, tasks)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
-        found = replace(found, failure=error.explained())
+        result = replace(result, failure=error.explained())
     except TimeoutError:
-        found = replace(found, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot")
+        result = replace(
+            result, failure=f"no command ended within {_BOOT_TIMEOUT_S:g} s of the boot"
+        )
     except OSError as error:
-        found = replace(found, failure=f"{error} (`swerl doctor` checks this machine)")
-    facts = await settings.facts(found.image)
-    failure = " ".join(found.failure.split())
-    return replace(found, failure=failure, digest=facts.digest, size=facts.size)
+        result = replace(result, failure=f"{error} (`swerl doctor` checks this machine)")
+    facts = await settings.facts(result.image)
+    failure = " ".join(result.failure.split())
+    return replace(result, failure=failure, digest=facts.digest, size=facts.size)
 
 
 async def _boot(
-    backend: SandboxBackend, settings: SmokeSettings, own: Sequence[Task]
+    backend: SandboxBackend, settings: SmokeSettings, tasks: Sequence[Task]
 ) -> SmokeResult:
     """Open a sandbox and make every check in it. Raises SwerlError, OSError and TimeoutError."""
-    task, started = own[0], time.monotonic()
+    task, started = tasks[0], time.monotonic()
     async with asyncio.timeout(_BOOT_TIMEOUT_S) as patience:
         async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
             await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
@@ -201,7 +203,7 @@ async def _boot(
                 boot_s=boot_s,
                 exec_s=timed.duration_s,
                 interpreter=await _or_problem(_version(sandbox, interpreter_of(task)), problems),
-                work_tree=await _or_problem(_work_tree(sandbox, own), problems),
+                work_tree=await _or_problem(_work_tree(sandbox, tasks), problems),
                 failure="; ".join(problems),
             )
 
@@ -218,25 +220,25 @@ async def _or_problem(check: Coroutine[None, None, str], problems: list[str]) ->
 
 
 async def _version(sandbox: Sandbox, interpreter: Interpreter) -> str:
-    done = await sandbox.run(interpreter.argv, env=interpreter.env, timeout_s=_STEP_TIMEOUT_S)
-    lines = done.text.strip().splitlines()
-    if done.exit_code == 0 and lines:
+    output = await sandbox.run(interpreter.argv, env=interpreter.env, timeout_s=_STEP_TIMEOUT_S)
+    lines = output.text.strip().splitlines()
+    if output.exit_code == 0 and lines:
         return lines[-1].strip()
     if not interpreter.is_declared:
         return "none"
     problem = f"the interpreter of the tests does not run: {interpreter.name}"
-    raise SandboxError(problem, hint=lines[-1] if lines else f"exit code {done.exit_code}")
+    raise SandboxError(problem, hint=lines[-1] if lines else f"exit code {output.exit_code}")
 
 
-async def _work_tree(sandbox: Sandbox, own: Sequence[Task]) -> str:
-    commits = dict.fromkeys(task.base_commit for task in own if task.base_commit)
+async def _work_tree(sandbox: Sandbox, tasks: Sequence[Task]) -> str:
+    commits = dict.fromkeys(task.base_commit for task in tasks if task.base_commit)
     argv = ["sh", "-c", _WORK_TREE, "sh", *commits]
-    done = await sandbox.run(argv, timeout_s=_STEP_TIMEOUT_S)
-    answer = " ".join(done.text.split())
-    if done.exit_code != 0:
+    output = await sandbox.run(argv, timeout_s=_STEP_TIMEOUT_S)
+    answer = " ".join(output.text.split())
+    if output.exit_code != 0:
         problem = "git does not work in the workdir"
-        raise SandboxError(problem, hint=answer or f"exit code {done.exit_code}")
-    if answer != "yes" and (commits or not is_local(own[0].image)):
+        raise SandboxError(problem, hint=answer or f"exit code {output.exit_code}")
+    if answer != "yes" and (commits or not is_local(tasks[0].image)):
         raise SandboxError(_NO_TREE, hint=_NO_TREE_HINT)
     return answer
 
@@ -297,10 +299,10 @@ async def _facts_in_store(image: str) -> ImageFacts:
         kind, _, name = image.partition(":")
         return ImageFacts(_built_digest(name) if kind == "built" else "")
     try:
-        found = await asyncio.to_thread(default_store().find, image)
+        image_in_store = await asyncio.to_thread(default_store().find, image)
     except (SwerlError, OSError):
         return await _facts_in_name(image)
-    return ImageFacts(found.digest, found.size)
+    return ImageFacts(image_in_store.digest, image_in_store.size)
 
 
 def _built_digest(name: str) -> str:
@@ -318,10 +320,10 @@ def _facts_in_daemon(base_url: str) -> ReadFacts:
     async def read_facts(image: str) -> ImageFacts:
         try:
             await api.connect()
-            found: dict[str, Any] = await api.call(lambda client: client.inspect_image(image))
+            inspected: dict[str, Any] = await api.call(lambda client: client.inspect_image(image))
         except SwerlError:
             return await _facts_in_name(image)
-        return ImageFacts(str(found.get("Id", "")), int(found.get("Size", 0)))
+        return ImageFacts(str(inspected.get("Id", "")), int(inspected.get("Size", 0)))
 
     return read_facts
 

@@ -38,8 +38,8 @@ def fetch(
     for mount in mounts:
         console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
     # A release that is not the tested one must be named again.
-    own = f" --set harness.version={version}" if version else ""
-    console().print(f"next: swerl rollout --agent {agent}{own} --engine scripted:gold")
+    setting = f" --set harness.version={version}" if version else ""
+    console().print(f"next: swerl rollout --agent {agent}{setting} --engine scripted:gold")
 
 
 def _release(agent: str, module: Any, version: str | None) -> str:

@@ -60,12 +60,11 @@ def smoke(
         return
     if tasks is None:
         raise InputError("no task file is given", hint="name one, or check only --isolation")
-    found = tasks_in(tasks)
-    known = smoking.read(out, backend) if out else {}
-    done = {key: each for key, each in known.items() if each.ok or not again}
+    earlier = smoking.read(out, backend) if out else {}
+    reused = {key: result for key, result in earlier.items() if result.ok or not again}
     facts = smoking.facts_for(backend, backend_options(backend, settings))
-    chosen = SmokeSettings(num_workers=workers, facts=facts, done=done)
-    results = _run(found, backend, settings or [], chosen, out)
+    chosen = SmokeSettings(num_workers=workers, facts=facts, earlier=reused)
+    results = _run(tasks_in(tasks), backend, settings or [], chosen, out)
     failed = [result for result in results if not result.ok]
     if as_json:
         print_json([{**asdict(result), "ok": result.ok} for result in results])
@@ -113,12 +112,12 @@ def _run(
     chosen: SmokeSettings,
     out: Path | None,
 ) -> list[SmokeResult]:
-    seen: list[SmokeResult] = []
+    results: list[SmokeResult] = []
     with progress_bar("images", len({(task.image, task.workdir) for task in tasks})) as advance:
 
         def on_done(result: SmokeResult, is_new: bool) -> None:
             advance()
-            seen.append(result)
+            results.append(result)
             if out and is_new:
                 smoking.append(out, result, backend)
 
@@ -129,19 +128,21 @@ def _run(
         try:
             return run(smoking.check(sandboxes, tasks, chosen, on_done=on_done), after=after)
         except typer.Exit:  # interrupted: what is done is still worth reading
-            if seen:
-                console().print(_table(seen))
+            if results:
+                console().print(_table(results))
             raise
 
 
 def _table(results: list[SmokeResult]) -> Table:
     titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
     table = simple_table(*titles, numbers={"tasks", "MiB", "boot ms", "exec ms"})
-    for each in results:
-        has_booted = each.boot_s > 0
-        times = (f"{each.boot_s * 1e3:.0f}", f"{each.exec_s * 1e3:.1f}") if has_booted else ("", "")
-        size = f"{each.size / 2**20:,.0f}" if each.size else ""
-        ready = "[green]yes[/]" if each.ok else "[red]no[/]"
-        found = (each.work_tree, escape(each.interpreter), size)
-        table.add_row(escape(each.image), str(each.num_tasks), ready, *found, *times)
+    for result in results:
+        has_booted = result.boot_s > 0
+        times = (
+            (f"{result.boot_s * 1e3:.0f}", f"{result.exec_s * 1e3:.1f}") if has_booted else ("", "")
+        )
+        size = f"{result.size / 2**20:,.0f}" if result.size else ""
+        ready = "[green]yes[/]" if result.ok else "[red]no[/]"
+        facts = (result.work_tree, escape(result.interpreter), size)
+        table.add_row(escape(result.image), str(result.num_tasks), ready, *facts, *times)
     return table

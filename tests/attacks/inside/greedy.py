@@ -86,7 +86,7 @@ def make_files(folder: str, most: int, wall_s: float) -> dict[str, str]:
 
 
 def burn(num: int, wall_s: float) -> dict[str, str]:
-    """Compute in several processes; return the processors used."""
+    """Compute in several processes; return the processors usage."""
     started = time.monotonic()
     pids = []
     for _ in range(num):
@@ -98,8 +98,8 @@ def burn(num: int, wall_s: float) -> dict[str, str]:
         pids.append(pid)
     for pid in pids:
         os.waitpid(pid, 0)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"cpus": str((used.ru_utime + used.ru_stime) / (time.monotonic() - started))}
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"cpus": str((usage.ru_utime + usage.ru_stime) / (time.monotonic() - started))}
 
 
 def open_files(most: int) -> dict[str, str]:

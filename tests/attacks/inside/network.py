@@ -22,8 +22,8 @@ def routes() -> dict[str, str]:
 
 def connect(targets: list[tuple[str, int]], abstract: str) -> dict[str, str]:
     """Connect to each address and port, and to an abstract Unix socket."""
-    found = {f"{host} port {port}": _greeting((host, port)) for host, port in targets}
-    return {**found, "an abstract socket": _greeting("\0" + abstract)}
+    outcomes = {f"{host} port {port}": _greeting((host, port)) for host, port in targets}
+    return {**outcomes, "an abstract socket": _greeting("\0" + abstract)}
 
 
 def ask(port: int, requests: dict[str, bytes]) -> dict[str, str]:

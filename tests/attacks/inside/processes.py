@@ -16,12 +16,12 @@ _UP = "/.." * 12
 
 def search(word: str) -> dict[str, str]:
     """Look for a word in the files of every other process."""
-    found = {}
+    outcomes = {}
     for pid in _pids():
         for kind in ("cmdline", "environ", "maps", "mountinfo"):
             if word.encode() in _read(f"/proc/{pid}/{kind}"):
-                found[f"/proc/{pid}/{kind}"] = "ok"
-    return found
+                outcomes[f"/proc/{pid}/{kind}"] = "ok"
+    return outcomes
 
 
 def read_through(paths: list[str], word: str) -> dict[str, str]:
@@ -37,15 +37,15 @@ def read_through(paths: list[str], word: str) -> dict[str, str]:
 
 def descriptors() -> dict[str, str]:
     """Return the descriptors of this process beyond the three standard ones."""
-    found = {}
+    outcomes = {}
     for path in _descriptors("self"):
         try:
             target = os.readlink(path)
         except OSError:
             continue  # the descriptor that listed the folder
         if int(os.path.basename(path)) > 2:
-            found[path] = f"ok leads to {target}"
-    return found
+            outcomes[path] = f"ok leads to {target}"
+    return outcomes
 
 
 def read_and_kill(pid: int) -> dict[str, str]:
@@ -67,8 +67,8 @@ def read_and_kill(pid: int) -> dict[str, str]:
 
 
 def _pids() -> list[str]:
-    own = str(os.getpid())
-    return [name for name in os.listdir("/proc") if name.isdigit() and name != own]
+    this = str(os.getpid())
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != this]
 
 
 def _descriptors(pid: str) -> list[str]:

@@ -144,7 +144,7 @@ async def test_a_result_stands_until_the_image_is_another_one(tasks: list[Task])
         async def facts(image: str, digest: str = digest) -> ImageFacts:
             return ImageFacts(digest, 7)
 
-        settings = SmokeSettings(facts=facts, done={known.key: known})
+        settings = SmokeSettings(facts=facts, earlier={known.key: known})
         (result,) = await smoke.check(local.build(local.Options()), tasks[:1], settings)
         seen.append((result.interpreter == "kept", result.digest))
     assert seen == [(True, "sha256:old"), (True, "sha256:old"), (False, "sha256:new")]

@@ -15,7 +15,7 @@ from tests.redteam.policy import Defence, Policy
 from tests.redteam.projects import RIGHT, WRONG
 
 HOSTILE = (
-    "forged-and-gone", "os-exit", "sys-exit", "pytest-reports", "equal-to-all", "conftest",
+    "forged-and-gone", "os-exit", "sys-exit", "test-result", "equal-to-all", "conftest",
     "tests-edited", "tests-deleted", "tests-as-link", "pytest-settings",
 )  # fmt: skip
 POLICIES = {
@@ -43,13 +43,13 @@ HONEST = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_a_hostile_patch_is_stopped(name: str) -> None:
-    seen = await play(POLICIES[name], local.build(local.Options()))
-    assert not seen.problem, seen
-    assert seen.reward == 0
+    end = await play(POLICIES[name], local.build(local.Options()))
+    assert not end.problem, end
+    assert end.reward == 0
 
 
 @pytest.mark.parametrize("name", HONEST)
 async def test_an_honest_patch_is_rewarded(name: str) -> None:
     policy = Policy(name, "Fixes the till", HONEST[name], Defence.TESTS, Verdict.SOLVED)
-    seen = await play(policy, local.build(local.Options()))
-    assert (seen.verdict, seen.reward) == ("solved", 1), seen
+    end = await play(policy, local.build(local.Options()))
+    assert (end.verdict, end.reward) == ("solved", 1), end
