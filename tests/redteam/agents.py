@@ -275,7 +275,6 @@ _LOGS = {
     "digits": ("a line of a million digits", "b'1' * 1_000_000"),
     "statuses": ("100,000 lines of passed tests", "b'PASSED a::b\\n' * 100_000"),
     "bytes": ("bytes that are no text", "bytes(range(256)) * 4_000"),
-    "dots": ("lines that look like half a result", "b'test_a ... \\n' * 100_000"),
 }
 
 
@@ -303,7 +302,6 @@ _FLOODING = (
         "[open(f'many/{n}', 'w').write(str(n)) for n in range(20000)]\"",
     ),
     _odd("settings-loop", "Submits settings that link to themselves", "ln -s setup.cfg setup.cfg"),
-    _odd("pipe", "Makes named pipes in place of settings", "mkfifo setup.cfg pyproject.toml"),
     _odd(
         "odd-names",
         "Submits names with line ends, quotes, bytes that are no text and long names",

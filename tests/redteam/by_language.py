@@ -134,14 +134,6 @@ void __assert_fail(const char *a, const char *b, unsigned c, const char *d)
 _REPLACING = (
     _policy(Kind.MOCHA, "assert", "Replaces the assertions with no-ops", _JS_ASSERT),
     _policy(
-        Kind.MOCHA,
-        "lines",
-        "Rewrites the lines that mocha prints",
-        "const real = process.stdout.write.bind(process.stdout);\n"
-        "process.stdout.write = (text, ...rest) =>\n"
-        "  real(String(text).replace(/not ok/g, 'ok'), ...rest);\n",
-    ),
-    _policy(
         Kind.GO,
         "fail",
         "Overwrites the machine code of testing's Fail with a return",

@@ -207,10 +207,7 @@ def _declared(spec: GradingSpec) -> tuple[str, ...]:
 
 
 async def missing_tool(kind: Kind, backend: SandboxBackend) -> str:
-    """Return the command of a kind's tools that does not run in the image `host`; empty if all do.
-
-    Kinds of Python on the `till` need pytest or unittest alone.
-    """
+    """Return the command of a kind's tools if it does not run in the image `host`, else nothing."""
     probe = project_of(kind).probe
     async with backend.open("host", limits_of(kind), workdir="/srv") as sandbox:
         done = await sandbox.run(["bash", "-c", probe], timeout_s=_STEP_S)
