@@ -38,7 +38,7 @@ from swerl.images.manifest import (
     read_config,
     sha256,
 )
-from swerl.images.unpack import Unpacked, unpack
+from swerl.images.unpack import unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,25 +298,38 @@ class Store:
             done = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
             if done.has_copies:
                 layer_id = chain_ids([*below, diff_id])[-1]
-            self._place_layer(folder, done, diff_id, self.layer(layer_id))
+            self._place_layer(folder, done.sums, diff_id, self.layer(layer_id), done.num_bytes)
         if not self.has_layer(layer_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
                 hint="check the folder's permissions and run it again",
             )
 
-    def add_snapshot(self, folder: Path, layer_id: str, snapshot: Snapshot) -> None:
-        """Make a layer of a temporary folder that holds `tree`. Raises OSError."""
-        (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
-        self._place_layer(folder, None, layer_id, self.layer(layer_id))
+    def add_snapshot(
+        self, folder: Path, layer_id: str, snapshot: Snapshot, sums: Mapping[bytes, str]
+    ) -> None:
+        """Make a layer of a temporary folder that holds `tree`; `sums` has its files' SHA-256.
 
-    def _place_layer(self, folder: Path, done: Unpacked | None, diff_id: str, place: Path) -> None:
+        Raises OSError.
+        """
+        (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
+        self._place_layer(folder, sums, layer_id, self.layer(layer_id))
+
+    def _place_layer(
+        self,
+        folder: Path,
+        sums: Mapping[bytes, str],
+        diff_id: str,
+        place: Path,
+        num_bytes: int = 0,
+    ) -> None:
         """Complete a layer's folder and move it to its final path."""
-        listing = make_listing(folder / "tree", done.sums if done else None)
+        listing = make_listing(folder / "tree", sums)
         (folder / "listing").write_text(listing)
         sizes = (int(line.split(" ", 3)[2]) for line in listing.splitlines())
-        size = done.num_bytes if done else sum(sizes)
-        note = StoredLayer(diff_id, size, listing.count("\n"), sha256(listing.encode()))
+        note = StoredLayer(
+            diff_id, num_bytes or sum(sizes), listing.count("\n"), sha256(listing.encode())
+        )
         (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not (place / "layer.json").is_file():  # its record is missing

@@ -50,16 +50,17 @@ _NUM_KEPT, _KEPT_BYTES = 1000, 64 * 2**10
 _UNKEPT = r"""
 find /tmp /dev/shm -name '.swerl-*' -prune -o ! -type d -printf '%p %s %T@\n'
 num=0
-for each in /proc/[0-9]*; do
-  case $(tr '\0' ' ' <"$each/cmdline" 2>/dev/null) in
-    '' | *SWERL_JOB* | */.swerl-*) ;; # it has ended, or belongs to the sandbox
-    *) num=$((num + 1)) ;;
-  esac
+for each in /proc/[0-9]*/status; do
+  while read -r key state _; do
+    if [ "$key" = State: ]; then
+      [ "$state" = Z ] || num=$((num + 1))
+      break
+    fi
+  done 2>/dev/null <"$each"
 done
 echo "$num processes"
 """
-"""Print what no snapshot keeps: temporary files, and the number of processes, without those of the
-`e2b` sandbox itself."""
+"""Print what no snapshot keeps: temporary files, and the number of processes that live."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class Options(BaseModel):
     third less CPU time, and bubblewrap, if it is installed, as another user."""
     scratch: Path | None = None
     """Folder on disk for files that sandboxes write. Default: memory, which is fastest and leaves
-    nothing behind; set a folder if memory is too small. Sandboxes of root then have their own file
-    system of `disk_mib`; sandboxes of other users end if they write more than that."""
+    nothing behind; set a folder if memory is too small. `disk_mib` then bounds each file and not
+    their sum, so use a file system of its own."""
     pull: Literal["missing", "never"] = "missing"
     """Whether the first sandbox of an image pulls it if the store lacks it. Default: yes, so a run
     needs no preparation. Use `never` on machines without access to a registry."""
@@ -151,10 +151,11 @@ class LocalBackend:
         with use(image) as found:
             plan = self._plan(name, found, limits, workdir, mounts)
             plan = dataclasses.replace(plan, image=image)
-            channel = self._spawn(plan)
+            channel, verdict = self._spawn(plan)
             spawner, spawner_pid = self._spawner, self.spawner_pid
             link = Link(
                 channel,
+                verdict,
                 name,
                 lifetime_s=plan.lifetime_s,
                 remove=partial(_remove_sandbox, name, self._options.scratch),
@@ -203,19 +204,27 @@ class LocalBackend:
             lifetime_s=limits.lifetime_s,
         )
 
-    def _spawn(self, plan: SandboxPlan) -> socket.socket:
-        """Have the spawner fork a supervisor; return the controller's end of its socket."""
+    def _spawn(self, plan: SandboxPlan) -> tuple[socket.socket, int]:
+        """Have the spawner fork a supervisor.
+
+        Returns the controller's ends of its socket and of the pipe for whose fault its end is.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        verdict, written = os.pipe()
+        try:
             for _ in range(2):
                 spawner = self._spawner or self._start_spawner()
                 try:
-                    wire.send(spawner, plan, [theirs.fileno()])
+                    wire.send(spawner, plan, [theirs.fileno(), written])
                 except ConnectionError:
                     self._spawner = None  # it was killed, and its sandboxes with it
                 else:
-                    return ours
+                    return ours, verdict
+        finally:
+            theirs.close()
+            os.close(written)
         ours.close()
+        os.close(verdict)
         raise SandboxError(
             "the sandbox spawner dies as it starts",
             hint="look for `killed process` in the kernel's log",

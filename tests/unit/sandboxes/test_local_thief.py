@@ -131,7 +131,9 @@ def test_a_large_message_is_sealed_and_arrives() -> None:
 @pytest.mark.parametrize("answer", [{}, {"exit_code": "0"}, {"exit_code": True}, {"port": 1}])
 async def test_an_answer_without_its_number_ends_the_sandbox(answer: dict[str, object]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link = Link(ours, "a", lifetime_s=60, remove=lambda: True)
+    verdict, written = os.pipe()
+    os.close(written)
+    link = Link(ours, verdict, "a", lifetime_s=60, remove=lambda: True)
     number, waiting = await link.request(lambda number: {"number": number}, result="exit_code")
     with theirs:
         wire.send(theirs, {"number": number, **answer})  # type: ignore[dict-item]

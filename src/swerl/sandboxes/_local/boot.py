@@ -74,11 +74,11 @@ class Booted:
     """Descriptor of the user namespace in which the agent's user is number 0."""
 
 
-def boot(plan: SandboxPlan, device: int) -> Booted:
-    """Make the sandbox and enter it; `device` holds its disk, or is -1. Raises OSError."""
+def boot(plan: SandboxPlan) -> Booted:
+    """Make the sandbox and enter it. Raises OSError."""
     enter_mount_namespace()
     user = stage.choose_user(plan)
-    upper = stage.build(plan, user, device)
+    upper = stage.build(plan, user)
     # Only children enter the new pid namespace, so this process stays invisible inside.
     kernel.unshare(kernel.NEWPID)
     ready, ready_inside = os.pipe()

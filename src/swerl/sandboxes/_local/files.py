@@ -1,4 +1,8 @@
-"""Read and write files in an untrusted directory tree: no link in it leads out of it."""
+"""Read and write files in an untrusted directory tree: no link in it leads out of it.
+
+Files of the kernel (procfs, sysfs) are refused: they would show and take more from the controller
+than from a process inside.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from swerl.sandboxes._local import kernel
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512
 """Unit of `st_blocks` on every file system."""
-_PAGE_BYTES = 1 << 16
+_KERNEL_FILES = {0x9FA0, 0x6265_6572}
+"""Numbers of procfs and sysfs."""
 
 
 def open_file(root: int, path: str) -> FileIO:
@@ -31,9 +36,8 @@ def read_all(file: FileIO, most: int) -> bytes:
     status = os.fstat(file.fileno())
     if status.st_size > most and status.st_blocks * _BLOCK_BYTES < status.st_size:
         raise OSError(errno.EFBIG, f"it reports a size of {status.st_size:,} bytes", file.name)
-    step = status.st_size or _PAGE_BYTES  # files in /proc report a size of 0
-    pieces, left = [], status.st_size or most
-    while left > 0 and (piece := file.read(min(step, left))):
+    pieces, left = [], status.st_size
+    while left > 0 and (piece := file.read(left)):
         pieces.append(piece)
         left -= len(piece)
     return b"".join(pieces)
@@ -92,11 +96,12 @@ def _give(fd: int, owner: int) -> None:
 
 
 def _regular(fd: int, mode: str, path: str) -> FileIO:
-    """Return a file for a descriptor. Raises OSError unless it is a regular file."""
-    kind = os.fstat(fd).st_mode
-    if stat.S_ISREG(kind):
+    """Return a file for a descriptor. Raises OSError unless it is a regular file on a disk."""
+    kind, is_kernels = os.fstat(fd).st_mode, kernel.file_system(fd) in _KERNEL_FILES
+    if stat.S_ISREG(kind) and not is_kernels:
         return FileIO(fd, mode)
     os.close(fd)
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
-    raise OSError(errno.EINVAL, "it is not a regular file", path)
+    reason = "it is a file of the kernel" if is_kernels else "it is not a regular file"
+    raise OSError(errno.EINVAL, reason, path)

@@ -33,6 +33,7 @@ MAX_DESCRIPTORS = 1 << 20
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _START_ROUNDS = 400
+_STATFS_BYTES = 256
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
@@ -191,6 +192,13 @@ def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
             break
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path)
+
+
+def file_system(fd: int) -> int:
+    """Return the number of the file system of an open file (`f_type` of statfs)."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    _check(_libc.fstatfs(ctypes.c_int(fd), buffer), "fstatfs")
+    return int.from_bytes(buffer.raw[:8], "little")
 
 
 def set_hostname(name: str) -> None:

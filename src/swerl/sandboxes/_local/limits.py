@@ -1,36 +1,30 @@
-"""Limits of one sandbox: memory, processes and CPU by cgroup or rlimit, and disk space.
+"""Limits of one sandbox: memory, processes and CPU by cgroup, else by rlimit.
 
 Cgroups are of version 1 or 2, if this user may create them. A sandbox's groups lie below the group
 of the process that creates them, so the controller's own limits also bound its sandboxes. In
 version 2 a group that contains processes cannot delegate its controllers. There the parent is the
 nearest group above that delegates them and that this user may write.
-
-On disk, root gives a sandbox its own file system in a sparse file, with a fixed size; the loop
-device disappears with its last mount. Other users cannot mount one. For them a process beside the
-supervisor adds up the sandbox's folder, and the sandbox ends when the sum exceeds the limit.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import signal
-import struct
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
-from swerl.sandboxes._local import kernel
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 """`cpuacct` limits nothing: version 1 counts CPU time there, version 2 in every group."""
 _PERIOD_US = 100_000
+_SOCKET_PART = 8
+"""Version 1 counts the memory of sockets apart, and allows them this part of `memory_mib`."""
 
 _LEAST_CORES = 1 / 64
 """A sandbox keeps its full weight up to this use, however many sandboxes are open."""
@@ -38,17 +32,6 @@ _MOST_HALVINGS = 5
 """A 32nd of the weight at least: less would delay the supervisor's own answers."""
 _MEMORY_S = 1.0
 """Seconds of which the CPU use counts: a sandbox that calms down has its weight back after them."""
-
-_SYSTEM_PATH = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
-_FORMAT = ("-q", "-F", "-m", "0", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard")
-"""Makes an empty file system in 10 ms. It needs no journal: it is never mounted again."""
-_MIN_DISK_MIB = 4
-_LOOP_GET_FREE, _LOOP_CONFIGURE, _AUTOCLEAR = 0x4C82, 0x4C0A, 4
-_LOOP_CONFIG_BYTES, _FLAGS_AT = 304, 60
-_LOOP_TRIES = 50
-_PAUSE_S, _PAUSE_RATIO = 0.2, 10.0
-"""Pause between two measurements of a folder: 0.2 s, or ten times the last measurement's time."""
-_BLOCK_BYTES = 512
 
 
 def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
@@ -100,10 +83,19 @@ class MemoryEvents:
 
     def ran_out_outside(self) -> bool:
         """Return whether processes here were killed though the group never reached its limit."""
+        num_kills, num_hits = self._counts()
+        return num_kills > 0 and num_hits == 0
+
+    def ran_out_inside(self) -> bool:
+        """Return whether processes here were killed when the group had reached its limit."""
+        num_kills, num_hits = self._counts()
+        return num_kills > 0 and num_hits > 0
+
+    def _counts(self) -> tuple[int, int]:
         kills, hits = (os.pread(fd, 4096, 0).split() for fd in (self.kills, self.hits))
         # The file of version 1 is a number alone.
         num_hits = hits[0] if len(hits) == 1 else hits[hits.index(b"oom") + 1]
-        return num_hits == b"0" and kills[kills.index(b"oom_kill") + 1] != b"0"
+        return int(kills[kills.index(b"oom_kill") + 1]), int(num_hits)
 
     def close(self) -> None:
         for fd in (self.kills, self.hits):
@@ -176,6 +168,16 @@ def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
     return None
 
 
+def ran_out_inside(groups: Mapping[str, Path], name: str) -> bool:
+    """Return whether a sandbox used up its own memory; False if no group counts it."""
+    if not (events := memory_events(groups, name)):
+        return False
+    try:
+        return events.ran_out_inside()
+    finally:
+        events.close()
+
+
 def remove(groups: Mapping[str, Path], name: str) -> bool:
     """Kill the rest of a dead sandbox and remove its groups; return whether all are gone.
 
@@ -208,14 +210,14 @@ def leftovers(groups: Mapping[str, Path]) -> list[Path]:
     return [path for parent in set(groups.values()) for path in parent.glob("swerl-*-*")]
 
 
-def limit_processes(plan: SandboxPlan, held: set[str], *, has_watcher: bool) -> None:
+def limit_processes(plan: SandboxPlan, held: set[str]) -> None:
     """Set rlimits for what no cgroup limits, and suppress core dumps.
 
     A core limit of 1 byte writes no file, and the kernel skips a core_pattern that starts a program
     on the host. A limit of 0 would not skip it.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-    wanted = {resource.RLIMIT_FSIZE: plan.disk_mib << 20} if has_watcher else {}
+    wanted = {resource.RLIMIT_FSIZE: plan.disk_mib << 20} if plan.scratch else {}
     if "memory" not in held:
         wanted[resource.RLIMIT_DATA] = plan.memory_mib << 20
     if "pids" not in held:
@@ -225,48 +227,6 @@ def limit_processes(plan: SandboxPlan, held: set[str], *, has_watcher: bool) -> 
         # An ordinary user cannot exceed its own hard limit.
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
-
-
-def make_device(plan: SandboxPlan) -> int:
-    """Return a descriptor of a loop device with an empty file system; -1 if there can be none."""
-    programs = [f"{folder}/mkfs.ext4" for folder in _SYSTEM_PATH]
-    program = next((each for each in programs if os.access(each, os.X_OK)), None)
-    if not plan.scratch or os.geteuid() != 0 or not program:
-        return -1
-    image = Path(plan.scratch, "disk")
-    with image.open("wb") as file:
-        file.truncate(max(plan.disk_mib, _MIN_DISK_MIB) << 20)
-    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in range(3)]
-    pid = os.posix_spawn(program, [program, *_FORMAT, str(image)], {}, file_actions=quiet)
-    try:
-        if os.waitpid(pid, 0)[1] == 0:
-            return _attach(image)
-    except OSError as error:
-        # After other errors the folder is measured instead.
-        if error.errno == errno.ENOSPC:
-            raise
-    image.unlink()
-    return -1
-
-
-@dataclass(frozen=True, slots=True)
-class DiskWatcher:
-    """A process that measures the sandbox's folder."""
-
-    pid: int
-    alarm: int
-    """Descriptor that becomes readable when the folder exceeds its limit."""
-
-
-def watch(plan: SandboxPlan) -> DiskWatcher:
-    alarm, alarm_inside = os.pipe()
-    supervisor = os.getpid()
-    pid = kernel.retry_at_process_limit(os.fork)
-    if pid == 0:
-        os.close(alarm)
-        _watch(plan, supervisor, alarm_inside)
-    os.close(alarm_inside)
-    return DiskWatcher(pid, alarm)
 
 
 def _mounted_controllers(kind: str, options: str, paths: Mapping[str, str]) -> tuple[str, ...]:
@@ -303,9 +263,14 @@ def _set_limit(folder: Path, name: str, plan: SandboxPlan, *, unified: bool) -> 
             (folder / file).write_text(value)
     except OSError:
         return False
-    if unified and name == "memory":
-        with suppress(OSError):  # a kernel that does not count swap has no such file
-            (folder / "memory.swap.max").write_text("0")
+    if name == "memory":
+        # A kernel that does not count swap, or version 1 sockets, has no such file.
+        with suppress(OSError):
+            if unified:
+                (folder / "memory.swap.max").write_text("0")
+            else:
+                sockets = (plan.memory_mib << 20) // _SOCKET_PART
+                (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(sockets))
     return True
 
 
@@ -315,7 +280,8 @@ def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[s
     if name == "pids":
         return [("pids.max", str(plan.num_processes))]
     if name == "memory":
-        return [("memory.max" if unified else "memory.limit_in_bytes", str(plan.memory_mib << 20))]
+        size = str(plan.memory_mib << 20)
+        return [("memory.max", size)] if unified else [("memory.limit_in_bytes", size)]
     quota = max(1000, int(plan.num_cpus * _PERIOD_US))
     if unified:
         return [("cpu.max", f"{quota} {_PERIOD_US}")]
@@ -339,53 +305,3 @@ def _kill_group(folder: Path) -> None:
         if pid:  # 0 is a process that this one cannot see
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def _attach(image: Path) -> int:
-    """Return a loop device of a file. The kernel frees it after its last use."""
-    control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
-    backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for _ in range(_LOOP_TRIES):
-            number = fcntl.ioctl(control, _LOOP_GET_FREE)
-            device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
-            config = bytearray(_LOOP_CONFIG_BYTES)
-            struct.pack_into("I", config, 0, backing)
-            struct.pack_into("I", config, _FLAGS_AT, _AUTOCLEAR)
-            try:
-                fcntl.ioctl(device, _LOOP_CONFIGURE, bytes(config))
-            except OSError as error:
-                os.close(device)
-                if error.errno != errno.EBUSY:  # EBUSY: another process took this number
-                    raise
-            else:
-                return device
-    finally:
-        os.close(control)
-        os.close(backing)
-    raise OSError(errno.EBUSY, "no loop device is free")
-
-
-def _watch(plan: SandboxPlan, supervisor: int, alarm: int) -> NoReturn:
-    with suppress(OSError):
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        kernel.set_command_line("swerl-disk", plan.id)
-        while os.getppid() == supervisor:
-            started = time.monotonic()
-            if _size_of(plan.scratch) > plan.disk_mib << 20:
-                os.write(alarm, b"!")
-                break
-            time.sleep(max(_PAUSE_S, _PAUSE_RATIO * (time.monotonic() - started)))
-    os._exit(0)
-
-
-def _size_of(folder: str) -> int:
-    """Return the bytes of a folder on its disk; a file that disappears meanwhile counts nothing."""
-    sizes: dict[int, int] = {}
-    for _, _, names, fd in os.fwalk(folder):
-        for name in names:
-            with suppress(OSError):
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                # Hard links of one file count once.
-                sizes[status.st_ino] = status.st_blocks * _BLOCK_BYTES
-    return sum(sizes.values())

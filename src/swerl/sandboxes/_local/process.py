@@ -1,37 +1,25 @@
-"""The controller's side of a supervisor: its socket, and the commands started through it.
-
-Each output stream of a command is a pipe that is read on demand. Output that its reader has not
-requested stays in the pipe, and a command blocks while its pipe is full.
-"""
+"""The controller's side of a supervisor: its socket, and the commands started through it."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import os
 import signal
 import socket
-import struct
-import termios
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 
 from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.limits import MemoryEvents
+from swerl.sandboxes._local.output import Output
 from swerl.sandboxes._local.wire import Command, Packet
 
 _PAUSE_S = 0.05
 """Pause between two drops of output, so that endless output costs the controller next to nothing:
 20 MiB/s pass, without a copy."""
-_CHUNK_BYTES = 1 << 16
-_DROPPED_BYTES = 1 << 20
-"""Size of a pipe whose output is dropped, if the kernel grants it."""
-_LINGER_S = 0.1
-"""Time in which the children of a finished command may still write to its output."""
 
 ANSWER_S = 20.0
 """Seconds for a supervisor to answer; it does so at once, or after the 5 s of a hard kill."""
@@ -42,6 +30,10 @@ CLOSE_S = 30.0
 _GRACE_S = 30.0
 """Seconds beyond a sandbox's lifetime in which its supervisor has to report its end."""
 
+_VERDICT_S = 5.0
+"""Seconds for the spawner to tell whose fault the end of a sandbox was."""
+_REASON_CHARS = 200
+
 MakeRequest = Callable[[int], Command | Mapping[str, Json]]
 """Builds the message of a request from the request's number."""
 
@@ -50,7 +42,7 @@ async def launch(
     link: Link, request: MakeRequest, given: bytes | None = None
 ) -> LocalSandboxProcess:
     """Start a command. `given` is its whole standard input; None leaves the input open."""
-    output = _Output()
+    output = Output()
     try:
         # Whole input is a file in memory, so no task has to feed a pipe.
         source, stdin = _open_pipe() if given is None else (_open_file(given), -1)
@@ -74,7 +66,7 @@ class LocalSandboxProcess:
     """A running command of a `local` sandbox."""
 
     def __init__(
-        self, link: Link, number: int, answer: asyncio.Future[Packet], output: _Output, stdin: int
+        self, link: Link, number: int, answer: asyncio.Future[Packet], output: Output, stdin: int
     ) -> None:
         self._link = link
         self._number = number
@@ -180,133 +172,24 @@ async def _writable(fd: int) -> None:
         loop.remove_writer(fd)
 
 
-class _Output:
-    """The two output streams of a command."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        pipes = [os.pipe() for _ in range(2)]
-        self._open = [read for read, _ in pipes]
-        self._stderr = self._open[1]
-        self._dropped: set[int] = set()
-        self.inside = tuple(write for _, write in pipes)
-        """The descriptors that the command writes to."""
-        self._changed: asyncio.Future[None] | None = None
-        self._ended = False
-        self._unread = 0
-        """Bytes in the pipes when the command ended, less those read since."""
-        self._until_s = 0.0
-        for fd in self._open:
-            os.set_blocking(fd, False)
-
-    def close_inside(self) -> None:
-        """Close the command's ends of the streams here, after it has started."""
-        for fd in self.inside:
-            os.close(fd)
-        self.inside = ()
-
-    def end(self) -> None:
-        """Note that the command has ended; its remaining output can still be read."""
-        if not self._ended:
-            self._ended = True
-            self._unread = sum(map(_waiting_bytes, self._open))
-            self._until_s = self._loop.time() + _LINGER_S
-            self._wake()
-
-    async def next(self) -> Chunk | None:
-        """Return the next piece, or None at the end; safe to cancel and to call again.
-
-        A piece of a dropped stream is empty.
-        """
-        while self._open:
-            if chunk := self._read():
-                return chunk
-            await self._wait()
-            # A process that the command left behind may hold the pipe open forever.
-            if self._ended and self._unread <= 0 and self._loop.time() >= self._until_s:
-                self._close_streams()
-        return None
-
-    def drop(self, last: Chunk) -> None:
-        """Read nothing more of the stream that this piece is from; what comes is thrown away."""
-        for fd in self._open:
-            if (fd == self._stderr) == last.is_stderr:
-                self._dropped.add(fd)
-                with suppress(OSError):  # this user's pipes are large enough already
-                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _DROPPED_BYTES)
-
-    def close(self) -> None:
-        self.close_inside()
-        self._close_streams()
-        self._wake()
-
-    def _read(self) -> Chunk | None:
-        for fd in tuple(self._open):
-            try:
-                if fd in self._dropped:
-                    data, num_bytes = b"", _throw_away(fd)
-                else:
-                    data = os.read(fd, _CHUNK_BYTES)
-                    num_bytes = len(data)
-            except BlockingIOError:
-                continue
-            if num_bytes:
-                self._unread -= num_bytes
-                self._open.reverse()  # so that neither stream starves the other
-                return Chunk(data, is_stderr=fd == self._stderr)
-            self._open.remove(fd)
-            os.close(fd)
-        return None
-
-    async def _wait(self) -> None:
-        """Wait until there may be output, or the command has ended, or its linger time is over."""
-        self._changed = self._loop.create_future()
-        fds = tuple(self._open)
-        for fd in fds:
-            self._loop.add_reader(fd, self._wake)
-        timer = self._loop.call_at(self._until_s, self._wake) if self._ended else None
-        try:
-            if fds:
-                await self._changed
-        finally:
-            for fd in fds:
-                self._loop.remove_reader(fd)
-            if timer:
-                timer.cancel()
-            self._changed = None
-
-    def _wake(self) -> None:
-        if self._changed and not self._changed.done():
-            self._changed.set_result(None)
-
-    def _close_streams(self) -> None:
-        for fd in self._open:
-            self._loop.remove_reader(fd)
-            os.close(fd)
-        self._open.clear()
-
-
-def _throw_away(fd: int) -> int:
-    """Move waiting bytes to nowhere, without a copy; return their number, 0 at the end."""
-    nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        return os.splice(fd, nowhere, _DROPPED_BYTES)
-    finally:
-        os.close(nowhere)
-
-
-def _waiting_bytes(fd: int) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
-
-
 class Link:
     """The controller's end of one supervisor's socket: pairs answers with requests."""
 
     def __init__(
-        self, sock: socket.socket, name: str, *, lifetime_s: float, remove: Callable[[], bool]
+        self,
+        sock: socket.socket,
+        verdict: int,
+        name: str,
+        *,
+        lifetime_s: float,
+        remove: Callable[[], bool],
     ) -> None:
-        """`remove` kills the supervisor and returns whether nothing is left; it may block."""
+        """`verdict` is the pipe in which the spawner tells whose fault the sandbox's end was.
+
+        `remove` kills the supervisor and returns whether nothing is left; it may block.
+        """
         self._sock = sock
+        self._verdict = verdict
         self._name = name
         self._remove = remove
         self._loop = asyncio.get_running_loop()
@@ -319,6 +202,7 @@ class Link:
         """The counters of the sandbox's memory group, if it has one."""
         self._reason = "its supervisor was killed"
         self._from_inside = False
+        self._is_hung_up = False
         self.is_given_up = False
         """True once the supervisor did not answer in time."""
         self.first: asyncio.Future[Packet] = self._loop.create_future()
@@ -362,6 +246,7 @@ class Link:
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # the supervisor is busy and its queue is full
             except OSError as error:
+                await asyncio.wait([self.ended], timeout=2 * _VERDICT_S)
                 raise self._lost() from error
             else:
                 return
@@ -391,8 +276,8 @@ class Link:
 
     def hang_up(self, reason: str = "it is closed") -> None:
         """Have the supervisor end the sandbox."""
-        if not self.ended.done():
-            self._reason = reason
+        if not self.ended.done() and not self._is_hung_up:
+            self._reason, self._is_hung_up = reason, True
             try:
                 # Only the writing half closes, so the supervisor's last message can still arrive.
                 self._sock.shutdown(socket.SHUT_WR)
@@ -420,16 +305,32 @@ class Link:
             self._give_up()
             return
         if packet is None:
-            self._end()
+            self._await_verdict()
         elif "lost" in packet.body:
-            self._reason = str(packet.body["lost"])
-            self._from_inside = bool(packet.body["from_inside"])
+            self._reason = str(packet.body["lost"])[:_REASON_CHARS]
+            _close_fds(packet)
         elif "number" in packet.body:
             self._answer(packet)
         elif not self.first.done():
             self.first.set_result(packet)
         else:
             _close_fds(packet)
+
+    def _await_verdict(self) -> None:
+        """End once the spawner has told whose fault it was."""
+        self._loop.remove_reader(self._sock)
+        if self._is_hung_up:
+            self._end()
+        else:
+            self._loop.add_reader(self._verdict, self._judge)
+            self._late.cancel()
+            self._late = self._loop.call_later(_VERDICT_S, self._end)
+
+    def _judge(self) -> None:
+        self._from_inside = os.read(self._verdict, 1) == wire.FROM_INSIDE
+        if self._from_inside:
+            self._reason = "its processes used up its memory_mib"
+        self._end()
 
     def _answer(self, packet: Packet) -> None:
         number = packet.body["number"]
@@ -455,10 +356,13 @@ class Link:
 
     def _end(self) -> None:
         self._late.cancel()
+        if self.ended.done():
+            return
         self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._verdict)
         self._sock.close()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        os.close(self._verdict)
+        self.ended.set_result(None)
         if self.memory:
             self.memory.close()
             self.memory = None

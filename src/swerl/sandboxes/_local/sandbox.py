@@ -6,14 +6,16 @@ import asyncio
 import errno
 import os
 import secrets
-import shutil
+import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from swerl.core.chat import Json
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import (
@@ -27,9 +29,10 @@ from swerl.core.sandbox import (
 )
 from swerl.images.store import default_store
 from swerl.sandboxes._local import files, limits
+from swerl.sandboxes._local.capture import copy_changes
 from swerl.sandboxes._local.image import snapshot_id, snapshot_of
 from swerl.sandboxes._local.process import Link, LocalSandboxProcess, MakeRequest, launch
-from swerl.sandboxes._local.wire import Command, SandboxPlan
+from swerl.sandboxes._local.wire import ALL_COMMANDS, Command, SandboxPlan
 
 _THREAD_BYTES = 4 << 20
 """Files of this size or larger are moved in a thread, so that the event loop is not blocked."""
@@ -152,11 +155,12 @@ class LocalSandbox:
         await listener.attach(socket.socket(fileno=packet.fds[0]))
         return f"http://127.0.0.1:{packet.body['port']}"
 
-    async def capture(self, dest: Path) -> None:
+    async def capture(self, dest: Path) -> dict[bytes, str]:
         """Copy the changes of its overlay to the new host folder `dest`, with whiteouts.
 
         The overlay is the root of a `built:` image, without /tmp, or the workdir of a `dir:` one.
-        Raises SandboxError if the sandbox has no overlay.
+        Processes inside stand still meanwhile. Returns the SHA-256 of each regular file by path.
+        Raises SandboxError if the sandbox has no overlay, or its files are larger than its disk.
         """
         self._link.require_alive()
         if self._upper < 0:
@@ -164,41 +168,57 @@ class LocalSandbox:
                 f"sandbox {self.id} has no overlay, so its changes are not recorded",
                 hint="capture a sandbox of a `built:` or `dir:` image",
             )
-        dest.mkdir(parents=True)
-        source = f"/proc/self/fd/{self._upper}/."
-        if not os.listdir(self._upper):  # noqa: PTH208  it is a descriptor
-            shutil.copystat(source, dest)
-            return
-        copy = await asyncio.create_subprocess_exec(
-            *("cp", "-a", "--no-preserve=ownership", source, str(dest)),
-            pass_fds=(self._upper,),
-            stderr=asyncio.subprocess.PIPE,
-        )
         try:
-            async with asyncio.timeout(_CAPTURE_S):
-                _, detail = await copy.communicate()
-        except TimeoutError:
-            copy.kill()
-            detail = b"cp did not end within %d s" % _CAPTURE_S
-        if copy.returncode != 0:
+            async with asyncio.timeout(_CAPTURE_S), self._stopped():
+                return await self._copy_changes(dest)
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or f"it did not end within {_CAPTURE_S} s"
             raise SandboxError(
-                f"cannot capture sandbox {self.id}: {detail.decode().strip()[:300]}",
+                f"cannot capture sandbox {self.id}: {reason[:300]}",
                 hint=f"is there space at {dest}?",
-            )
+            ) from error
+
+    async def _copy_changes(self, dest: Path) -> dict[bytes, str]:
+        stop, source = threading.Event(), os.dup(self._upper)
+
+        def copy() -> dict[bytes, str]:
+            try:
+                return copy_changes(source, dest, max_bytes=self._disk_bytes, stop=stop)
+            finally:
+                os.close(source)
+
+        try:
+            return await asyncio.to_thread(copy)
+        finally:
+            stop.set()
+
+    @asynccontextmanager
+    async def _stopped(self) -> AsyncIterator[None]:
+        """Stop every process inside meanwhile."""
+
+        def stop(number: int) -> dict[str, Json]:
+            return {"signal": signal.SIGSTOP, "command": ALL_COMMANDS, "number": number}
+
+        _, stopped = await self._link.request(stop)
+        try:
+            await self._link.answered(stopped)
+            yield
+        finally:
+            self._link.send_now({"signal": signal.SIGCONT, "command": ALL_COMMANDS})
 
     async def snapshot(self, name: str = "") -> str:
         """Keep its changes as a layer in the image store; return the image's reference.
 
-        /tmp, /dev/shm and processes are not kept. A process that writes meanwhile may leave a file
-        half written. Raises SandboxError if the sandbox has no overlay or the disk is full.
+        /tmp, /dev/shm and processes are not kept. Raises SandboxError if the sandbox has no overlay
+        or the disk is full.
         """
         store, layer_id = default_store(), snapshot_id(name or secrets.token_hex(16))
         if not store.has_layer(layer_id):
             try:
                 note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir, name)
                 with store.owner().scratch() as folder:
-                    await self.capture(folder / "tree")
-                    await asyncio.to_thread(store.add_snapshot, folder, layer_id, note)
+                    sums = await self.capture(folder / "tree")
+                    await asyncio.to_thread(store.add_snapshot, folder, layer_id, note, sums)
             except OSError as error:
                 raise SandboxError(
                     f"cannot keep a snapshot of sandbox {self.id}: {error}",

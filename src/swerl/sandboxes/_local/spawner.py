@@ -48,6 +48,8 @@ class _Spawner:
     own_users: bool
     """True if each sandbox has its own user on the host."""
     supervisors: dict[int, tuple[int, SandboxPlan]] = field(default_factory=dict)
+    verdicts: dict[int, int] = field(default_factory=dict)
+    """Process descriptor of a supervisor -> the pipe that tells whose fault its end was."""
     weights: dict[int, CpuWeight] = field(default_factory=dict)
     weighed_s: float = 0.0
 
@@ -105,12 +107,14 @@ class _Spawner:
                     Path(plan.scratch).mkdir(mode=0o700)
                 pid = os.fork()
             except OSError as error:
+                os.close(packet.fds[1])
                 wire.send(channel, wire.failure(error))
                 return True
             if pid == 0:
                 self._run_supervisor(plan, channel, spawner)
         fd = os.pidfd_open(pid)
         self.supervisors[fd] = (pid, plan)
+        self.verdicts[fd] = packet.fds[1]
         poll.register(fd, select.POLLIN)
         return True
 
@@ -132,6 +136,11 @@ class _Spawner:
             weight.close()
         os.close(fd)
         os.waitpid(pid, 0)
+        # The kernel's counters alone decide: nothing of the sandbox can write this pipe.
+        with suppress(OSError):  # the controller is gone
+            ran_out = limits.ran_out_inside(self.groups, plan.id)
+            os.write(self.verdicts[fd], wire.FROM_INSIDE if ran_out else wire.FROM_OUTSIDE)
+        os.close(self.verdicts.pop(fd))
         self.dead[plan.id] = _TRIES
         if plan.scratch:
             import shutil

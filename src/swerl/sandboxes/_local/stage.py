@@ -30,9 +30,10 @@ STAGE = "/sys"
 ROOT = STAGE + "/root"
 
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
-_KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "mtrr", "driver")
 _INODES_PER_MIB = 128
 """One for two blocks: an empty file uses kernel memory that the block count does not include."""
+_MAX_TERMINALS = 64
+"""The machine has 4,096 for all."""
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = (
     ("fd", "/proc/self/fd"),
@@ -105,48 +106,42 @@ def become(uid: int) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # it still owns /proc/self
 
 
-def build(plan: SandboxPlan, user: HostUser, device: int) -> int | None:
+def build(plan: SandboxPlan, user: HostUser) -> int | None:
     """Build the tree at ROOT; return a descriptor of the folder with its changes.
 
     There is such a folder if the root or the workdir is an overlay. Raises OSError.
     """
     # Mounts of the sandbox must not propagate to the host.
     kernel.mount("none", "/", flags=kernel.MS_PRIVATE | kernel.MS_REC)
-    _mount_stage(plan, user.uid, device)
+    _mount_stage(plan, user.uid)
     upper = _Builder(plan, user).build()
     kernel.mount(ROOT, ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     return upper
 
 
-def _mount_stage(plan: SandboxPlan, uid: int, device: int) -> None:
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV
-    if device >= 0:
-        kernel.mount(f"/proc/self/fd/{device}", STAGE, "ext4", flags=flags)
-    elif plan.scratch:
+def _mount_stage(plan: SandboxPlan, uid: int) -> None:
+    if plan.scratch:
         kernel.mount(plan.scratch, STAGE, flags=kernel.MS_BIND)
+        os.chown(STAGE, uid, uid)
     else:
         size_mib = max(plan.disk_mib, 1)
         options = f"size={size_mib}m,nr_inodes={size_mib * _INODES_PER_MIB},mode=755"
         options += f",uid={uid},gid={uid}"
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("tmpfs", STAGE, "tmpfs", flags=flags, data=options)
-    if plan.scratch:
-        os.chown(STAGE, uid, uid)
 
 
 def mount_proc() -> None:
-    """Mount /proc for this process's pid namespace, at /proc and in the tree at ROOT.
+    """Mount /proc for this process's pid namespace, at /proc and, read-only, in the tree at ROOT.
 
-    Kernel settings in it are read-only: the host's root could write them without a capability.
+    The host's root could write kernel settings in it without a capability, and every process its
+    own `oom_score_adj`, to have the kernel kill the supervisor first.
     """
     kernel.unshare(kernel.NEWNS)
     proc = f"{ROOT}/proc"
     kernel.mount("proc", proc, "proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-    for name in _KERNEL_SETTINGS:
-        path = f"{proc}/{name}"
-        with suppress(FileNotFoundError):
-            kernel.mount(path, path, flags=kernel.MS_BIND | kernel.MS_REC)
-            kernel.restrict(path, kernel.ATTR_RDONLY)
-    kernel.mount(proc, "/proc", flags=kernel.MS_BIND | kernel.MS_REC)
+    kernel.mount(proc, "/proc", flags=kernel.MS_BIND)
+    kernel.restrict(proc, kernel.ATTR_RDONLY)
 
 
 def _try_other_user() -> NoReturn:
@@ -352,7 +347,8 @@ def _fill_devices(folder: Path, shm_mib: int) -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     options = f"mode=1777,size={shm_mib}m,nr_inodes={shm_mib * _INODES_PER_MIB}"
     kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data=options)
-    kernel.mount("devpts", str(folder / "pts"), "devpts", data="newinstance,ptmxmode=0666,mode=620")
+    terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}"
+    kernel.mount("devpts", str(folder / "pts"), "devpts", data=terminals)
 
 
 @functools.cache  # the supervisor does not leave it

@@ -32,14 +32,12 @@ from typing import Any, NoReturn
 
 from swerl.core.chat import Json
 from swerl.sandboxes._local import boot, kernel, limits, seccomp, wire
-from swerl.sandboxes._local.limits import DiskWatcher
-from swerl.sandboxes._local.wire import Command, SandboxPlan
+from swerl.sandboxes._local.wire import ALL_COMMANDS, Command, SandboxPlan
 
 _FIRST_PORT = 41414
 _PRIORITY = -10
 _STOP_S = 5.0
 _LONGEST_POLL_S = 3600.0
-_DISK_IS_FULL = "it wrote more to disk than its disk_mib"
 
 _RLIMIT_LOCKS = 10
 _MARK_BASE = 1 << 40
@@ -68,13 +66,9 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a command may get it before its exec
         for name in _IGNORED:
             signal.signal(name, lambda *_: None)  # unlike `ignore`, exec resets a handler
-        device = limits.make_device(plan)
-        watcher = limits.watch(plan) if plan.scratch and device < 0 else None
-        booted = boot.boot(plan, device)
-        if device >= 0:
-            os.close(device)  # its mount keeps it
+        booted = boot.boot(plan)
         # from here on this process is inside: the process limit counts this sandbox's user only
-        limits.limit_processes(plan, held, has_watcher=watcher is not None)
+        limits.limit_processes(plan, held)
         if _drop_privileges(launcher.password, spawner):
             held.add("syscalls")
         root = os.open("/", os.O_PATH | os.O_DIRECTORY)
@@ -88,7 +82,7 @@ def main(plan: SandboxPlan, channel: socket.socket, groups: Mapping[str, Path]) 
     for fd in fds:
         os.close(fd)
     launcher.root_space = booted.root_space
-    _Supervisor(channel, launcher, booted.init, proc, deadline, watcher).serve()
+    _Supervisor(channel, launcher, booted.init, proc, deadline).serve()
 
 
 def _reserve_memory(plan: SandboxPlan, held: set[str]) -> SandboxPlan:
@@ -120,7 +114,6 @@ class _Supervisor:
     proc: int
     """Descriptor of the sandbox's /proc."""
     deadline: float
-    watcher: DiskWatcher | None = None
     running: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Process descriptor of a command's first process -> (its pid, the command's number)."""
     next_port: int = _FIRST_PORT
@@ -129,13 +122,9 @@ class _Supervisor:
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         poll.register(self.init, select.POLLIN)
-        if self.watcher:
-            poll.register(self.watcher.alarm, select.POLLIN)
         reason = self._serve_until_lost(poll)
         # The kernel kills every process of the pid namespace together with its init process.
         signal.pidfd_send_signal(self.init, signal.SIGKILL)
-        if self.watcher:
-            os.kill(self.watcher.pid, signal.SIGKILL)
         # the init process ends only after every other process in its namespace has been reaped
         while True:
             try:
@@ -143,8 +132,7 @@ class _Supervisor:
             except ChildProcessError:
                 break
         if reason:
-            from_inside = reason == _DISK_IS_FULL
-            wire.send(self.channel, {"lost": reason, "from_inside": from_inside})
+            self._reply({"lost": reason})
 
     def _serve_until_lost(self, poll: select.poll) -> str:
         """Serve requests; return why the sandbox is lost, empty if the controller closed it."""
@@ -155,11 +143,6 @@ class _Supervisor:
             for fd, _ in poll.poll(min(left_s, _LONGEST_POLL_S) * 1000 + 1):
                 if fd == self.init or (fd in self.running and _init_is_ending(self.proc)):
                     return "its init process was killed"
-                if self.watcher and fd == self.watcher.alarm:
-                    if os.read(fd, 1):
-                        return _DISK_IS_FULL
-                    poll.unregister(fd)  # the watcher was killed; a single file is still bounded
-                    continue
                 if fd in self.running:
                     self._finish(poll, fd)
                 elif not self._answer(poll):
@@ -177,6 +160,8 @@ class _Supervisor:
             self._reply({"number": body["number"]})
         elif "signal" in body:
             self._signal(int(body["command"]), int(body["signal"]))
+            if "number" in body:
+                self._reply({"number": body["number"]})
         else:
             self._listen(int(body["listen"]))
         for fd in packet.fds:
@@ -211,6 +196,8 @@ class _Supervisor:
     def _signal(self, number: int, signum: int) -> None:
         if signum == signal.SIGKILL:
             self._kill(number)
+        elif number == ALL_COMMANDS and signum == signal.SIGSTOP:
+            self._stop(number)
         else:
             _signal_marked(self.proc, number, signum, skipped=b"ZX")
 
@@ -220,15 +207,20 @@ class _Supervisor:
         All are stopped before the first is killed. A stopped process still counts toward the
         process limit, so even a fork bomb cannot start new ones.
         """
+        give_up = self._stop(number)
+        while _signal_marked(self.proc, number, signal.SIGKILL, skipped=b"ZX"):
+            if time.monotonic() > give_up:
+                break
+            time.sleep(0.001)
+
+    def _stop(self, number: int) -> float:
+        """Stop every process of a command; return the time until which that may take."""
         give_up = time.monotonic() + _STOP_S
         while _signal_marked(self.proc, number, signal.SIGSTOP, skipped=b"TZX"):
             if time.monotonic() > give_up:  # without a process limit this may never end
                 break
             time.sleep(0.001)
-        while _signal_marked(self.proc, number, signal.SIGKILL, skipped=b"ZX"):
-            if time.monotonic() > give_up:
-                break
-            time.sleep(0.001)
+        return give_up
 
     def _listen(self, number: int) -> None:
         """Listen inside the sandbox on a new port, and send the socket to the controller."""
@@ -354,10 +346,13 @@ def _signal_marked(proc: int, number: int, signum: int, *, skipped: bytes) -> bo
     """
     found = False
     for name in filter(str.isdigit, os.listdir(proc)):
+        if name == "1":
+            continue
         with suppress(OSError):  # it ended meanwhile
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
             try:
-                if _mark_of(fd) == number and (state := _stat(fd)[0]) not in skipped:
+                is_meant = number == ALL_COMMANDS or _mark_of(fd) == number
+                if is_meant and (state := _stat(fd)[0]) not in skipped:
                     signal.pidfd_send_signal(fd, signum)
                     found = found or state != b"D"
             finally:

@@ -18,6 +18,12 @@ from io import FileIO
 
 from swerl.core.chat import Json
 
+ALL_COMMANDS = 0
+"""Instead of a command's number: every process of the sandbox."""
+
+FROM_INSIDE, FROM_OUTSIDE = b"I", b"O"
+"""Whose fault the end of a sandbox was, in the pipe from the spawner to the controller."""
+
 _PACKET_BYTES = 60_000
 _MAX_FDS = 8
 _BIG = b"\0"

@@ -1,0 +1,144 @@
+"""Copy the changes of a sandbox to a folder of the host.
+
+The tree belongs to code that nobody trusts and may change while it is read. Every folder and file
+is opened by its name in the descriptor of the folder above, and never through a link, so nothing
+outside is read. Set-user-id bits are dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swerl.images.layer_folder import fill
+
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH = 250
+_PIECE = 1 << 20
+_KEPT_ATTRIBUTES = ("user.", "trusted.overlay.")
+
+
+def copy_changes(
+    source: int, dest: Path, *, max_bytes: int, stop: threading.Event
+) -> dict[bytes, str]:
+    """Copy the folder with descriptor `source` into the new folder `dest`, with whiteouts.
+
+    Returns the SHA-256 of each regular file by path. Raises OSError, also once `stop` is set, or if
+    the files are larger than `max_bytes` together, with their holes.
+    """
+    dest.mkdir(parents=True)
+    copy = _Copy(stop, max_bytes)
+    target = os.open(dest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        copy.fill_folder(source, target, b"")
+        _copy_facts(source, target)
+    finally:
+        os.close(target)
+    return copy.sums
+
+
+@dataclass(slots=True)
+class _Copy:
+    stop: threading.Event
+    left_bytes: int
+    sums: dict[bytes, str] = field(default_factory=dict)
+    links: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
+    """(device, inode) of a file with several names -> descriptor of its copy, and its path."""
+
+    def fill_folder(self, source: int, target: int, path: bytes) -> None:
+        if path.count(b"/") > _MAX_DEPTH:
+            raise OSError(errno.ENAMETOOLONG, "its folders are nested too deep", path[:80])
+        try:
+            for name in os.listdir(source):
+                self._copy(source, target, name, path)
+        finally:
+            if not path:
+                for fd, _ in self.links.values():
+                    os.close(fd)
+
+    def _copy(self, source: int, target: int, name: str, above: bytes) -> None:
+        if self.stop.is_set():
+            raise OSError(errno.ECANCELED, "it was stopped")
+        path = above + os.fsencode(name)
+        found = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+            fd = os.open(name, _OPEN, dir_fd=source)
+            try:
+                # What it is now decides: another file may have taken the name.
+                if stat.S_ISDIR(os.fstat(fd).st_mode):
+                    self._copy_folder(fd, target, name, path)
+                elif stat.S_ISREG(os.fstat(fd).st_mode):
+                    self._copy_file(fd, target, name, path)
+            finally:
+                os.close(fd)
+        elif stat.S_ISLNK(found.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+            times = found.st_atime_ns, found.st_mtime_ns
+            os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
+        elif not stat.S_ISBLK(found.st_mode) and found.st_rdev == 0:  # whiteout, pipe or socket
+            os.mknod(name, found.st_mode & ~0o6000, dir_fd=target)
+
+    def _copy_folder(self, source: int, target: int, name: str, path: bytes) -> None:
+        os.mkdir(name, 0o700, dir_fd=target)
+        fd = os.open(name, _OPEN | os.O_DIRECTORY, dir_fd=target)
+        try:
+            self.fill_folder(source, fd, path + b"/")
+            _copy_facts(source, fd)
+        finally:
+            os.close(fd)
+
+    def _copy_file(self, source: int, target: int, name: str, path: bytes) -> None:
+        found = os.fstat(source)
+        key = found.st_dev, found.st_ino
+        if key in self.links:
+            fd, first = self.links[key]
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=target, follow_symlinks=True)
+            self.sums[path] = self.sums[first]
+            return
+        self.left_bytes -= found.st_size
+        if self.left_bytes < 0:
+            message = "its files are larger than disk_mib, holes included"
+            raise OSError(errno.EFBIG, message, os.fsdecode(path))
+        fd = os.open(name, _CREATE, 0o600, dir_fd=target)
+        try:
+            self.sums[path] = fill(fd, self._pieces(source, found.st_size), found.st_size)
+            _copy_facts(source, fd)
+            if found.st_nlink > 1:
+                self.links[key] = os.dup(fd), path
+        finally:
+            os.close(fd)
+
+    def _pieces(self, fd: int, size: int) -> Iterator[tuple[int, bytes]]:
+        """Yield a file's content by offset, without its holes."""
+        place = 0
+        while place < size:
+            if self.stop.is_set():
+                raise OSError(errno.ECANCELED, "it was stopped")
+            try:
+                place = os.lseek(fd, place, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    return
+                raise
+            end = min(os.lseek(fd, place, os.SEEK_HOLE), place + _PIECE, size)
+            data = os.pread(fd, end - place, place)
+            if not data:
+                return
+            yield place, data
+            place += len(data)
+
+
+def _copy_facts(source: int, target: int) -> None:
+    """Copy attributes, mode and times of an open file or folder."""
+    found = os.fstat(source)
+    for name in os.listxattr(source):
+        if name.startswith(_KEPT_ATTRIBUTES):
+            os.setxattr(target, name, os.getxattr(source, name))
+    os.fchmod(target, found.st_mode & 0o1777)
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
