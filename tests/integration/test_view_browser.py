@@ -161,13 +161,8 @@ async def test_rows_are_sorted_and_filtered(tab: Tab, url: str) -> None:
     assert await tab.eval("document.querySelectorAll('td.off').length") == 1
 
 
-async def test_tokens_are_found_by_text_and_by_id(tab: Tab, url: str) -> None:
+async def test_the_arrow_keys_walk_through_tokens(tab: Tab, url: str) -> None:
     await tab.go(url + PAGES[4])
-    await tab.press("/", *"look")
-    assert await tab.eval("document.querySelector('#hits').textContent") == "1 found"
-    assert await tab.eval("document.querySelectorAll('.tok.hit').length") == 4
-    await tab.press("Escape")
-    await tab.eval("document.querySelector('.strip').focus()")
     await tab.press("ArrowRight")
     assert "position" in await tab.eval("document.querySelector('#token').textContent")
 
@@ -180,9 +175,6 @@ async def test_tokens_on_which_engine_and_trainer_differ_are_walked(tab: Tab, ur
     assert "difference -1.00000" in first and "advantage" in first
     await tab.press("d")  # there is only this one
     assert await tab.eval(detail) == first
-    await tab.press("e")
-    await tab.eval("document.querySelector('a[href*=\"#at-\"]').click()")
-    assert await tab.eval("document.querySelector(':target').title.includes('-1.00000')")
     await tab.go(url + f"{EPISODE}/t2.html")
     await tab.press("d")
     assert await tab.eval(detail) == "No framed token is on this page."
@@ -222,7 +214,7 @@ async def test_a_running_run_refreshes_itself(tab: Tab, url: str, tmp_path: Path
 
 async def test_static_files_work_from_disk(tab: Tab, url: str, tmp_path: Path) -> None:
     server.write(Site(tmp_path / "runs", is_static=True), tmp_path / "out")
-    for page in PAGES:
+    for page in PAGES[:-1]:  # Files have no comparisons.
         await tab.go((tmp_path / "out").as_uri() + "/" + page)
         assert await tab.eval("getComputedStyle(document.querySelector('main')).maxWidth")
         assert await tab.eval("getComputedStyle(document.body).margin") == "0px"

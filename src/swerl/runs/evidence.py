@@ -207,22 +207,20 @@ def read(root: Path) -> Evidence:
 def family_of(root: Path) -> Family:
     """Return the family that decodes a run's tokens. Raises SwerlError if it has no tokenizer."""
     from swerl.core import plugins
-    from swerl.recipe.schema import Recipe
 
     if not (root / index.RECIPE).is_file():
         raise InputError("the folder does not name the model, so its tokens have no text")
-    # Other sections may be of another version, which must not hide the text.
     recipe = read_json(root / index.RECIPE)
-    chosen = Recipe.model_validate({"name": "text", "model": recipe.get("model", {})}).model
     if (recipe.get("engine") or {}).get("type") == "scripted":
         return plugins.family("tiny", None)
-    model = chosen.path or root / INITIAL_MODEL
-    if not Path(model).is_dir():
+    chosen = recipe.get("model") or {}
+    model = Path(chosen.get("path") or root / INITIAL_MODEL)
+    if not model.is_dir():
         raise InputError(
             f"the tokenizer of {model} is not on this machine, so tokens are shown as ids",
             hint="copy the model's folder to the same path",
         )
-    return plugins.family(chosen.family, model)
+    return plugins.family(chosen.get("family") or plugins.AUTO_FAMILY, model)
 
 
 def _part(read_it: Callable[[], T], problems: list[str]) -> T | None:

@@ -203,6 +203,9 @@ def _write(root: Path, process: RunProcess) -> None:
         write_json(root / "process.json", asdict(process))
 
 
+_FIELDS = ("pid", "host", "boot", "started", "ended", "error", "hint")
+
+
 def read_process(root: Path) -> RunProcess | None:
     """Return the last owner of a run. Raises RunError on a damaged file."""
     path = root / "process.json"
@@ -212,7 +215,8 @@ def read_process(root: Path) -> RunProcess | None:
     try:
         parts = tuple(RunPart(**each) for each in value.pop("parts"))
         ending = Ending(value.pop("ending")) if value["ending"] else value.pop("ending")
-        return RunProcess(**value, parts=parts, ending=ending)
+        known = {name: value[name] for name in _FIELDS}
+        return RunProcess(**known, parts=parts, ending=ending)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             f"{path} is damaged: {error!r}", hint="delete that file; it only names the run's owner"

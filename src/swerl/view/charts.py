@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeGuard
@@ -177,10 +177,6 @@ def _band(
 
 _PHASES = ("boot", "agent", "diff", "grade_boot", "grade")
 """Phases of an Episode in order; `hide_future` is part of boot and `test` of grade."""
-_AFTER_THE_AGENT = ("diff", "grade")
-"""Phases that work, without model and tools; booting is waiting."""
-_SHORTEST_S = 0.001
-"""Seconds below which a gap is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +189,11 @@ class Bar:
     seconds: float
     turn: int = 0
     """Number of its Turn; 0 for none."""
-    phase: str = ""
-    """Phase in which it waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """An Episode over time: phases, the model's replies, the tools between them, waiting."""
+    """An Episode over time: phases, the model's replies, the tools between them."""
 
     total_s: float
     lanes: Mapping[str, Sequence[Bar]] = field(default_factory=dict)
@@ -216,8 +210,11 @@ _Stretch: TypeAlias = tuple[str, float, float, int]
 def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | None:
     """Place an Episode's phases and Turns along time; None if nothing was timed."""
     timed = [turn for turn in turns if _is_number(turn.facts.get("started_s"))]
-    first_s = min((turn.facts["started_s"] for turn in timed), default=math.inf)
-    phases = _phases(timings, first_s)
+    phases: list[_Stretch] = []
+    for name in _PHASES:
+        if _is_number(seconds := timings.get(name)):
+            start = phases[-1][1] + phases[-1][2] if phases else 0.0
+            phases.append((name, start, seconds, 0))
     # A Session opens when its Episode begins.
     model = [("model", t.facts["started_s"], t.facts["seconds"], t.number) for t in timed]
     calling = {turn.number for turn in timed if turn.calls or turn.finish == "tool_calls"}
@@ -227,56 +224,17 @@ def lanes(timings: Mapping[str, Any], turns: Sequence[ShownTurn]) -> Lanes | Non
         for (_, end, number), (following, _, _) in pairwise(ends)
         if following > end and number in calling
     ]
-    graded = [phase for phase in phases if phase[0] in _AFTER_THE_AGENT]
     total = max((start + seconds for _, start, seconds, _ in [*phases, *model]), default=0.0)
     if not total:
         return None
-    waiting = _gaps([*model, *tools, *graded], phases, total)
-    stretches = {"phases": phases, "model": model, "tools": tools, "waiting": waiting}
+    stretches = {"phases": phases, "model": model, "tools": tools}
     scale = WIDTH / total
     bars = {
         lane: [Bar(name, at * scale, max(s * scale, 0.6), s, turn) for name, at, s, turn in rows]
         for lane, rows in stretches.items()
         if rows
     }
-    if waiting:
-        bars["waiting"] = [
-            replace(bar, label="waiting", phase=bar.label) for bar in bars["waiting"]
-        ]
     return Lanes(total, bars)
-
-
-def _phases(timings: Mapping[str, Any], first_s: float) -> list[_Stretch]:
-    """Return the phases in order; the first reply begins at `first_s`.
-
-    Time in no phase is spent on listing the work tree after the boot, and on closing the agent's
-    sandbox after the diff.
-    """
-    seconds = {name: s for name in _PHASES if _is_number(s := timings.get(name))}
-    total = timings.get("total")
-    rest = max(total - sum(seconds.values()), 0.0) if _is_number(total) else 0.0
-    listing = min(rest, max(first_s - seconds.get("boot", 0.0), 0.0))
-    after = {"boot": listing, "diff": rest - listing}
-    phases, start = [], 0.0
-    for name, duration_s in seconds.items():
-        phases.append((name, start, duration_s, 0))
-        start += duration_s + after.get(name, 0.0)
-    return phases
-
-
-def _gaps(busy: Sequence[_Stretch], phases: Sequence[_Stretch], total: float) -> list[_Stretch]:
-    """Return the stretches in which nothing is busy, cut where a phase begins or ends."""
-    edges = sorted(
-        {0.0, total, *(at for _, start, s, _ in [*busy, *phases] for at in (start, start + s))}
-    )
-    gaps = []
-    for start, end in pairwise(edges):
-        middle = (start + end) / 2
-        within = [name for name, at, s, _ in phases if at <= middle < at + s]
-        is_busy = any(at <= middle < at + s for _, at, s, _ in busy)
-        if end - start > _SHORTEST_S and not is_busy:
-            gaps.append((within[0] if within else "between phases", start, end - start, 0))
-    return gaps
 
 
 def spark(values: Sequence[float], width: int = 120, height: int = 24) -> str:

@@ -32,11 +32,6 @@ _MESSAGE = re.compile(
 _RESULT = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-_DIFF = re.compile(r"^(?:diff --git |@@ -\d|\*\*\* (?:Begin Patch|Update File:|Add File:))", re.M)
-"""The first line of a diff inside a text: git's, one hunk, or that of the tool `apply_patch`."""
-_IN_DIFF = re.compile(
-    r"[-+@ ]|\*\*\* |index |new file|deleted file|(?:old|new) mode|rename |similarity |\\ |\Z"
-)
 _EDITS = (("old_str", "new_str"), ("old_string", "new_string"))
 """Arguments in which editors get a text and its replacement."""
 _MOST_LINES = 2000
@@ -229,17 +224,6 @@ def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:
         branch_of[turn.number] = branch
         found.append(replace(turn, branch=branch))
     return found
-
-
-def coloured(text: object) -> object:
-    """Return a text whose diffs have the colours of a patch; a text without one as it is."""
-    if type(text) is not str or not _DIFF.search(text):
-        return text
-    rows, is_diff = [], False
-    for line in str(clean(text)).split("\n"):
-        is_diff = bool(_DIFF.match(line)) or (is_diff and bool(_IN_DIFF.match(line)))
-        rows.append((_kind(line) if is_diff else "same", line))
-    return _rows(rows)
 
 
 def edit(arguments: Mapping[str, str]) -> Markup | None:

@@ -58,56 +58,11 @@ function sort(head, isAgain = false) {
   body.append(...sorted);
 }
 
-// Search: marks the places that hold the text, and walks through them.
-let hits = [], hit = -1;
-function search(text) {
-  $$(".hit").forEach((each) => each.classList.remove("hit", "now"));
-  hits = []; hit = -1;
-  const wanted = text.toLowerCase();
-  const output = $("#hits");
-  if (wanted) {
-    const strip = $(".strip");
-    if (strip) hits = searchTokens(strip, wanted);
-    else hits = $$(".turn pre, .turn summary code").filter((each) => each.textContent.toLowerCase().includes(wanted)).map((each) => [each]);
-    hits.flat().forEach((each) => each.classList.add("hit"));
-  }
-  if (output) output.textContent = wanted ? `${hits.length} found` : "";
-}
-function searchTokens(strip, wanted) {
-  const all = $$(".tok", strip);
-  if (/^\d+$/.test(wanted)) {
-    const byId = all.filter((each) => each.title.includes(`· id ${wanted} ·`)).map((each) => [each]);
-    if (byId.length) return byId;
-  }
-  let text = "";
-  const starts = all.map((each) => { const at = text.length; text += each.textContent.toLowerCase(); return at; });
-  const found = [];
-  for (let at = text.indexOf(wanted), first = 0; at >= 0; at = text.indexOf(wanted, at + wanted.length)) {
-    while (first + 1 < all.length && starts[first + 1] <= at) first++;
-    const group = [];
-    for (let n = first; n < all.length && starts[n] < at + wanted.length; n++) group.push(all[n]);
-    found.push(group);
-  }
-  return found;
-}
-function nextHit(by) {
-  if (!hits.length) return;
-  hit = (hit + by + hits.length) % hits.length;
-  $$(".now").forEach((each) => each.classList.remove("now"));
-  hits[hit].forEach((each) => each.classList.add("now"));
-  const first = hits[hit][0];
-  const fold = first.closest("details");
-  if (fold) fold.open = true;
-  first.scrollIntoView({ block: "center" });
-  $("#hits").textContent = `${hit + 1} of ${hits.length}`;
-}
-
-// Charts: the values under the pointer; drag to zoom, double click to see all.
+// Charts: the values under the pointer.
 function readChart(figure, share) {
   const steps = figure.dataset.steps.split(",");
-  const svg = $("svg", figure), [x, , width] = svg.getAttribute("viewBox").split(" ").map(Number);
   const [low, high] = [Number(steps[0]), Number(steps[steps.length - 1])];
-  const at = low + ((x + share * width) / 600) * (high - low);
+  const at = low + share * (high - low);
   let n = 0;
   steps.forEach((step, i) => { if (Math.abs(step - at) < Math.abs(steps[n] - at)) n = i; });
   const cross = $(".cross", figure);
@@ -120,7 +75,6 @@ function readChart(figure, share) {
   $("output", figure).textContent = `step ${steps[n]}: ${values.filter(Boolean).join(" · ")}`;
   return n / Math.max(steps.length - 1, 1);
 }
-let drag = null;
 const shareOf = (figure, event) => {
   const box = $("svg", figure).getBoundingClientRect();
   return Math.max(0, Math.min(1, (event.clientX - box.left) / box.width));
@@ -131,23 +85,6 @@ document.addEventListener("pointermove", (event) => {
   const token = event.target.closest?.(".strip .tok");
   if (token) showToken(token);
 });
-document.addEventListener("pointerdown", (event) => {
-  const figure = event.target.closest?.(".panel[data-steps]");
-  drag = figure ? { figure, share: shareOf(figure, event) } : null;
-});
-document.addEventListener("pointerup", (event) => {
-  if (!drag) return;
-  const { figure, share } = drag, end = shareOf(figure, event);
-  drag = null;
-  if (Math.abs(end - share) < 0.03) return;
-  const svg = $("svg", figure), [x, , width] = svg.getAttribute("viewBox").split(" ").map(Number);
-  svg.setAttribute("viewBox", `${x + Math.min(share, end) * width} 0 ${Math.abs(end - share) * width} 160`);
-});
-document.addEventListener("dblclick", (event) => {
-  const figure = event.target.closest?.(".panel[data-steps]");
-  if (figure) $("svg", figure).setAttribute("viewBox", "0 0 600 160");
-});
-
 // Tokens: the facts of one.
 function showToken(token) {
   $$(".tok.at").forEach((each) => each.classList.remove("at"));
@@ -188,7 +125,6 @@ function toggleFolds() {
 
 document.addEventListener("input", (event) => {
   if (event.target.matches("#filter, [data-verdict]")) filter();
-  if (event.target.id === "search") search(event.target.value);
 });
 document.addEventListener("click", (event) => {
   const target = event.target;
@@ -202,7 +138,6 @@ document.addEventListener("click", (event) => {
 document.addEventListener("keydown", (event) => {
   const isTyping = event.target.matches("input");
   if (isTyping && event.key === "Escape") event.target.blur();
-  if (isTyping && event.key === "Enter") { event.preventDefault(); nextHit(event.shiftKey ? -1 : 1); }
   if (event.target.matches("th[data-sort]") && event.key === "Enter") sort(event.target);
   const figure = event.target.closest(".panel[data-steps]");
   const arrow = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -216,8 +151,8 @@ document.addEventListener("keydown", (event) => {
   const actions = {
     j: () => walk(1), k: () => walk(-1), "[": () => follow("a[rel=prev]"), "]": () => follow("a[rel=next]"),
     u: () => { const up = $$("header nav a:not([aria-current])"); if (up.length) location.href = up[up.length - 1].href; },
-    "/": () => { const box = $("#search, #filter"); if (box) { box.focus(); box.select(); } },
-    n: () => nextHit(1), N: () => nextHit(-1), e: toggleFolds, d: nextFar,
+    "/": () => { const box = $("#filter"); if (box) { box.focus(); box.select(); } },
+    e: toggleFolds, d: nextFar,
     x: () => choose(document.activeElement.closest(".cell a")),
     t: toggleTheme, "?": () => $("#help").showModal(),
   };

@@ -181,8 +181,8 @@ class Site:
         if not run.is_trained:
             return self._step(run, index.ALL, 1, path)
         if run.is_evaluated:
-            values = {"evaluations": evaluations.overview([run]), "other": _other_stages(run)}
-            return self._render("evaluated.html", path, run=run, facts=facts, **values)
+            values = {"rows": evaluations.overview([run]), "other": _other_stages(run)}
+            return self._render("evals.html", path, run=run, facts=facts, folder=run.root, **values)
         history, _ = index.part(lambda: self._history(run))
         progress, _ = index.part(lambda: read_progress(run.root))
         stages = run.stages()
@@ -342,7 +342,6 @@ class Site:
             trajectory=trajectory,
             grade=grade,
             turns=turns or [],
-            spot={turn.number: (n, turn.branch) for n, turn in enumerate(turns or [])},
             lanes=charts.lanes(attempt.summary.get("timings") or {}, turns or []),
             patch=conversation.coloured_patch(patch) if patch else "",
             log=log,
@@ -475,7 +474,6 @@ def _templates() -> Any:
         lstrip_blocks=True,
     )
     shown = {
-        "coloured": conversation.coloured,
         "edit": conversation.edit,
         "slug": slug_of,
         "url": quote,
