@@ -24,6 +24,7 @@ from swerl.images.http import default_config, logged_in
 from swerl.sandboxes._docker.api import Api, limits_held
 from swerl.sandboxes._local import limits
 from swerl.sandboxes.ledger import tracked
+from swerl.tasks.datasets import built_in_names
 
 _TIMEOUT_S = 10.0
 _IMPORT_TIMEOUT_S = 120.0
@@ -50,7 +51,7 @@ class Check:
 
     name: str
     state: State
-    found: str
+    detail: str
     """The observation, in a few words."""
     enables: str
     """Features that require this part."""
@@ -67,14 +68,14 @@ class _Need:
     fix: str = ""
     for_twin: bool = False
 
-    def present(self, found: str, *, absent: str = "not installed") -> Check:
-        return self.judged(found or absent, good=bool(found))
+    def present(self, detail: str, *, absent: str = "not installed") -> Check:
+        return self.judged(detail or absent, good=bool(detail))
 
-    def judged(self, found: str, *, good: bool) -> Check:
+    def judged(self, detail: str, *, good: bool) -> Check:
         if good:
-            return Check(self.name, State.OK, found, self.enables)
+            return Check(self.name, State.OK, detail, self.enables)
         state = State.MISSING if self.for_twin else State.WARN
-        return Check(self.name, state, found, self.enables, self.fix)
+        return Check(self.name, state, detail, self.enables, self.fix)
 
 
 async def examine(folder: Path) -> list[Check]:
@@ -83,7 +84,7 @@ async def examine(folder: Path) -> list[Check]:
         _git(), _sandbox(), _bwrap(), _trainer(), _node(), _docker(), _gpus()
     )
     here = (_cgroups(), _disk(folder), _memory(), _shared_memory())
-    return [_python(), _core(), *slow, *here, *_packages(), *_keys()]
+    return [_python(), _core(), *slow, *here, *_packages(), *_keys(), *_plugins()]
 
 
 def twin_runs(checks: Sequence[Check]) -> bool:
@@ -245,6 +246,14 @@ def _keys() -> Iterator[Check]:
     ):
         need = _Need(name, enables, f"export {name}=…")
         yield need.present("set" if secret(name) else "", absent="not set")
+
+
+def _plugins() -> Iterator[Check]:
+    """Yield the parts that other packages add to swerl."""
+    for plugin in plugins.found_plugins({"converters": built_in_names()}):
+        need = _Need(f"plug-in {plugin.name}", plugin.kind, "docs/guides/plug-ins.md")
+        detail = f"{plugin.package} {plugin.version}: {plugin.value}"
+        yield need.judged(plugin.problem or detail, good=not plugin.problem)
 
 
 def _version(package: str) -> str:

@@ -29,7 +29,6 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
             "resume": "train.resume",
             "stop": "train.stop",
             "rewind": "train.rewind",
-            "preflight": "train.preflight",
         },
         "Train by a recipe; show, stop and resume runs.",
     ),
@@ -49,7 +48,10 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         "export.export",
         "Write a checkpoint as a model folder, or trained rows.",
     ),
-    "doctor": ("doctor.doctor", "Check this machine and print what to fix."),
+    "doctor": (
+        "doctor.doctor",
+        "Check this machine or the launch of a recipe; print what to fix.",
+    ),
     "sandbox": (
         {
             "serve": "sandbox_serve.serve",
@@ -91,8 +93,7 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         {"estimate": "cost.estimate_cost"},
         "Estimate the speed and cost of a run before it starts.",
     ),
-    "recipes": ("found.recipes", "List the recipes that come with swerl."),
-    "plugins": ("found.plugins", "List the parts that other packages add to swerl."),
+    "recipes": ("recipes.recipes", "List the recipes that come with swerl."),
 }
 """Name -> its function in a module of `swerl.cli`, or its commands; its line in the help."""
 _RUN = "run"

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json
 from swerl.cli._train_view import TrainView, show_summary
 from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
 from swerl.cli.why import print_cause
-from swerl.cluster.checks import MachineFinding
 from swerl.core.errors import InputError, RunError, RunStoppedError
 from swerl.core.secrets import HIDDEN_LOGIN
 from swerl.plan.plan import plan
@@ -24,8 +22,6 @@ from swerl.recipe.schema import Recipe
 from swerl.runs.layout import RunFolder
 from swerl.runs.layout import rewind as go_back
 from swerl.runs.status import RunStatus, StatusReport, StopRequest, request_stop, run_status
-
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def train(
@@ -159,49 +155,3 @@ def rewind(
     if aside is not None:
         console().print(f"later episodes  {aside}", soft_wrap=True)
     console().print(f"next            swerl train resume {called(root)}", soft_wrap=True)
-
-
-def preflight(
-    recipes: Annotated[
-        list[Path], typer.Argument(help="Recipe files; later ones override earlier ones.")
-    ],
-    settings: RecipeSettingsOption = None,
-    runs: RunsOption = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """Check machines, folders, clocks, collectives and sandboxes; exit code 1 if one fails."""
-    from swerl.cli._run import run
-
-    recipe = load(recipes, settings or ())
-    found = run(_collect(recipe, runs / recipe.name, quiet=as_json), after="nothing was started")
-    if as_json:
-        print_json(found)
-    else:
-        _close(found)
-    if any(each.state == "fail" for each in found):
-        raise typer.Exit(1)
-
-
-async def _collect(recipe: Recipe, root: Path, *, quiet: bool) -> list[MachineFinding]:
-    from swerl.checks.preflight import preflight as look
-
-    found = []
-    async for finding in look(recipe, root):
-        found.append(finding)
-        if not quiet:
-            _show(finding)
-    return found
-
-
-def _show(finding: MachineFinding) -> None:
-    state = f"[{_COLOURS[finding.state]}]{finding.state:<4}[/]"
-    line = f"{state}  {escape(finding.node):<12}  {finding.check:<13}  {escape(finding.found)}"
-    console().print(line, soft_wrap=True)
-    if finding.fix:
-        console().print(f"      {'':<12}  -> {escape(finding.fix)}", soft_wrap=True)
-
-
-def _close(found: list[MachineFinding]) -> None:
-    bad = sum(each.state == "fail" for each in found)
-    text = f"[red]{bad} of {len(found)} checks failed[/]" if bad else f"{len(found)} checks passed"
-    console().print(f"{text}; next: {'fix those' if bad else 'swerl train RECIPE'}")

@@ -1,31 +1,48 @@
-"""Checks of one machine: GPUs, PyTorch, ports, disk, versions. These functions run on it."""
+"""Check the machines of a run before anything loads: each alone, then all of them together.
+
+`check_nodes` is the whole; `examine` and the functions below it run on the machine they check.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from swerl.cluster.node import Node
+from swerl.cluster.open import Nodes
+from swerl.core.errors import ClusterError
+from swerl.recipe.schema import Recipe
+
 PACKAGES = ("swerl", "torch", "megatron-core", "ray", "fla-core", "triton")
-TORCH_S = 180.0
-NVIDIA_SMI_S = 60.0
-FIELDS = "index,uuid,name,driver_version,memory.total,memory.used"
+PROGRAM_S = 180.0
+"""Time limit of a program: an import of torch from a slow disk takes minutes."""
 FREE_SHARE = 0.95
 """Fraction of a GPU's memory that must be free: the driver alone takes a hundredth."""
+CLOCKS_S = 1.0
+"""Clock difference up to which file times and logs make sense."""
+CLOCKS_BAD_S = 30.0
+"""Clock difference from which a heartbeat cannot be trusted."""
 _TORCH = (
     "import torch; c = torch.cuda; "
     "print(torch.__version__, torch.version.cuda, c.is_available(), c.device_count())"
 )
+_GPU_FIELDS = "index,uuid,name,driver_version,memory.total,memory.used"
+_USER_FIELDS = "gpu_uuid,pid,process_name,used_memory"
 
 
 class FindingState(StrEnum):
@@ -41,27 +58,16 @@ class MachineFinding:
     node: str
     check: str
     state: FindingState
-    found: str
+    detail: str
     """The observation, in a few words."""
     fix: str = ""
     """A remedy; empty if the check passed."""
 
 
-def check_result(node: str, check: str, found: str, *, good: bool, fix: str) -> MachineFinding:
+def check_result(node: str, check: str, detail: str, *, good: bool, fix: str) -> MachineFinding:
     """Return a finding that passed or failed."""
     state = FindingState.OK if good else FindingState.FAIL
-    return MachineFinding(node, check, state, found, "" if good else fix)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuNeed:
-    """The GPUs that a run needs on each machine."""
-
-    num_gpus: int
-    kind: str
-    """Part of the GPU's name, in lower case."""
-    given: tuple[str, ...] = ()
-    """Numbers or identifiers of the run's GPUs; empty means all of the machine's."""
+    return MachineFinding(node, check, state, detail, "" if good else fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,16 @@ class MachineNeed:
     """Everything that a run needs on one machine."""
 
     node: str
-    address: str
-    gpus: GpuNeed
     disk: Path
-    disk_bytes: int
+    disk_bytes: int = 0
     """Bytes that must be free there."""
+    num_gpus: int = 0
+    gpu: str = ""
+    """Part of the GPUs' name, in lower case."""
+    gpus: tuple[str, ...] = ()
+    """Numbers or identifiers of the run's GPUs; empty means all of the machine's."""
+    num_processes: int = 0
+    """Ranks and engines on the machine."""
     modules: tuple[str, ...] = ()
     """Kernels that must be installed there."""
 
@@ -90,64 +101,166 @@ class InstalledGpu:
     used_mib: int
 
 
+async def check_nodes(
+    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int, modules: tuple[str, ...] = ()
+) -> AsyncIterator[MachineFinding]:
+    """Yield the findings machine by machine, then those about all of them together.
+
+    `folder` is the run's; it exists, and all machines share it. `modules` are kernels that each
+    machine must have.
+    """
+    need = MachineNeed(
+        node="",
+        disk=folder.resolve(),
+        disk_bytes=disk_bytes,
+        num_gpus=recipe.cluster.gpus_per_node,
+        gpu=recipe.cluster.gpu,
+        modules=modules,
+    )
+    ranks = recipe.trainer.ranks // len(nodes.trainer)
+    for findings in await asyncio.gather(*(_examine(node, need, ranks) for node in nodes.all)):
+        for finding in findings:
+            yield finding
+    for finding in (*await _check_versions(nodes.all), *await _check_shared(nodes.all, folder)):
+        yield finding
+    for node in nodes.all:
+        yield await _check_clock(node)
+
+
+async def require_fit(
+    recipe: Recipe, nodes: Nodes, folder: Path, *, disk_bytes: int, modules: tuple[str, ...] = ()
+) -> None:
+    """Raise ClusterError if a check failed, naming the first ones; see `check_nodes`."""
+    findings = check_nodes(recipe, nodes, folder, disk_bytes=disk_bytes, modules=modules)
+    failed = [finding async for finding in findings if finding.state is FindingState.FAIL]
+    if failed:
+        details = [f"{finding.node}: {finding.check}: {finding.detail}" for finding in failed[:3]]
+        message = f"{len(failed)} checks of the machines failed: {'; '.join(details)}"
+        hint = f"{failed[0].fix}; `swerl doctor RECIPE` shows all checks"
+        raise ClusterError(message, hint=hint)
+
+
+async def _examine(node: Node, need: MachineNeed, ranks: int) -> Sequence[MachineFinding]:
+    need = replace(need, node=node.name, gpus=node.gpus, num_processes=ranks)
+    try:
+        return await node.call(examine, need)
+    except (ClusterError, OSError) as error:
+        fix = getattr(error, "hint", "") or f"{need.disk} must exist there: share it"
+        return [check_result(node.name, "machine", str(error), good=False, fix=fix)]
+
+
+async def _check_versions(nodes: Sequence[Node]) -> list[MachineFinding]:
+    """Compare installed versions with those of the first machine."""
+    installed = await asyncio.gather(*(node.call(versions) for node in nodes))
+    first, findings = installed[0], []
+    for node, here in zip(nodes, installed, strict=True):
+        names = {name for name in here.keys() | first.keys() if here.get(name) != first.get(name)}
+        text = ", ".join(f"{name} {number}" for name, number in here.items())
+        fix = f"install the versions of {nodes[0].name}: {', '.join(sorted(names))} differ"
+        findings.append(check_result(node.name, "versions", text, good=not names, fix=fix))
+    return findings
+
+
+async def _check_shared(nodes: Sequence[Node], folder: Path) -> list[MachineFinding]:
+    """Every machine writes a token into the run folder, and every machine reads all of them."""
+    mark, shared, findings = secrets.token_hex(4), folder.resolve(), []
+    files = [f".check-{mark}-{number}" for number in range(len(nodes))]
+    try:
+        # All machines write before the first one reads.
+        for node, file in zip(nodes, files, strict=True):
+            await node.call(write_token, shared, file, mark)
+        for node in nodes:
+            texts = await node.call(read_tokens, shared, files)
+            lost = [other.name for other, text in zip(nodes, texts, strict=True) if text != mark]
+            detail = f"reads the files of all {len(nodes)}"
+            if lost:
+                detail = f"does not see the files of {', '.join(lost)}"
+            fix = f"{shared} must be one folder on all machines: give --runs a shared one"
+            findings.append(
+                check_result(node.name, "shared folder", detail, good=not lost, fix=fix)
+            )
+    except (ClusterError, OSError) as error:
+        fix = f"{shared} must be writable on all machines: give --runs a shared one"
+        findings.append(check_result("all", "shared folder", str(error), good=False, fix=fix))
+    finally:
+        for file in files:
+            (shared / file).unlink(missing_ok=True)
+    return findings
+
+
+async def _check_clock(node: Node) -> MachineFinding:
+    """Compare a machine's clock with this one's; half of the round trip is the uncertainty."""
+    before = time.time()
+    there = await node.call(time.time)
+    after = time.time()
+    apart, doubt = abs(there - (before + after) / 2), (after - before) / 2
+    detail = f"{apart * 1e3:,.1f} ms apart, ± {doubt * 1e3:,.1f}"
+    # Only a difference beyond the uncertainty is certain.
+    if apart - doubt <= CLOCKS_S:
+        return MachineFinding(node.name, "clock", FindingState.OK, detail)
+    state = FindingState.FAIL if apart - doubt > CLOCKS_BAD_S else FindingState.WARN
+    fix = "start a time service (chrony, ntpd) there"
+    return MachineFinding(node.name, "clock", state, detail, fix)
+
+
 def examine(need: MachineNeed) -> list[MachineFinding]:
     """Run every check that concerns this machine alone."""
     return [
-        *check_gpus(need.node, need.gpus),
-        _check_torch(need.node, need.gpus.num_gpus),
-        *check_kernels(need.node, need.modules, need.gpus.kind),
-        *check_ports(need.node, need.address, (0,)),
-        _check_disk(need),
+        *check_gpus(need),
+        _check_torch(need.node, need.num_gpus),
+        *check_kernels(need.node, need.modules, need.gpu),
+        check_cores(need.node, need.num_processes),
+        check_disk(need),
     ]
 
 
-def check_gpus(node: str, need: GpuNeed) -> Iterator[MachineFinding]:
+def check_gpus(need: MachineNeed) -> Iterator[MachineFinding]:
     """Check this machine's GPUs with nvidia-smi."""
     if not need.num_gpus:
-        yield MachineFinding(node, "GPUs", FindingState.OK, "none needed: the run is on CPU")
+        detail = "none needed: the run is on CPU"
+        yield MachineFinding(need.node, "GPUs", FindingState.OK, detail)
         return
     try:
-        gpus = read_gpus(_nvidia_smi("gpu", FIELDS))
-        users = read_users(_nvidia_smi("compute-apps", "gpu_uuid,pid,process_name,used_memory"))
+        gpus = read_gpus(_nvidia_smi("gpu", _GPU_FIELDS))
+        users = read_users(_nvidia_smi("compute-apps", _USER_FIELDS))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         fix = "install NVIDIA's driver, or choose machines with GPUs"
-        yield check_result(node, "GPUs", f"nvidia-smi: {error}", good=False, fix=fix)
+        yield check_result(need.node, "GPUs", f"nvidia-smi: {error}", good=False, fix=fix)
         return
-    yield from judge_gpus(node, need, gpus, users)
+    yield from judge_gpus(need, gpus, users)
 
 
 def judge_gpus(
-    node: str, need: GpuNeed, gpus: list[InstalledGpu], users: dict[str, list[str]]
+    need: MachineNeed, gpus: list[InstalledGpu], users: dict[str, list[str]]
 ) -> Iterator[MachineFinding]:
-    """Judge number and kind, free memory (naming the processes that use it), and the driver.
+    """Judge number and kind, and free memory, naming the processes that use it.
 
-    GPUs that are not the run's are ignored.
+    GPUs that are not the run's are ignored: other runs may use them.
     """
-    # Other GPUs of the machine may be busy with other runs.
-    if need.given:
-        gpus = [gpu for gpu in gpus if gpu.index in need.given or gpu.uuid in need.given]
+    if need.gpus:
+        gpus = [gpu for gpu in gpus if gpu.index in need.gpus or gpu.uuid in need.gpus]
     names = sorted({gpu.name for gpu in gpus})
-    good = len(gpus) >= need.num_gpus and all(need.kind in name.lower() for name in names)
-    fix = f"the recipe asks for {need.num_gpus} x {need.kind}: change cluster.gpus_per_node or gpu"
-    yield check_result(node, "GPUs", f"{len(gpus)} x {', '.join(names)}", good=good, fix=fix)
+    drivers = sorted({gpu.driver for gpu in gpus})
+    good = len(gpus) >= need.num_gpus and all(need.gpu in name.lower() for name in names)
+    detail = f"{len(gpus)} x {', '.join(names)}, driver {', '.join(drivers)}"
+    fix = f"the recipe asks for {need.num_gpus} x {need.gpu}: change cluster.gpus_per_node or gpu"
+    yield check_result(need.node, "GPUs", detail, good=good, fix=fix)
     busy = [gpu for gpu in gpus if gpu.total_mib - gpu.used_mib < FREE_SHARE * gpu.total_mib]
-    holders = [each for gpu in busy for each in users.get(gpu.uuid, ["a process outside"])]
-    found = f"{len(gpus) - len(busy)} of {len(gpus)} free"
+    programs = [name for gpu in busy for name in users.get(gpu.uuid, ["a process outside"])]
+    detail = f"{len(gpus) - len(busy)} of {len(gpus)} free"
     if busy:
-        found += f"; in use by {', '.join(holders[:4])}"
+        detail += f"; in use by {', '.join(programs[:4])}"
     fix = "end those processes if they are yours; swerl never does"
-    yield check_result(node, "GPU memory", found, good=not busy, fix=fix)
-    if gpus:
-        yield MachineFinding(node, "driver", FindingState.OK, gpus[0].driver)
+    yield check_result(need.node, "GPU memory", detail, good=not busy, fix=fix)
 
 
 def gpu_uuids(gpus: Sequence[str]) -> tuple[str, ...]:
     """Return the uuids of these GPUs of this machine, as torch writes them; empty if unknown."""
     try:
-        found = read_gpus(_nvidia_smi("gpu", FIELDS)) if gpus else []
+        installed = read_gpus(_nvidia_smi("gpu", _GPU_FIELDS)) if gpus else []
     except (OSError, subprocess.SubprocessError, ValueError):
         return ()
-    by_name = {name: gpu.uuid for gpu in found for name in (gpu.index, gpu.uuid)}
+    by_name = {name: gpu.uuid for gpu in installed for name in (gpu.index, gpu.uuid)}
     if not set(gpus) <= by_name.keys():
         return ()
     return tuple(by_name[gpu].removeprefix("GPU-") for gpu in gpus)
@@ -163,10 +276,10 @@ def read_gpus(text: str) -> list[InstalledGpu]:
 
 def read_users(text: str) -> dict[str, list[str]]:
     """Parse nvidia-smi's table of processes: GPU → `name (pid, MiB)`."""
-    found: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for uuid, pid, name, used in _rows(text):
-        found.setdefault(uuid, []).append(f"{name} (pid {pid}, {used} MiB)")
-    return found
+        users.setdefault(uuid, []).append(f"{name} (pid {pid}, {used} MiB)")
+    return users
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -179,27 +292,32 @@ def _nvidia_smi(table: str, fields: str) -> str:
         raise FileNotFoundError("not installed")
     command = [program, f"--query-{table}={fields}", "--format=csv,noheader,nounits"]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True
+        command, capture_output=True, text=True, timeout=PROGRAM_S, check=True
     ).stdout
 
 
-def _check_torch(node: str, num_gpus: int) -> MachineFinding:
+def last_output(command: Sequence[str]) -> tuple[bool, str]:
+    """Run a program; return its success, and the last line of its output or of its errors."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _TORCH], capture_output=True, text=True, timeout=TORCH_S
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S)
     except subprocess.TimeoutExpired:
-        fix = "is the file system of Python's packages slow?"
-        return check_result(node, "torch", f"no import in {TORCH_S:g} s", good=False, fix=fix)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return check_result(node, "torch", last, good=False, fix="pip install 'swerl[twin]'")
+        return False, f"no answer in {PROGRAM_S:g} s: is the disk of Python's packages slow?"
+    except OSError as error:
+        return False, f"{command[0]}: {error.strerror}"
     # Libraries may print warnings before the last line.
-    torch, cuda, is_up, count = done.stdout.split()[-4:]
-    found = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
+    text = (ended.stderr if ended.returncode else ended.stdout).strip()
+    return not ended.returncode, (text.splitlines() or ["no message"])[-1]
+
+
+def _check_torch(node: str, num_gpus: int) -> MachineFinding:
+    works, line = last_output([sys.executable, "-c", _TORCH])
+    if not works:
+        return check_result(node, "torch", line, good=False, fix="pip install 'swerl[twin]'")
+    torch, cuda, is_up, count = line.split()
+    detail = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
     good = not num_gpus or (is_up == "True" and int(count) >= num_gpus)
     fix = "this torch needs a driver of its CUDA version or newer: install one"
-    return check_result(node, "torch", found, good=good, fix=fix)
+    return check_result(node, "torch", detail, good=good, fix=fix)
 
 
 def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[MachineFinding]:
@@ -211,9 +329,9 @@ def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[Machi
     if not modules:
         return
     absent = [name for name in modules if find_spec(name) is None]
-    found = f"not installed: {', '.join(absent)}" if absent else ", ".join(modules)
+    detail = f"not installed: {', '.join(absent)}" if absent else ", ".join(modules)
     fix = "pip install 'swerl[gpu]'; or set trainer.require_kernels = false for a slow loop"
-    yield check_result(node, "kernels", found, good=not absent, fix=fix)
+    yield check_result(node, "kernels", detail, good=not absent, fix=fix)
     if not gpu.startswith(("h100", "h200")) or find_spec("tilelang"):
         return
     triton = versions().get("triton", "")
@@ -223,34 +341,41 @@ def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[Machi
     yield check_result(node, "triton", triton or "not installed", good=good, fix=fix)
 
 
-def check_ports(node: str, address: str, ports: Iterable[int]) -> Iterator[MachineFinding]:
-    """Check that ports of an address of this machine are free; 0 stands for any port."""
-    for port in ports:
-        name = f"port {port}" if port else "ports"
-        try:
-            with socket.socket() as probe:
-                probe.bind((address, port))
-        except OSError as error:
-            fix = "end the process that listens there, or set another port in the recipe"
-            yield check_result(node, name, f"{address}: {error.strerror}", good=False, fix=fix)
-        else:
-            yield MachineFinding(node, name, FindingState.OK, f"free on {address}")
+def check_cores(node: str, num_processes: int) -> MachineFinding:
+    """Check that each rank of this machine can have a core."""
+    cores = len(os.sched_getaffinity(0))
+    detail = f"{cores} for {num_processes} ranks"
+    fix = "choose machines with more cores, or lower trainer.ranks"
+    return check_result(node, "cores", detail, good=cores >= num_processes, fix=fix)
 
 
-def _check_disk(need: MachineNeed) -> MachineFinding:
+def check_port(node: str, address: str, port: int) -> MachineFinding:
+    """Check that a port of an address of this machine is free."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, port))
+    except OSError as error:
+        fix = "end the process that listens there, or set another port in the recipe"
+        return check_result(
+            node, "port", f"{address}:{port}: {error.strerror}", good=False, fix=fix
+        )
+    return MachineFinding(node, "port", FindingState.OK, f"{address}:{port} is free")
+
+
+def check_disk(need: MachineNeed) -> MachineFinding:
     free = shutil.disk_usage(need.disk).free
-    found = f"{free / 2**30:,.1f} GiB free, {need.disk_bytes / 2**30:,.1f} GiB needed"
+    detail = f"{free / 2**30:,.1f} GiB free, {need.disk_bytes / 2**30:,.1f} GiB needed"
     fix = f"make room in {need.disk}, or keep runs elsewhere with --runs"
-    return check_result(need.node, "disk", found, good=free >= need.disk_bytes, fix=fix)
+    return check_result(need.node, "disk", detail, good=free >= need.disk_bytes, fix=fix)
 
 
 def versions() -> dict[str, str]:
     """Return the installed versions by name, without absent packages."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def write_token(folder: Path, name: str, token: str) -> None:

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from swerl.cluster.checks import require_fit
 from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes, open_nodes
-from swerl.cluster.preflight import require_fit
 from swerl.core import plugins
 from swerl.core.contracts import EngineSetup, Family
 from swerl.core.errors import RankLostError, RecipeError

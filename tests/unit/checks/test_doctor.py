@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 def test_every_failed_check_names_its_features_and_a_fix(checks: list[Check]) -> None:
     assert len({check.name for check in checks}) == len(checks) > 15
     for check in checks:
-        assert check.found
+        assert check.detail
         assert check.enables
         assert check.state is State.OK or check.fix or check.name == "GPUs"
 
@@ -51,14 +51,14 @@ def test_every_failed_check_names_its_features_and_a_fix(checks: list[Check]) ->
 def test_sandbox_and_trainer_are_tried_for_real(checks: list[Check]) -> None:
     by_name = {check.name: check for check in checks}
     if by_name["local sandbox"].state is State.OK:
-        assert "git ran in it" in by_name["local sandbox"].found
+        assert "git ran in it" in by_name["local sandbox"].detail
     if by_name["trainer"].state is State.OK:
-        assert "megatron-core 0." in by_name["trainer"].found
+        assert "megatron-core 0." in by_name["trainer"].detail
 
 
 def test_key_is_reported_and_never_shown(checks: list[Check]) -> None:
     by_name = {check.name: check for check in checks}
-    assert by_name["HF_TOKEN"].found == "set"
+    assert by_name["HF_TOKEN"].detail == "set"
     assert SECRET not in repr(checks)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from swerl.checks import preflight
+from swerl.checks import launch
 from swerl.cluster import sandbox_servers
 from swerl.cluster.checks import FindingState
 from swerl.cluster.node import LocalNode
@@ -168,14 +168,14 @@ async def test_a_machine_that_can_hold_no_sandbox_fails_at_once(tmp_path: Path) 
                 pass
 
 
-async def test_the_preflight_looks_at_sandboxes_and_gateway_of_each_machine(
+async def test_doctor_checks_sandboxes_and_gateway_of_each_machine(
     tmp_path: Path,
 ) -> None:
     nodes = (LocalNode(name="n1"), LocalNode(name="n2"))
-    looks = preflight._check_on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
-    found = [each async for each in looks]
-    assert {each.state for each in found} == {FindingState.OK}, found
-    assert [(each.node, each.check) for each in found] == [
+    checks = launch._check_on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
+    findings = [finding async for finding in checks]
+    assert {finding.state for finding in findings} == {FindingState.OK}, findings
+    assert [(finding.node, finding.check) for finding in findings] == [
         ("n1", "sandbox"), ("n1", "gateway"), ("n2", "sandbox"), ("n2", "gateway"),
     ]  # fmt: skip
 

@@ -103,15 +103,13 @@ def swerl(*arguments: str) -> Result:
     return CliRunner().invoke(typer_app, list(arguments), catch_exceptions=False)
 
 
-def test_the_command_lists_what_is_found_and_what_is_wrong_with_it(site: Path) -> None:
+def test_doctor_lists_plug_ins_and_what_is_wrong_with_them(site: Path) -> None:
     package(site, "[swerl.rewards]\nmine = outside:build\nsolved = outside:build\n")
-    done = swerl("plugins")
-    assert done.exit_code == 1
-    assert "outside 1.2" in done.output
-    assert "has the name of a built-in one" in " ".join(done.output.split())
-    rows = {row["name"]: row["problem"] for row in json.loads(swerl("plugins", "--json").output)}
-    assert not rows["mine"]
-    assert rows["solved"]
+    checks = json.loads(swerl("doctor", "--json").stdout)["checks"]
+    rows = {row["name"]: row for row in checks if row["name"].startswith("plug-in")}
+    assert rows["plug-in mine"]["state"] == "ok"
+    assert "outside 1.2" in rows["plug-in mine"]["detail"]
+    assert "has the name of a built-in one" in rows["plug-in solved"]["detail"]
 
 
 def test_a_reward_in_a_file_sees_the_whole_attempt(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ FREE = {
     "name": "the run's own name",
     "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
-    "cluster.ray_address": "an address: `train preflight` connects to it",
+    "cluster.ray_address": "an address: `swerl doctor` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",
     "metrics.project": "the project's own name",
     "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",
