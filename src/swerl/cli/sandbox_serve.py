@@ -66,7 +66,7 @@ def serve(
     host, port = _address(listen)
     key = _key(api_key_file, host)
     _require_absolute(workdir)
-    limits, own = split_limits(settings or (), lifetime_s=_LIFETIME_S)
+    limits, backend_settings = split_limits(settings or (), lifetime_s=_LIFETIME_S)
     options = ServerOptions(
         host=host,
         port=port,
@@ -80,7 +80,7 @@ def serve(
     )
     shown = f'"$(cat {shlex.quote(str(api_key_file))})"' if api_key_file else key
     run(
-        _serve(open_backend(backend, own, run="serve"), key, options, shown),
+        _serve(open_backend(backend, backend_settings, run="serve"), key, options, shown),
         after="every sandbox is removed",
     )
 

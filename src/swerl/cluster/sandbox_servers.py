@@ -255,7 +255,7 @@ class _Machine:
             creates_per_s=CREATES_PER_S,
             price_per_hour=0.0,
         )
-        return e2b.connect(options, key, own=True)
+        return e2b.connect(options, key, is_own=True)
 
     async def _ended(self) -> ProcessEnd:
         """Wait for the server's end; kill it if it is silent, such as one that is stopped."""

@@ -154,11 +154,11 @@ class E2BSandbox:
         """Give the workdir to the ordinary user, and upload the mounts that the image lacks."""
         targets = [mount.target for mount in mounts]
         look = ["sh", "-c", _LOOK, "swerl", self._workdir, *targets]
-        done = await self.run(look, cwd="/", timeout_s=_SETUP_S)
-        name, uid, gid, *facts = [*done.stdout.decode().splitlines(), "", "", ""]
+        result = await self.run(look, cwd="/", timeout_s=_SETUP_S)
+        name, uid, gid, *facts = [*result.stdout.decode().splitlines(), "", "", ""]
         if not uid.isdigit():
             raise SandboxError(
-                f"sandbox {self.id} does not run commands: {done.text.strip()[-300:]}",
+                f"sandbox {self.id} does not run commands: {result.text.strip()[-300:]}",
                 hint="the image needs sh, bash and coreutils",
             )
         self._name, self._owner = name, f"{uid}:{gid}"
@@ -323,9 +323,9 @@ class E2BSandbox:
 
     async def _as_root(self, script: str, *arguments: str) -> None:
         argv = ["sh", "-c", script, "swerl", *arguments]
-        done = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_S)
-        if done.exit_code:
-            message = f"cannot prepare sandbox {self.id}: {done.text.strip()[-300:]}"
+        result = await self.run(argv, cwd="/", user="root", timeout_s=_SETUP_S)
+        if result.exit_code:
+            message = f"cannot prepare sandbox {self.id}: {result.text.strip()[-300:]}"
             raise SandboxError(message, hint="the template needs a user root, and disk space")
 
     async def _file_command(self, verb: str, path: str, script: str, data: bytes = b"") -> bytes:

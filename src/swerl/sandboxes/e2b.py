@@ -80,31 +80,31 @@ def build(options: Options) -> E2BBackend:
     return connect(options, key)
 
 
-def connect(options: Options, key: str, *, own: bool = False) -> E2BBackend:
+def connect(options: Options, key: str, *, is_own: bool = False) -> E2BBackend:
     """Return the backend for this key. Raises SandboxUnavailableError if the SDK is missing.
 
-    `own`: the server is the run's own, which accepts limits and mounts.
+    `is_own`: the server is the run's own, which accepts limits and mounts.
     """
     sdk.require()
-    return E2BBackend(options, key, own=own)
+    return E2BBackend(options, key, is_own=is_own)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
-    def __init__(self, options: Options, key: str, *, own: bool) -> None:
+    def __init__(self, options: Options, key: str, *, is_own: bool) -> None:
         self._options = options
-        self._own = own
+        self._is_own = is_own
         addresses = {
             "api_url": options.api_url or "",
             "sandbox_url": options.sandbox_url or "",
         }
         self._provider = sdk.E2BProvider(
             key,
-            _OWN_REQUEST_S if own else _REQUEST_S,
+            _OWN_REQUEST_S if is_own else _REQUEST_S,
             {name: address for name, address in addresses.items() if address},
         )
-        self._slots = asyncio.Semaphore(_OWN_CREATES if own else _CREATES)
+        self._slots = asyncio.Semaphore(_OWN_CREATES if is_own else _CREATES)
         self._next_at = 0.0
         """When the next create may be sent, by the event loop's clock."""
 
@@ -160,7 +160,7 @@ class E2BBackend:
     def _request(self, order: SandboxOrder, name: str) -> _CreateRequest:
         options, image = self._options, order.image
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
-        ordered = {SandboxOrder.KEY: order.to_text()} if self._own else {}
+        ordered = {SandboxOrder.KEY: order.to_text()} if self._is_own else {}
         host = urlsplit(options.public_url).hostname
         return _CreateRequest(
             name=name,
@@ -184,7 +184,7 @@ class E2BBackend:
                     await asyncio.shield(self.remove(request.name))
 
     async def _create(self, request: _CreateRequest) -> sdk.RemoteSandbox:
-        timeout_s, pause_s = (_OWN_BOOT_S if self._own else _BOOT_S), _FIRST_PAUSE_S
+        timeout_s, pause_s = (_OWN_BOOT_S if self._is_own else _BOOT_S), _FIRST_PAUSE_S
         last: SandboxError | None = None
         try:
             async with asyncio.timeout(timeout_s) as timer:

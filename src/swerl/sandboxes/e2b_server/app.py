@@ -7,7 +7,6 @@ import logging
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -101,13 +100,14 @@ class SandboxServer:
             )
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
-        target, token = _target(request.headers), access.token_of(request.headers)
-        if target is not None and target.port != envd.PORT:
+        sandbox_id, port = _target(request.headers)
+        token = access.token_of(request.headers)
+        if sandbox_id and port != envd.PORT:
             traffic_token = access.traffic_token_of(request.headers)
-            served = self._served.open_port_with(target.sandbox_id, traffic_token, token)
-            return await ports.relay(served, target.port, request, key=self._key)
-        if envd.serves(request.path) and (target is not None or request.path != "/health"):
-            served = self._served.open_with(target.sandbox_id if target else "", token)
+            served = self._served.open_port_with(sandbox_id, traffic_token, token)
+            return await ports.relay(served, port, request, key=self._key)
+        if envd.serves(request.path) and (sandbox_id or request.path != "/health"):
+            served = self._served.open_with(sandbox_id, token)
             try:
                 return await envd.answer(served, request, self._options.max_file_mib << 20)
             except SandboxLostError as error:
@@ -117,23 +117,14 @@ class SandboxServer:
         return await self._control.answer(request)
 
 
-@dataclass(frozen=True, slots=True)
-class PortAddress:
-    """The port of a sandbox to which a request goes."""
-
-    sandbox_id: str
-    port: int
-
-
-def _target(headers: Mapping[str, str]) -> PortAddress | None:
-    """Return a request's target: from its host `<port>-<id>.<domain>`, else from headers."""
+def _target(headers: Mapping[str, str]) -> tuple[str, int]:
+    """Return a request's sandbox, empty if there is none, and its port: from its host
+    `<port>-<id>.<domain>`, else from headers."""
     if match := _HOST.fullmatch(headers.get("Host", "")):
-        return PortAddress(match[2].lower(), int(match[1]))
-    sandbox_id = headers.get("E2b-Sandbox-Id", "")
-    if not sandbox_id:
-        return None
+        return match[2].lower(), int(match[1])
     port = headers.get("E2b-Sandbox-Port", "")
-    return PortAddress(sandbox_id, int(port) if re.fullmatch(r"\d{1,5}", port) else envd.PORT)
+    is_port = re.fullmatch(r"\d{1,5}", port)
+    return headers.get("E2b-Sandbox-Id", ""), int(port) if is_port else envd.PORT
 
 
 def _silent_log() -> logging.Logger:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, unquote
 
@@ -80,7 +80,7 @@ class Control:
         metadata = get_table(body, "metadata")
         template = get_text(body, "templateID")
         order = self._order(metadata)
-        wanted = SandboxRequest(
+        wish = SandboxRequest(
             template=template,
             image=order.image if order else choose(template, metadata, self._options),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
@@ -89,7 +89,7 @@ class Control:
             order=order,
         )
         try:
-            served = await self._served.create(wanted)
+            served = await self._served.create(wish)
         except SandboxUnavailableError as error:
             if order is None:
                 raise
@@ -127,24 +127,16 @@ class Control:
         if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PAGE:
             raise WireError(Code.INVALID_ARGUMENT, f"limit must be 1 to {_MAX_PAGE}")
         token = request.query.get("nextToken", "")
-        running = self._matching(metadata) if "running" in states.split(",") else []
-        rest = [served for served in running if not token or _position(served) < token]
+        rest = [
+            served
+            for served in sorted(self._served.all(), key=_position, reverse=True)
+            if metadata.items() <= served.created.metadata.items()
+            and "running" in states.split(",")
+            and (not token or _position(served) < token)
+        ]
         page, more = rest[: int(limit)], rest[int(limit) :]
         headers = {"X-Next-Token": _position(page[-1])} if more else {}
         return _json([_listed(served) for served in page], headers=headers)
-
-    async def list_v1(self, request: web.BaseRequest) -> web.Response:
-        """List all running sandboxes at once."""
-        return _json([_listed(served) for served in self._matching(_metadata(request.query))])
-
-    def _matching(self, metadata: Mapping[str, str]) -> Sequence[ServedSandbox]:
-        """Return the running sandboxes with this metadata, the newest first."""
-        sandboxes = [
-            served
-            for served in self._served.all()
-            if metadata.items() <= served.created.metadata.items()
-        ]
-        return sorted(sandboxes, key=_position, reverse=True)
 
     def _opened(self, served: ServedSandbox) -> dict[str, Json]:
         """Return the answer to create and connect: all that a client needs to use the sandbox."""
@@ -181,7 +173,6 @@ _Handler = Callable[..., Awaitable[web.Response]]
 _TABLE: tuple[tuple[str, str, _Handler], ...] = (
     ("GET", r"/health", Control.health),
     ("POST", r"(?:/v2)?/sandboxes", Control.create),
-    ("GET", r"/sandboxes", Control.list_v1),
     ("GET", r"/v2/sandboxes", Control.list),
     ("GET", _ID, Control.get),
     ("DELETE", _ID, Control.delete),

@@ -114,8 +114,6 @@ async def _download(
 
 async def _upload(served: ServedSandbox, request: web.BaseRequest, max_bytes: int) -> list[Json]:
     """Write the files of a request as they arrive; return what was written."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl waits for it
     if request.content_type == "application/octet-stream":
         path, user = _file(served, request.query, request.query.get("path", ""))
         await served.files.write(path, read_pieces(request, max_bytes), user)
@@ -205,8 +203,7 @@ class _Call:
     def command(self) -> RunningCommand:
         """Return the command that the message selects. Raises WireError, not found."""
         selector = get_object(self.message, "process")
-        pid, tag = get_integer(selector, "pid"), get_text(selector, "tag")
-        return self.served.processes.find(pid=pid, tag=tag)
+        return self.served.processes.find(get_integer(selector, "pid"))
 
 
 async def _stream(call: _Call, request: web.BaseRequest) -> web.StreamResponse:
@@ -237,7 +234,6 @@ async def _start(call: _Call, reply: RpcStream) -> None:
         cwd=resolve(get_text(config, "cwd"), call.served.home(call.user)),
         env=env,
         user=call.user,
-        tag=get_text(call.message, "tag"),
         takes_input=call.message.get("stdin") is not False,
         timeout_s=call.timeout_s,
     )

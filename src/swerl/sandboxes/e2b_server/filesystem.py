@@ -174,21 +174,21 @@ class Filesystem:
         """Run a script and return its output."""
         complaint = ""
         for account in (user, None if user else "root"):
-            done = await self._sandbox.run(
+            result = await self._sandbox.run(
                 ["sh", "-c", script, "sh", *args],
                 cwd="/",
                 env={"LC_ALL": "C", "TZ": "UTC", **env},
                 user=account,
                 timeout_s=_TIMEOUT_S,
             )
-            if done.truncated:
+            if result.truncated:
                 message = "the folder has too many entries for one answer; list fewer levels"
                 raise WireError(Code.RESOURCE_EXHAUSTED, message, status=413)
-            if done.exit_code == 0:
-                return done.stdout.decode(errors="replace")
-            if done.exit_code in _REASONS:
-                raise _failure(done.exit_code, args)
-            complaint = complaint or done.stderr.decode(errors="replace").strip()
+            if result.exit_code == 0:
+                return result.stdout.decode(errors="replace")
+            if result.exit_code in _REASONS:
+                raise _failure(result.exit_code, args)
+            complaint = complaint or result.stderr.decode(errors="replace").strip()
         raise WireError(Code.PERMISSION_DENIED, complaint[:500] or f"cannot use {args[0]}")
 
     @asynccontextmanager
@@ -230,8 +230,8 @@ class Filesystem:
             return ""
         if not self._owner:
             script = 'echo "$(id -u):$(id -g)"'
-            done = await self._sandbox.run(["sh", "-c", script], cwd="/", timeout_s=_TIMEOUT_S)
-            self._owner = done.stdout.decode().strip()
+            result = await self._sandbox.run(["sh", "-c", script], cwd="/", timeout_s=_TIMEOUT_S)
+            self._owner = result.stdout.decode().strip()
         return self._owner
 
 

@@ -72,16 +72,16 @@ async def relay(
 
 
 async def _until(
-    data: AsyncIterator[bytes], seen: bytes, end: bytes, served: ServedSandbox, port: int
+    data: AsyncIterator[bytes], begin: bytes, end: bytes, served: ServedSandbox, port: int
 ) -> tuple[bytes, bytes]:
     """Return the bytes up to `end`, and the bytes after it."""
-    while end not in seen:
+    while end not in begin:
         piece = await anext(data, None)
-        if piece is None or len(seen) > _MAX_HEAD_BYTES:
+        if piece is None or len(begin) > _MAX_HEAD_BYTES:
             message = f"The sandbox is running but port is not open, or does not speak HTTP: {port}"
             raise WireError(Code.UNAVAILABLE, message, status=502, about=served.id)
-        seen += piece
-    before, _, after = seen.partition(end)
+        begin += piece
+    before, _, after = begin.partition(end)
     return before, after
 
 
@@ -101,10 +101,10 @@ def _response(head: bytes) -> web.StreamResponse:
     code = status.split(" ", 2)[1:2]
     if not status.startswith("HTTP/1.") or not code or not re.fullmatch(r"[2-5]\d\d", code[0]):
         raise WireError(Code.UNAVAILABLE, "the server inside does not speak HTTP", status=502)
-    return web.StreamResponse(status=int(code[0]), headers=CIMultiDict(_passed_on(lines)))
+    return web.StreamResponse(status=int(code[0]), headers=CIMultiDict(_headers(lines)))
 
 
-def _passed_on(lines: list[str]) -> Iterator[tuple[str, str]]:
+def _headers(lines: list[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         if name.strip() and name.strip().lower() not in _ONE_HOP:

@@ -78,8 +78,8 @@ async def serve(link: socket.socket) -> None:
 async def _backend(request: ServeRequest) -> SandboxBackend:
     """Build the backend, with images and ledger; remove the sandboxes that killed starts left
     here."""
-    for each in await reap_leftovers(default_ledger(), request.run):
-        result = each.entry.name, each.outcome.value, each.reason
+    for leftover in await reap_leftovers(default_ledger(), request.run):
+        result = leftover.entry.name, leftover.outcome.value, leftover.reason
         _LOG.warning("sandbox %s of an earlier start: %s %s", *result)
     section = PluginSection.model_validate(request.sandbox)
     options = plugin_options("sandboxes", section, section="sandbox")

@@ -53,7 +53,6 @@ class CommandSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     user: str | None = None
     """`root`, or None for the sandbox's ordinary user."""
-    tag: str = ""
     takes_input: bool = True
     timeout_s: float | None = None
     """Seconds after which it is killed; None for the sandbox's whole life."""
@@ -77,9 +76,9 @@ class CommandEnd:
 
 class Processes:
     def __init__(
-        self, sandbox: Sandbox, home: str, env: Mapping[str, str], on_lost: Callable[[bool], None]
+        self, sandbox: Sandbox, home: str, env: Mapping[str, str], *, on_lost: Callable[..., None]
     ) -> None:
-        """`on_lost` receives whether a program inside is the cause."""
+        """`on_lost` gets `from_inside`: whether a program inside is the cause."""
         self._sandbox = sandbox
         self._on_lost = on_lost
         self._can_run = False
@@ -96,13 +95,12 @@ class Processes:
     def all(self) -> list[RunningCommand]:
         return [running for running in self._running.values() if not running.is_dead]
 
-    def find(self, *, pid: int = 0, tag: str = "") -> RunningCommand:
-        """Return the command of this pid or tag. Raises WireError, not found."""
-        for running in reversed(self.all()):
-            if running.pid == pid or (tag and running.spec.tag == tag):
-                return running
-        name = f"tag {tag!r}" if tag else f"pid {pid}"
-        raise WireError(Code.NOT_FOUND, f"process with {name} not found")
+    def find(self, pid: int) -> RunningCommand:
+        """Return the command of this pid. Raises WireError, not found."""
+        running = self._running.get(pid)
+        if running is None or running.is_dead:
+            raise WireError(Code.NOT_FOUND, f"process with pid {pid} not found")
+        return running
 
     async def start(self, spec: CommandSpec) -> RunningCommand:
         """Start a command, which outlives its client. Raises WireError if it cannot start."""
@@ -151,7 +149,7 @@ class Processes:
                 raise
             started.result().finish(as_failure(error))
             if isinstance(error, SandboxLostError):
-                self._on_lost(error.from_inside)
+                self._on_lost(from_inside=error.from_inside)
         finally:
             if started.done():
                 started.result().finish(gone(""))
@@ -307,8 +305,7 @@ class RunningCommand:
         config: dict[str, Json] = {
             "cmd": cmd, "args": list(args), "cwd": self.spec.cwd, "envs": dict(self.spec.env)
         }  # fmt: skip
-        tag: dict[str, Json] = {"tag": self.spec.tag} if self.spec.tag else {}
-        return {"pid": self.pid, "config": config, **tag}
+        return {"pid": self.pid, "config": config}
 
 
 async def wait_ready(holder: asyncio.Task[None], ready: asyncio.Future[T]) -> T:

@@ -219,7 +219,7 @@ class ServedSandbox:
         """Attach the sandbox that was created for it."""
         self.sandbox = sandbox
         self.files = Filesystem(sandbox)
-        self.processes = Processes(sandbox, self.workdir, self.created.env, self._lose)
+        self.processes = Processes(sandbox, self.workdir, self.created.env, on_lost=self.end)
         self._last_s = time.monotonic() + self.limits.lifetime_s
         self.live_for(self.created.timeout_s)
         self.runs = True
@@ -233,9 +233,6 @@ class ServedSandbox:
         self.runs = False
         self.from_inside |= from_inside
         self._changed.set()
-
-    def _lose(self, from_inside: bool) -> None:
-        self.end(from_inside=from_inside)
 
     async def over(self) -> None:
         """Return when its time is over or its end was requested."""

@@ -93,7 +93,7 @@ def test_an_error_before_the_stream_is_its_end(envd: httpx.Client) -> None:
     ("call", "message", "status", "code"),
     [
         ("process.Process/SendSignal", {"process": {"pid": 9999}}, 404, "not_found"),
-        ("process.Process/SendInput", {"process": {"tag": "t"}}, 404, "not_found"),
+        ("process.Process/SendInput", {"process": {"pid": 9999}}, 404, "not_found"),
         ("filesystem.Filesystem/Stat", {"path": "/nothing"}, 404, "not_found"),
         ("filesystem.Filesystem/MakeDir", {"path": "/tmp"}, 409, "already_exists"),
         ("filesystem.Filesystem/Stat", {"path": 5}, 400, "invalid_argument"),

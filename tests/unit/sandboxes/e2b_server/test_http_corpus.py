@@ -21,11 +21,11 @@ from .helpers import KEY, Service
 CREDENTIALS = f"Host: x\r\nX-API-Key: {KEY}\r\n".encode()
 FIRST = b"POST /sandboxes/none/timeout HTTP/1.1\r\n" + CREDENTIALS
 HIDDEN = b"GET /health HTTP/1.1\r\n" + CREDENTIALS + b"\r\n"
-PROCESS = {"process": {"tag": "t"}}
+PROCESS = {"process": {"pid": "9999"}}
 CALLS: dict[str, dict[str, Any]] = {
     "/v2/sandboxes": {"templateID": "none", "metadata": {"a": "b"}, "envVars": {"A": "b"}},
     "/sandboxes/ID/connect": {"timeout": "60"},
-    "/process.Process/Start": {"process": {"cmd": "/bin/true", "envs": {"A": "b"}}, "tag": "t"},
+    "/process.Process/Start": {"process": {"cmd": "/bin/true", "envs": {"A": "b"}}},
     "/process.Process/Connect": PROCESS,
     "/process.Process/SendInput": {**PROCESS, "input": {"stdin": "aGk="}},
     "/process.Process/SendSignal": {**PROCESS, "signal": "SIGNAL_SIGTERM"},
