@@ -22,9 +22,9 @@ from swerl.core.image_reference import is_local, parse
 from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
+from swerl.images.local import image_folder
 from swerl.images.store import default_store
 from swerl.sandboxes._docker.api import Api
-from swerl.sandboxes._local.image import image_folder
 
 _STEP_TIMEOUT_S = 60.0
 _BOOT_TIMEOUT_S = 1800.0

@@ -30,8 +30,8 @@ from swerl.harnesses import builtin
 from swerl.images.store import Store, default_store
 from swerl.rollout.parts import Clock, Provisioner
 from swerl.sandboxes import docker, local
-from swerl.sandboxes._local.image import write_image
 from swerl.tasks import worktree
+from tests.unit.sandboxes.helpers import write_image
 
 TASK_IMAGE = "built:prepared"
 HARNESS = builtin.build(builtin.Options())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.sandbox import Limits, Mount
+from swerl.images.local import image_folder
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
@@ -98,3 +101,23 @@ class Echo:
 GREETED = "import socket,sys; h, p = sys.argv[1].split('/')[2].split(':'); "
 GREETED += "print(socket.create_connection((h, int(p)), 5).recv(99).decode())"
 """Python that connects to the given URL and prints the answer."""
+
+
+def write_image(
+    name: str,
+    layers: Sequence[str | Path],
+    binds: Sequence[str | Path] = (),
+    env: Mapping[str, str] | None = None,
+) -> Path:
+    """Write `image.json` of `built:<name>` atomically, and return its folder.
+
+    `layers` are folders, lowest first, relative to the image's folder or absolute. `binds` are
+    host folders that the sandbox sees read-only at the same path.
+    """
+    folder = image_folder(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {"layers": [*map(str, layers)], "binds": [*map(str, binds)], "env": dict(env or {})}
+    part = folder / "image.json.part"
+    part.write_text(json.dumps(body, indent=2) + "\n")
+    part.replace(folder / "image.json")
+    return folder

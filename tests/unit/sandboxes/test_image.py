@@ -9,10 +9,10 @@ import pytest
 
 from swerl.core.errors import ImageError, SandboxError
 from swerl.core.sandbox import Limits
+from swerl.images.local import image_folder
 from swerl.sandboxes import local
-from swerl.sandboxes._local.image import image_folder, write_image
 
-from .helpers import sh
+from .helpers import sh, write_image
 
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[3]

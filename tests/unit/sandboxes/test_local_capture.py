@@ -14,9 +14,9 @@ import pytest
 
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
+from swerl.images.layer_copy import copy_changes
 from swerl.images.store import default_store
 from swerl.sandboxes import local
-from swerl.sandboxes._local.capture import copy_changes
 
 LIMITS = Limits(memory_mib=256, disk_mib=64, num_processes=64)
 SECRET = "root's own"

@@ -12,26 +12,20 @@ import errno
 import os
 import resource
 import signal
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.sandboxes._local.wire import SandboxPlan
 
-_CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
-"""`cpuacct` limits nothing: version 1 counts CPU time there, version 2 in every group."""
+_CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _SOCKET_PART = 8
 """Version 1 counts the memory of sockets apart, and allows them this part of `memory_mib`."""
-
-_LEAST_CORES = 1 / 64
-"""A sandbox keeps its full weight up to this use, however many sandboxes are open."""
-_MOST_HALVINGS = 5
-"""A 32nd of the weight at least: less would delay the supervisor's own answers."""
-_MEMORY_S = 1.0
-"""Seconds of which the CPU use counts: a sandbox that calms down has its weight back after them."""
+_WEIGHT, _SHARES = 25, 256
+"""CPU weight of version 2 and 1, a quarter of the kernel's normal: while no core is free, sandboxes
+have equal parts, and each has less than the controller, which answers all of them."""
 
 
 def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
@@ -69,7 +63,7 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
             # "0" is this process. Version 1 moves a single thread without a machine-wide lock.
             (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
             held |= set_ones
-    return held - {"cpuacct"}
+    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,59 +106,6 @@ def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
             with suppress(ValueError):  # an old kernel does not count kills
                 events.ran_out_outside()
                 return events
-    return None
-
-
-@dataclass(slots=True)
-class CpuWeight:
-    """The CPU weight of a sandbox, halved for each doubling of its use above its fair share.
-
-    The fair share is the machine's cores divided by the open sandboxes. With equal weights the
-    controller and all short commands would wait for every busy sandbox. A weight changes nothing
-    while a core is free, and rises again if other work leaves the sandbox little CPU time.
-    """
-
-    usage: int
-    """Descriptor of the file with the group's CPU time."""
-    weight: int
-    """Descriptor of the file with its weight."""
-    above: Path
-    """Folder with the groups of all sandboxes."""
-    normal: int
-    halvings: int = 0
-    cores: float = 0.0
-    spent_s: float = 0.0
-    at_s: float = field(default_factory=time.monotonic)
-
-    def adapt(self) -> None:
-        """Set the weight by the CPU use since the last call."""
-        now_s, spent_s = time.monotonic(), _cpu_seconds(os.pread(self.usage, 64, 0))
-        passed_s = max(now_s - self.at_s, 1e-3)
-        part = min(1.0, passed_s / _MEMORY_S)
-        self.cores += part * ((spent_s - self.spent_s) / passed_s - self.cores)
-        self.at_s, self.spent_s = now_s, spent_s
-        num_groups = max(1, self.above.stat().st_nlink - 2)
-        fair_cores = max(_LEAST_CORES, (os.cpu_count() or 1) / num_groups)
-        halvings = min(int(self.cores / fair_cores).bit_length(), _MOST_HALVINGS)
-        if halvings != self.halvings:
-            os.pwrite(self.weight, b"%d\n" % (self.normal >> halvings), 0)
-            self.halvings = halvings
-
-    def close(self) -> None:
-        for fd in (self.usage, self.weight):
-            os.close(fd)
-
-
-def cpu_weight(groups: Mapping[str, Path], name: str) -> CpuWeight | None:
-    """Open the weight of a sandbox's group; None if no group counts its CPU time."""
-    folder, counted = (groups.get(each, Path()) / name for each in ("cpu", "cpuacct"))
-    files = folder / "cpu.stat", folder / "cpu.weight"
-    if not files[1].exists():  # version 1
-        files = counted / "cpuacct.usage", folder / "cpu.shares"
-    with suppress(OSError):
-        modes = [mode | os.O_CLOEXEC for mode in (os.O_RDONLY, os.O_RDWR)]
-        usage, weight = map(os.open, files, modes)
-        return CpuWeight(usage, weight, folder.parent, int(os.pread(weight, 64, 0)))
     return None
 
 
@@ -275,8 +216,6 @@ def _set_limit(folder: Path, name: str, plan: SandboxPlan, *, unified: bool) -> 
 
 
 def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[str, str]]:
-    if name == "cpuacct":
-        return []
     if name == "pids":
         return [("pids.max", str(plan.num_processes))]
     if name == "memory":
@@ -284,16 +223,9 @@ def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[s
         return [("memory.max", size)] if unified else [("memory.limit_in_bytes", size)]
     quota = max(1000, int(plan.num_cpus * _PERIOD_US))
     if unified:
-        return [("cpu.max", f"{quota} {_PERIOD_US}")]
-    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
-
-
-def _cpu_seconds(text: bytes) -> float:
-    """Return the CPU time in a file of version 2 (`usage_usec 123`) or 1 (ns alone)."""
-    words = text.split()
-    if len(words) == 1:
-        return int(words[0]) / 1e9
-    return int(words[words.index(b"usage_usec") + 1]) / 1e6
+        return [("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.weight", str(_WEIGHT))]
+    files = {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota, "cpu.shares": _SHARES}
+    return [(file, str(value)) for file, value in files.items()]
 
 
 def _kill_group(folder: Path) -> None:

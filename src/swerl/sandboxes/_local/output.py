@@ -1,6 +1,6 @@
 """The two output streams of a command, read on demand.
 
-Output that its reader has not requested stays in a pipe, and a command blocks while its pipe is full.
+Output that its reader has not requested stays in a pipe. A command blocks while its pipe is full.
 """
 
 from __future__ import annotations

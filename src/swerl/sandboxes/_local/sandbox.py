@@ -27,10 +27,10 @@ from swerl.core.sandbox import (
     file_error,
     require_path,
 )
+from swerl.images.layer_copy import copy_changes
+from swerl.images.local import snapshot_id, snapshot_of
 from swerl.images.store import default_store
 from swerl.sandboxes._local import files, limits
-from swerl.sandboxes._local.capture import copy_changes
-from swerl.sandboxes._local.image import snapshot_id, snapshot_of
 from swerl.sandboxes._local.process import Link, LocalSandboxProcess, MakeRequest, launch
 from swerl.sandboxes._local.wire import ALL_COMMANDS, Command, SandboxPlan
 

@@ -11,19 +11,15 @@ import os
 import select
 import signal
 import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.core.sandbox import folder_owner_lives
 from swerl.sandboxes._local import kernel, limits, stage, supervisor, wire
-from swerl.sandboxes._local.limits import CpuWeight
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _RETRY_MS, _TRIES = 20, 500
-_WEIGH_S = 0.5
-"""Pause between two looks at the CPU use of all sandboxes."""
 
 
 def main(fd: int) -> None:
@@ -50,8 +46,6 @@ class _Spawner:
     supervisors: dict[int, tuple[int, SandboxPlan]] = field(default_factory=dict)
     verdicts: dict[int, int] = field(default_factory=dict)
     """Process descriptor of a supervisor -> the pipe that tells whose fault its end was."""
-    weights: dict[int, CpuWeight] = field(default_factory=dict)
-    weighed_s: float = 0.0
 
     def serve(self) -> None:
         poll = select.poll()
@@ -66,7 +60,7 @@ class _Spawner:
             }
             if not (listening or self.supervisors or self.dead):
                 return
-            for fd, _ in poll.poll(self._pause_ms()):
+            for fd, _ in poll.poll(_RETRY_MS if self.dead else None):
                 if fd in self.supervisors:
                     poll.unregister(fd)
                     self._clean_up(fd)
@@ -76,22 +70,6 @@ class _Spawner:
                     # The controller is gone, so all of its sandboxes end.
                     for pid, _ in self.supervisors.values():
                         os.kill(pid, signal.SIGKILL)
-
-    def _pause_ms(self) -> float | None:
-        """Adapt the CPU weights if it is time to; return the time until the next work."""
-        now_s = time.monotonic()
-        is_needed = "cpu" in self.groups and bool(self.supervisors)
-        if is_needed and now_s >= self.weighed_s + _WEIGH_S:
-            self.weighed_s = now_s
-            for fd, (_, plan) in self.supervisors.items():
-                with suppress(OSError):  # its group is being removed
-                    weight = self.weights.get(fd) or limits.cpu_weight(self.groups, plan.id)
-                    if weight:
-                        self.weights[fd] = weight
-                        weight.adapt()
-        if self.dead:
-            return _RETRY_MS
-        return max(0.0, self.weighed_s + _WEIGH_S - now_s) * 1000 + 1 if is_needed else None
 
     def _spawn(self, poll: select.poll) -> bool:
         packet = wire.receive(self.channel)
@@ -132,8 +110,6 @@ class _Spawner:
 
     def _clean_up(self, fd: int) -> None:
         pid, plan = self.supervisors.pop(fd)
-        if weight := self.weights.pop(fd, None):
-            weight.close()
         os.close(fd)
         os.waitpid(pid, 0)
         # The kernel's counters alone decide: nothing of the sandbox can write this pipe.

@@ -174,7 +174,7 @@ class _Builder:
         shm_mib = max(1, min(64, self.plan.memory_mib // 16))
         _fill_devices(self._make_apart("dev", 0o755), shm_mib)
         for source, target in self.plan.binds:
-            self._bind(self._apart(source), target)
+            self._bind(source, target)
         for source, target in self.plan.mounts:
             self._bind(source, target)
         if self.plan.content:
@@ -227,29 +227,6 @@ class _Builder:
         attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
         kernel.restrict(f"/proc/self/fd/{fd}", attributes)
         os.close(fd)
-
-    def _apart(self, source: str) -> str:
-        """Return a path at which a folder or file of the host has inodes of the sandbox's own.
-
-        Locks and watches of shared ones would tell other sandboxes something. Returns the source
-        if this kernel cannot do it.
-        """
-        place = Path(STAGE, "apart", source.strip("/").replace("/", "."))
-        try:
-            if not Path(source).is_dir():
-                place.parent.mkdir(exist_ok=True)
-                place.write_bytes(Path(source).read_bytes())
-                place.chmod(Path(source).stat().st_mode)
-                return str(place)
-            if not _has_mounts(source):
-                place.mkdir(parents=True)
-                more = ",userxattr" if _in_user_namespace() else ""
-                data = f"lowerdir={source}:{place}{more}"
-                kernel.mount("overlay", str(place), "overlay", data=data)
-                return str(place)
-        except OSError:
-            pass
-        return source
 
     def _make_apart(self, name: str, mode: int) -> Path:
         """Keep a top-level folder out of the changes that `LocalSandbox.capture` copies."""
@@ -321,25 +298,11 @@ def _write_base(base: Path, plan: SandboxPlan) -> None:
 
 
 def _fill_devices(folder: Path, shm_mib: int) -> None:
-    """Make device nodes of the sandbox's own.
-
-    In times and locks of shared ones it could leave notes for others.
-    """
-    own = Path(STAGE, "nodes")
-    own.mkdir()
-    kernel.mount("tmpfs", str(own), "tmpfs", flags=kernel.MS_NOSUID, data="size=64k,nr_inodes=16")
     for name in _DEVICES:
-        node, shared, place = own / name, Path("/dev", name), folder / name
+        place = folder / name
         place.touch()
-        with suppress(FileNotFoundError):
-            found = shared.stat()
-            try:
-                os.mknod(node, found.st_mode, found.st_rdev)
-                node.chmod(found.st_mode)
-                kernel.mount(str(node), str(place), flags=kernel.MS_BIND)
-            except PermissionError:  # not root of the host
-                kernel.mount(str(shared), str(place), flags=kernel.MS_BIND)
-                kernel.restrict(str(place), kernel.ATTR_RDONLY)
+        kernel.mount(f"/dev/{name}", str(place), flags=kernel.MS_BIND)
+        kernel.restrict(str(place), kernel.ATTR_RDONLY)
     for name, target in _DEVICE_LINKS:
         (folder / name).symlink_to(target)
     for name in ("pts", "shm"):
@@ -354,17 +317,6 @@ def _fill_devices(folder: Path, shm_mib: int) -> None:
 @functools.cache  # the supervisor does not leave it
 def _in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
-
-
-def _has_mounts(folder: str) -> bool:
-    """Return True if other file systems are mounted below a folder; an overlay would hide them."""
-    return any(point.startswith(f"{folder}/") for point in _mount_points())
-
-
-@functools.cache  # later mounts of the supervisor are all below STAGE
-def _mount_points() -> tuple[str, ...]:
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return tuple(line.split(" ", 5)[4] for line in lines)
 
 
 def _keeps_attributes(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Image references of the `local` backend.
 
 host          this machine's own programs, read-only; everything private is absent
-built:<name>  those, with layers over them; kept in the cache folder by `write_image`
+built:<name>  those, with layers over them; kept in the cache folder by `images build`
 dir:/folder   those, with the folder's content in the workdir
 snapshot:<id> the image of a sandbox with its changes, a layer in the store
 any other     the name of an OCI image in the store
@@ -21,14 +21,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import is_local, parse
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
+from swerl.images.layer_folder import find
 from swerl.images.store import Snapshot, StoredImage, default_store
-from swerl.sandboxes._local import files
 
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
 _SETTINGS = (
@@ -151,26 +152,6 @@ def image_folder(name: str) -> Path:
             hint="use letters, digits, dots, dashes and underscores",
         )
     return cache_dir() / "images" / name
-
-
-def write_image(
-    name: str,
-    layers: Sequence[str | Path],
-    binds: Sequence[str | Path] = (),
-    env: Mapping[str, str] | None = None,
-) -> Path:
-    """Write `image.json` of `built:<name>` atomically, and return its folder.
-
-    `layers` are folders, lowest first, relative to the image's folder or absolute. `binds` are
-    host folders that the sandbox sees read-only at the same path.
-    """
-    folder = image_folder(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    body = {"layers": [*map(str, layers)], "binds": [*map(str, binds)], "env": dict(env or {})}
-    part = folder / "image.json.part"
-    part.write_text(json.dumps(body, indent=2) + "\n")
-    part.replace(folder / "image.json")
-    return folder
 
 
 @functools.cache
@@ -321,13 +302,11 @@ def _has(layers: Sequence[Path], path: str) -> bool:
 
 
 def _read(layers: Sequence[Path], path: str) -> str:
-    """Return a file's text from the highest layer that has it; no link leads out of the layer."""
-    for layer in reversed(layers):
-        root = os.open(layer, os.O_PATH | os.O_DIRECTORY)
-        try:
-            with suppress(OSError), files.open_file(root, path) as file:
-                text = file.read(_MAX_ACCOUNTS).decode("utf-8", "replace")
-                return text if text.endswith("\n") or not text else text + "\n"
-        finally:
-            os.close(root)
+    """Return a file's text from the highest layer that has it; empty if that is a link."""
+    with suppress(OSError):
+        place = find(path.encode(), [*reversed(layers)])
+        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with FileIO(fd) as file:
+            text = file.read(_MAX_ACCOUNTS).decode("utf-8", "replace")
+            return text if text.endswith("\n") or not text else text + "\n"
     return ""
