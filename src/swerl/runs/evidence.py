@@ -8,7 +8,7 @@ entry in the list of problems, and everything else is still read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,6 @@ _TOKENS = 1 << 21
 """Tokens of a step that are read: 8 MiB."""
 _TEXT_CHARS = 20_000
 """Characters of a log, from its end."""
-_EVAL_EPISODES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +133,8 @@ class Evidence:
     metrics: Mapping[int, Mapping[str, float]]
     """By step, of every step."""
     steps: tuple[StepRecord, ...]
-    eval_prompts: Mapping[str, tuple[int, ...]]
-    """Task of an evaluation -> its first prompt."""
+    eval_tasks: Set[str]
+    """Names of the folders of evaluated Tasks: `/` is `_`."""
     error: str
     """Error that ended the run; empty if there was none."""
     problems: list[str] = field(default_factory=list)
@@ -191,14 +190,14 @@ def read(root: Path) -> Evidence:
     numbers = sorted({int(name) for name in names if name.isdecimal()})
     if run and not run.has_steps and not numbers:
         step = _untrained(run, problems)
-        return Evidence(root, recipe, {}, (step,), {}, "", problems, trains=False)
+        return Evidence(root, recipe, {}, (step,), set(), "", problems, trains=False)
     chosen = sorted({*numbers[:1], *numbers[-LAST_STEPS:]})
     return Evidence(
         root=root,
         recipe=recipe,
         metrics=dict(past.steps),
         steps=tuple(_step(folder, n, past.steps.get(n, {}), problems) for n in chosen),
-        eval_prompts=_eval_prompts(root),
+        eval_tasks=_eval_tasks(root),
         error=str(process.get("error") or "") if isinstance(process, dict) else "",
         problems=problems,
     )
@@ -326,19 +325,7 @@ def _turns(path: Path) -> dict[str, list[TurnRecord]]:
     return turns
 
 
-def _eval_prompts(root: Path) -> dict[str, tuple[int, ...]]:
-    """Return Task -> first prompt of each evaluated Task, one attempt each."""
-    folders: dict[str, Path] = {}
-    for stage in (name for name in _stages(root) if not name.isdecimal()):
-        for task, names in _groups(root, stage).items():
-            folders.setdefault(task, root / "episodes" / stage / names[0])
-    read_prompts = {
-        task: _part(partial(_first_prompt, folder), [])
-        for task, folder in list(folders.items())[:_EVAL_EPISODES]
-    }
-    return {task: prompt for task, prompt in read_prompts.items() if prompt is not None}
-
-
-def _first_prompt(folder: Path) -> tuple[int, ...]:
-    turns = read_json(folder / "trajectory.json")["turns"]
-    return tuple(turns[0]["prompt_ids"]) if turns else ()
+def _eval_tasks(root: Path) -> set[str]:
+    """Return the folder names of all evaluated Tasks."""
+    stages = (name for name in _stages(root) if not name.isdecimal())
+    return {task for stage in stages for task in _groups(root, stage)}

@@ -47,7 +47,7 @@ class EventLog:
     def __enter__(self) -> EventLog:
         with disk_errors(self._path):
             self._file = self._path.open("a", encoding="utf-8")
-            if not _ends_a_line(self._path):
+            if not ends_a_line(self._path):
                 self._file.write("\n")
         return self
 
@@ -75,7 +75,7 @@ class EventLog:
                 raise
 
 
-def _ends_a_line(path: Path) -> bool:
+def ends_a_line(path: Path) -> bool:
     """Return False if a crash has left an unfinished last line."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from swerl.core.episode import Group
 from swerl.core.files import disk_errors, write_text
+from swerl.runs.history import ends_a_line
 
 
 class Fate(StrEnum):
@@ -70,7 +71,7 @@ def append(path: Path, entries: Iterable[GroupEntry]) -> None:
     """Append entries; a torn last line is ended first. Raises RunError."""
     lines = map(_line, entries)
     with disk_errors(path):
-        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
+        is_torn = path.exists() and not ends_a_line(path)
         with path.open("a", encoding="utf-8") as file:
             file.write("\n" * is_torn + "".join(lines))
 
@@ -112,16 +113,6 @@ def _line(each: GroupEntry) -> str:
 TENTHS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class LengthTenth:
-    """One tenth of all Episodes, ordered by length."""
-
-    sampled: int
-    """Tokens."""
-    trained: int
-    """Tokens of them that were trained on."""
-
-
 class LengthBias:
     """Sampled and trained tokens of a run by Episode length.
 
@@ -137,23 +128,14 @@ class LengthBias:
         for entry in entries:
             self._lengths += zip(entry.lengths, entry.learned, strict=True)
 
-    def tenths(self) -> list[LengthTenth]:
-        """Return the tenths, from the shortest Episodes to the longest."""
-        ordered = sorted(self._lengths, key=lambda each: each[0])
-        bounds = [round(tenth * len(ordered) / TENTHS) for tenth in range(TENTHS + 1)]
-        parts = [ordered[start:stop] for start, stop in pairwise(bounds)]
-        return [
-            LengthTenth(
-                sampled=sum(length for length, _ in part),
-                trained=sum(length for length, is_trained in part if is_trained),
-            )
-            for part in parts
-        ]
-
     def metrics(self) -> dict[str, float]:
-        """Return the tenths of the whole run as metrics, `…_d1` for the shortest Episodes."""
-        found: dict[str, float] = {}
-        for number, tenth in enumerate(self.tenths(), 1):
-            found[f"sampled_tokens_d{number}"] = tenth.sampled
-            found[f"trained_tokens_d{number}"] = tenth.trained
-        return found
+        """Return the tokens of each tenth of all Episodes, `…_d1` for the shortest ones."""
+        ordered = sorted(self._lengths, key=lambda pair: pair[0])
+        bounds = [round(tenth * len(ordered) / TENTHS) for tenth in range(TENTHS + 1)]
+        metrics: dict[str, float] = {}
+        for number, (start, stop) in enumerate(pairwise(bounds), 1):
+            part = ordered[start:stop]
+            trained = sum(length for length, is_trained in part if is_trained)
+            metrics[f"sampled_tokens_d{number}"] = sum(length for length, _ in part)
+            metrics[f"trained_tokens_d{number}"] = trained
+        return metrics

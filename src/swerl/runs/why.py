@@ -324,31 +324,17 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
     return None
 
 
-_SAME_BY_CHANCE = 0.01
-"""Share of evaluated Tasks whose first prompt a trained one may repeat."""
-
-
 def evaluated_training(run: Evidence) -> Symptom | None:
-    """Find Tasks that are trained on and evaluated, by name and by first prompt.
-
-    Short prompts of different repositories coincide now and then.
-    """
-    episodes = [episode for step in run.steps for episode in step.episodes]
-    trained = {episode.root: episode.task for episode in episodes if episode.root}
-    names = {entry.task for entry in run.groups} | {episode.task for episode in episodes}
-    shared = [
-        (task, trained.get(prompt, task))
-        for task, prompt in run.eval_prompts.items()
-        if task in names or prompt in trained
-    ]
-    by_name = any(task in names for task, _ in shared)
-    if not by_name and len(shared) <= _SAME_BY_CHANCE * len(run.eval_prompts):
+    """Find Tasks that are trained on and evaluated."""
+    trained = {entry.task for entry in run.groups}
+    trained |= {episode.task for step in run.steps for episode in step.episodes}
+    shared = sorted(task for task in trained if task.replace("/", "_") in run.eval_tasks)
+    if not shared or not run.trains:
         return None
     text = (
-        f"{len(shared)} of {len(run.eval_prompts)} evaluated tasks are trained, such as "
-        f"{shared[0][0]} as {shared[0][1]}"
+        f"{len(shared)} of {len(run.eval_tasks)} evaluated tasks are trained, such as {shared[0]}"
     )
-    return Symptom(run.steps[0].number, (text,))
+    return Symptom(run.steps[0].number if run.steps else 0, (text,))
 
 
 _MISMATCH = 0.05

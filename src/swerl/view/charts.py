@@ -76,10 +76,12 @@ def panels(history: RunHistory) -> list[Panel]:
 
 def together(runs: Mapping[str, RunHistory]) -> list[Panel]:
     """Return a chart of every metric and evaluation with a line for each of these runs."""
-    names = {name for run in runs.values() for metrics in run.steps.values() for name in metrics}
-    main = [name for shown in _MAIN.values() for name in shown]
+    all_names = {
+        name for run in runs.values() for metrics in run.steps.values() for name in metrics
+    }
+    main = [name for names in _MAIN.values() for name in names]
     charts = []
-    for name in [*main, *sorted(names - {*main, "time"})]:
+    for name in [*main, *sorted(all_names - {*main, "time"})]:
         points = {run: _points(history, name) for run, history in runs.items()}
         charts.append(_panel(name, points, is_main=name in main))
     for split in dict.fromkeys(split for run in runs.values() for split in run.evals):
@@ -123,17 +125,17 @@ def _panel(
 
     `bounds` has series -> step -> interval, and sets the scale to 0 … 1.
     """
-    shown = {name: points for name, points in series.items() if points}
-    if not shown:
+    drawn = {name: points for name, points in series.items() if points}
+    if not drawn:
         return None
-    steps = sorted({step for points in shown.values() for step, _ in points})
-    values = [value for points in shown.values() for _, value in points]
+    steps = sorted({step for points in drawn.values() for step, _ in points})
+    values = [value for points in drawn.values() for _, value in points]
     low, high = min(0.0, *values), max(values)
     if bounds is not None or title in _SHARES:
         high = max(high, 1.0)
     places = {name: place for place, name in enumerate(series, 1)}
     lines = []
-    for name, points in shown.items():
+    for name, points in drawn.items():
         at = dict(points)
         path = _path(points, steps, low, high)
         band = _band((bounds or {}).get(name, {}), steps, low, high)

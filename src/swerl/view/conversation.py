@@ -79,11 +79,11 @@ def clean(value: object) -> object:
     """Return a text without control characters, which become pictures, and lone surrogates."""
     if type(value) is not str:  # a Markup is made by templates and by Pygments
         return value
-    shown = _COLOUR.sub("", value).replace("\r\n", "\n").translate(_PICTURES)
-    shown = shown.encode("utf-8", "backslashreplace").decode()
-    if len(shown) <= MAX_CHARS:
-        return shown
-    return f"{shown[:MAX_CHARS]}\n… {len(shown) - MAX_CHARS:,} more characters are in the file"
+    plain = _COLOUR.sub("", value).replace("\r\n", "\n").translate(_PICTURES)
+    plain = plain.encode("utf-8", "backslashreplace").decode()
+    if len(plain) <= MAX_CHARS:
+        return plain
+    return f"{plain[:MAX_CHARS]}\n… {len(plain) - MAX_CHARS:,} more characters are in the file"
 
 
 def read_tail(path: Path) -> str:
@@ -94,8 +94,8 @@ def read_tail(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, size - MAX_CHARS))
         text = file.read(MAX_CHARS).decode("utf-8", "replace")
-    left = f"… {size - MAX_CHARS:,} earlier bytes are in the file\n" if size > MAX_CHARS else ""
-    return left + text
+    cut = f"… {size - MAX_CHARS:,} earlier bytes are in the file\n" if size > MAX_CHARS else ""
+    return cut + text
 
 
 def turns_of(folder: Path, trajectory: Trajectory | None, family: Family | None) -> list[ShownTurn]:
@@ -103,11 +103,11 @@ def turns_of(folder: Path, trajectory: Trajectory | None, family: Family | None)
     facts = {turn.index + 1: _facts(turn) for turn in trajectory.turns} if trajectory else {}
     written = list(_transcript(folder))
     if written:
-        shown = [_written(entry, facts) for entry in written]
+        shown_turns = [_written(entry, facts) for entry in written]
     else:
         turns = trajectory.turns if trajectory else ()
-        shown = [_decoded(turn, family) for turn in turns]
-    return _with_branches(shown)
+        shown_turns = [_decoded(turn, family) for turn in turns]
+    return _with_branches(shown_turns)
 
 
 def _facts(turn: Turn) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _written(entry: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]) -
         prompt=list(split(prompt)) if isinstance(prompt, str) else list(map(_message, prompt)),
         thinking=str(said.get("thinking", "")),
         text=str(said.get("text", "")),
-        calls=[_call(each["name"], each["arguments"]) for each in said.get("tool_calls", ())],
+        calls=[_call(call["name"], call["arguments"]) for call in said.get("tool_calls", ())],
         finish=str(entry.get("finish", "")),
         facts=facts.get(number, counted),
     )
@@ -198,12 +198,12 @@ def _call(name: str, arguments: Mapping[str, Any]) -> Call:
 
 def split(prompt: str) -> Iterator[Piece]:
     """Yield the messages of a rendered prompt; a text without known markers is one piece."""
-    found = [(m[1] or m[3], m[2] if m[1] else m[4]) for m in _MESSAGE.finditer(prompt)]
-    if not found and prompt.strip():
+    messages = [(m[1] or m[3], m[2] if m[1] else m[4]) for m in _MESSAGE.finditer(prompt)]
+    if not messages and prompt.strip():
         yield Piece("context", prompt.strip("\n"))
-    for role, text in found:
+    for role, text in messages:
         if results := _RESULT.findall(text):
-            yield from (Piece("tool", each) for each in results)
+            yield from (Piece("tool", result) for result in results)
         elif text.strip():
             yield Piece("tool" if role == "observation" else role, text.strip("\n"))
 
@@ -212,7 +212,7 @@ def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:
     """Number the branches: the first child continues its parent's branch, others open one."""
     branch_of: dict[int, int] = {}
     continued: set[int] = set()
-    num, found = 0, []
+    num, numbered = 0, []
     for turn in turns:
         if turn.parent in branch_of and turn.parent not in continued:
             branch = branch_of[turn.parent]
@@ -222,8 +222,8 @@ def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:
         if turn.parent is not None:
             continued.add(turn.parent)
         branch_of[turn.number] = branch
-        found.append(replace(turn, branch=branch))
-    return found
+        numbered.append(replace(turn, branch=branch))
+    return numbered
 
 
 def edit(arguments: Mapping[str, str]) -> Markup | None:
@@ -266,8 +266,8 @@ def coloured_patch(patch: str) -> str:
         is_short = len(line) < _MOST_COLOURED
         if lexer is not None and is_short and kind in ("add", "del", "same"):
             code = highlight(line[1:], lexer, formatter).rstrip("\n")
-        shown = str(escape(line)) if kind in ("file", "hunk") else f"{escape(line[:1])}{code}"
-        rows.append(f'<span class="row {kind}">{shown or " "}</span>')
+        content = str(escape(line)) if kind in ("file", "hunk") else f"{escape(line[:1])}{code}"
+        rows.append(f'<span class="row {kind}">{content or " "}</span>')
     return "".join(rows)
 
 

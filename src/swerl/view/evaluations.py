@@ -10,7 +10,7 @@ from urllib.parse import quote
 from swerl.core.errors import InputError
 from swerl.core.files import read_json
 from swerl.runs import evaluation, index
-from swerl.runs.evaluation import Evaluation, TaskResult
+from swerl.runs.evaluation import Evaluation, TaskResult, compare
 from swerl.runs.index import FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.statistics import Rate
@@ -60,48 +60,51 @@ def _report(run: FoundRun, name: str) -> dict[str, Any]:
     path = RunFolder(run.root).evaluation(index.plain(name))
     if not path.is_file():
         raise InputError(f"{run.name} has no evaluation {name}", hint="its first page lists all")
-    found = read_json(path)
-    count = max(found["num_attempts"], 1)
-    tokens = found["sampled_tokens"] / count, found["prompt_tokens"] / count
+    report = read_json(path)
+    count = max(report["num_attempts"], 1)
+    tokens = report["sampled_tokens"] / count, report["prompt_tokens"] / count
     # Another shape is an error here, and not in the middle of a page.
-    rates = {key: Rate(**found[key]) for key in ("pass_at_1", "pass_at_k")}
+    rates = {key: Rate(**report[key]) for key in ("pass_at_1", "pass_at_k")}
     return {
-        **{key: found.get(key) for key in ("agent", "engine", "model", "step", "dollars")},
-        **{key: found[key] for key in ("k", "num_lost")},
+        **{key: report.get(key) for key in ("agent", "engine", "model", "step", "dollars")},
+        **{key: report[key] for key in ("k", "num_lost")},
         **rates,
-        "verdicts": dict(found["verdicts"]),
-        "num_attempts": found["num_attempts"],
+        "verdicts": dict(report["verdicts"]),
+        "num_attempts": report["num_attempts"],
         "num_tasks": rates["pass_at_1"].num_tasks,
-        "noise_floor": found.get("noise_floor"),
-        "versions": found.get("versions") or [],
-        "missing": found.get("missing") or [],
+        "noise_floor": report.get("noise_floor"),
+        "versions": report.get("versions") or [],
+        "missing": report.get("missing") or [],
         "sampled_each": tokens[0],
         "prompt_each": tokens[1],
-        "seconds_each": found["seconds"] / count,
+        "seconds_each": report["seconds"] / count,
     }
 
 
 def task_by_task(run: FoundRun, name: str) -> dict[str, Any]:
     """Return the values of an evaluation's page. Raises SwerlError on a damaged file."""
-    report, found, places = _report(run, name), _read(run, name), _places(run, name)
-    rows = [{"result": each, "cells": _cells(each, places)} for each in found.results.values()]
-    return {"report": report, "rows": rows, "num_lost_tasks": found.num_lost_tasks}
+    evaluated, places = _read(run, name), _places(run, name)
+    rows = [
+        {"result": result, "cells": _cells(result, places)} for result in evaluated.results.values()
+    ]
+    report = _report(run, name)
+    return {"report": report, "rows": rows, "num_lost_tasks": evaluated.num_lost_tasks}
 
 
 def versus(a: tuple[FoundRun, str], b: tuple[FoundRun, str]) -> dict[str, Any]:
     """Return the values of a comparison's page: Tasks with the largest change first."""
-    both = [_read(*each) for each in (a, b)]
-    places = [_places(*each) for each in (a, b)]
+    both = [_read(*a), _read(*b)]
+    places = [_places(*a), _places(*b)]
     rows: list[dict[str, Any]] = []
     for task in sorted({*both[0].results, *both[1].results}):
-        sides = [each.results.get(task) for each in both]
-        known = [each for each in sides if each]
-        cells = [_cells(each, at) if each else [] for each, at in zip(sides, places, strict=True)]
-        change = known[1].value - known[0].value if len(known) == 2 else None
-        rows.append({"task": task, "repo": known[0].repo, "cells": cells, "change": change})
+        sides = [evaluation.results.get(task) for evaluation in both]
+        results = [result for result in sides if result]
+        cells = [_cells(side, at) if side else [] for side, at in zip(sides, places, strict=True)]
+        change = results[1].value - results[0].value if len(results) == 2 else None
+        rows.append({"task": task, "repo": results[0].repo, "cells": cells, "change": change})
     rows.sort(key=lambda row: (row["change"] is None, -abs(row["change"] or 0)))
     titles = [{"run": run.name, "name": name, **_report(run, name)} for run, name in (a, b)]
-    return {"found": evaluation.compare(*both), "rows": rows, "sides": titles}
+    return {"comparison": compare(*both), "rows": rows, "sides": titles}
 
 
 def _read(run: FoundRun, name: str) -> Evaluation:
@@ -110,9 +113,9 @@ def _read(run: FoundRun, name: str) -> Evaluation:
 
 def _cells(result: TaskResult, places: Mapping[str, list[str]]) -> list[dict[str, str]]:
     """Return each attempt's verdict and, if it is still on disk, the address of its Episode."""
-    known = places.get(result.task.replace("/", "_"), [])
+    hrefs = places.get(result.task.replace("/", "_"), [])
     return [
-        {"verdict": verdict, "href": known[number] if number < len(known) else ""}
+        {"verdict": verdict, "href": hrefs[number] if number < len(hrefs) else ""}
         for number, verdict in enumerate(result.verdicts)
     ]
 
@@ -120,13 +123,17 @@ def _cells(result: TaskResult, places: Mapping[str, list[str]]) -> list[dict[str
 def _places(run: FoundRun, name: str) -> dict[str, list[str]]:
     """Return Task -> addresses of its attempts.
 
-    An evaluation inside training is a stage of its own. `swerl eval` has a stage for each Task,
-    named by the digest of its row.
+    An evaluation inside training has one stage. `swerl eval` has a stage for each Task, named by
+    the digest of its row.
     """
     stages = run.stages()
-    own = [name] if name in stages else [s for s in stages if not s.startswith("eval-")]
-    top, found = f"r/{quote(run.name.replace('/', '~'))}/e", {}
-    for stage in own if name in stages or name == OWN else ():
-        for task, attempts in index.groups(run.stage(stage)).items():
-            found[task] = [f"{top}/{quote(stage)}/{quote(each)}/index.html" for each in attempts]
-    return found
+    if name in stages:
+        stages = [name]
+    else:
+        stages = [stage for stage in stages if name == OWN and not stage.startswith("eval-")]
+    places: dict[str, list[str]] = {}
+    for stage in stages:
+        top = f"r/{quote(slug_of(run.name))}/e/{quote(stage)}"
+        for task, names in index.groups(run.stage(stage)).items():
+            places[task] = [f"{top}/{quote(attempt)}/index.html" for attempt in names]
+    return places

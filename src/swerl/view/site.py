@@ -70,8 +70,8 @@ class Site:
         try:
             return self._page(path)
         except (*index.DAMAGE, TemplateError) as error:
-            told = f"{type(error).__name__}: {error}"
-            raise RunError(f"the files of this page are not readable: {told}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise RunError(f"the files of this page are not readable: {reason}") from error
 
     def _page(self, path: str) -> Page:
         match path.split("/"):
@@ -125,9 +125,9 @@ class Site:
         root = "../" * path.count("/")
         if (run := values.get("run")) is not None:
             values["base"] = f"{root}r/{quote(slug_of(run.name))}/"
-        shown = _templates().get_template(template)
+        loaded = _templates().get_template(template)
         values |= {"is_static": self._is_static, "has_tokens": self.has_tokens}
-        text = shown.render(root=root, marks=MARKS, **values)
+        text = loaded.render(root=root, marks=MARKS, **values)
         return Page(text.encode("utf-8"))
 
     def _history(self, run: FoundRun) -> RunHistory:
@@ -159,14 +159,14 @@ class Site:
             attempts = (names for folder in folders for names in index.groups(folder).values())
             doing = evaluations.state(run) if run.is_trained else "recorded"
             return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
-        seen, problem = index.part(lambda: run_status(run.root))
+        status, problem = index.part(lambda: run_status(run.root))
         history, trouble = index.part(lambda: self._history(run))
         recipe, damage = index.part(lambda: dict(read_json(run.root / RECIPE)))
         state, lost = index.part(lambda: RunFolder(run.root).read_state())
         last = history.steps[max(history.steps)] if history and history.steps else {}
         return facts | {
-            "state": str(seen.status) if seen else "unreadable",
-            "error": seen.process.error if seen and seen.process else "",
+            "state": str(status.status) if status else "unreadable",
+            "error": status.process.error if status and status.process else "",
             "step": state.step if state else None,
             "steps": (recipe or {}).get("steps"),
             "reward": history.series("reward") if history else [],
@@ -210,7 +210,7 @@ class Site:
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
-        panels = charts.together({each.name: self._history(each) for each in (run, other)})
+        panels = charts.together({side.name: self._history(side) for side in (run, other)})
         path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
         return self._render("together.html", path, run=run, other=other, panels=panels)
 
@@ -229,9 +229,9 @@ class Site:
         folder = run.stage(stage)
         groups = index.groups(folder)
         first = (number - 1) * GROUPS_A_PAGE
-        shown = list(groups.items())[first : first + GROUPS_A_PAGE]
-        used = self._used(run, stage)
-        rows = [self._group_row(run, stage, folder, names, used) for _, names in shown]
+        page_groups = list(groups.items())[first : first + GROUPS_A_PAGE]
+        ledger = self._used(run, stage)
+        rows = [self._group_row(run, stage, folder, names, ledger) for _, names in page_groups]
         counts = Counter(cell["verdict"] for row in rows for cell in row["cells"])
         stages = run.stages()
         place = stages.index(stage)
@@ -263,10 +263,10 @@ class Site:
         stage: str,
         folder: Path,
         names: Sequence[str],
-        used: Mapping[str, prompts.GroupEntry],
+        ledger: Mapping[str, prompts.GroupEntry],
     ) -> dict[str, Any]:
         attempts = index.read_attempts(folder, names)
-        entry = used.get(attempts[0].task)
+        entry = ledger.get(attempts[0].task)
         advantages: Mapping[str, TrainedEpisode] = {}
         if entry is not None:
             path = RunFolder(run.root).samples(entry.step)
@@ -295,7 +295,7 @@ class Site:
         advantages: Mapping[str, TrainedEpisode],
     ) -> dict[str, Any]:
         summary = attempt.summary
-        used = advantages.get(str(summary.get("id")))
+        trained = advantages.get(str(summary.get("id")))
         verdict = str(summary.get("verdict", ""))
         return {
             "name": attempt.name,
@@ -304,7 +304,7 @@ class Site:
             "mark": MARKS.get(verdict, "…"),
             "number": attempt.number,
             "reward": summary.get("reward") if verdict not in ("infra", "invalid") else None,
-            "advantage": used.advantage if used else None,
+            "advantage": trained.advantage if trained else None,
             "tokens": summary.get("sampled_tokens", 0),
             "turns": summary.get("turns", 0),
             "replayed": (summary.get("fork") or {}).get("turn", 0),
@@ -318,8 +318,8 @@ class Site:
         names = next((g for g in index.groups(parent).values() if name in g), [name])
         attempts = index.read_attempts(parent, names)
         attempt = attempts[names.index(name)]
-        used = self._used(run, stage)
-        group = self._group_row(run, stage, parent, names, used)
+        ledger = self._used(run, stage)
+        group = self._group_row(run, stage, parent, names, ledger)
         trajectory, no_tokens = index.part(lambda: record.read_trajectory(folder))
         grade, no_grade = index.part(lambda: record.read_grade(folder))
         family, no_text = index.part(
@@ -338,7 +338,7 @@ class Site:
             summary=attempt.summary,
             cell=group["cells"][names.index(name)],
             group=group,
-            trained=self._rows_of(run, used.get(attempt.task), attempt),
+            trained=self._rows_of(run, ledger.get(attempt.task), attempt),
             trajectory=trajectory,
             grade=grade,
             turns=turns or [],
@@ -355,12 +355,12 @@ class Site:
 
     def _compare(self, run: FoundRun, stage: str, name: str, other: str) -> Page:
         """Show two attempts from the first Turn in which they differ."""
-        folders = [run.episode(stage, each) for each in (name, other)]
-        told = [index.part(partial(self._turns, run, folder)) for folder in folders]
-        left, right = ([*(turns or ())] for turns, _ in told)
-        pairs = zip(map(_words, left), map(_words, right), strict=False)
-        same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-        both = [turns[same : same + _TURNS_AFTER] for turns in (left, right)]
+        folders = [run.episode(stage, side) for side in (name, other)]
+        readings = [index.part(partial(self._turns, run, folder)) for folder in folders]
+        first, second = ([*(turns or ())] for turns, _ in readings)
+        pairs = zip(map(_words, first), map(_words, second), strict=False)
+        same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+        both = [turns[same : same + _TURNS_AFTER] for turns in (first, second)]
         attempts = index.read_attempts(folders[0].parent, [name, other])
         sides = [
             {
@@ -370,7 +370,7 @@ class Site:
                 "problem": attempt.problem or problem,
                 "turns": turns,
             }
-            for attempt, turns, (_, problem) in zip(attempts, both, told, strict=True)
+            for attempt, turns, (_, problem) in zip(attempts, both, readings, strict=True)
         ]
         return self._render(
             "compare.html",
@@ -393,8 +393,8 @@ class Site:
         if entry is None:
             return None
         path, name = RunFolder(run.root).samples(entry.step), str(attempt.summary.get("id"))
-        found, _ = index.part(lambda: read_trained(path, name).get(name))
-        return found
+        trained, _ = index.part(lambda: read_trained(path, name).get(name))
+        return trained
 
     def _tokens(self, run: FoundRun, stage: str, name: str, number: int, part: int) -> Page:
         folder = run.episode(stage, name)
@@ -407,10 +407,10 @@ class Site:
         )
         before = sum(len(t.prompt_ids) + len(t.output_ids) for t in trajectory.path(turn)[:-1])
         attempt = index.read_attempts(folder.parent, [name])[0]
-        used = self._used(run, stage).get(attempt.task)
+        entry = self._used(run, stage).get(attempt.task)
         episode = str(attempt.summary.get("id"))
         trainer, no_trainer = index.part(
-            lambda: tokens.trainer_logprobs(RunFolder(run.root), used, episode, trajectory)
+            lambda: tokens.trainer_logprobs(RunFolder(run.root), entry, episode, trajectory)
         )
         strip = tokens.strip(turn, family, before, (trainer or {}).get(turn.index, ()))
         first = (part - 1) * TOKENS_A_PAGE
@@ -428,7 +428,7 @@ class Site:
             tokens=strip[first : first + TOKENS_A_PAGE],
             gaps=[abs(token.gap) for token in strip if token.gap is not None],
             mean=sum(turn.logprobs) / len(turn.logprobs) if turn.logprobs else None,
-            trained=self._rows_of(run, used, attempt),
+            trained=self._rows_of(run, entry, attempt),
             sampled=trajectory.num_sampled_tokens,
             problems=(no_text, no_trainer),
             page=part,
@@ -457,15 +457,15 @@ def numbered_path(name: str, page: int) -> str:
 
 
 def _trained_in(path: Path) -> Mapping[str, TrainedEpisode]:
-    found, _ = index.part(lambda: read_trained(path))
-    return found or {}
+    trained, _ = index.part(lambda: read_trained(path))
+    return trained or {}
 
 
 @lru_cache(maxsize=1)
 def _templates() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -473,10 +473,10 @@ def _templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = {
+    filters = {
         "edit": conversation.edit,
         "slug": slug_of,
         "url": quote,
     }
-    made.filters |= charts.FILTERS | shown
-    return made
+    environment.filters |= charts.FILTERS | filters
+    return environment

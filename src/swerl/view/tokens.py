@@ -63,24 +63,24 @@ def strip(
             texts[id] = family.text([id]) if family else f"{id} "
         return texts[id]
 
-    found = [Token(before + n, id, text(id), False) for n, id in enumerate(turn.prompt_ids)]
+    strip_tokens = [Token(before + n, id, text(id), False) for n, id in enumerate(turn.prompt_ids)]
     start, version = before + len(turn.prompt_ids), turn.weight_version
     changes = {change.at: change.version for change in turn.weight_changes}
     for n, (id, logprob) in enumerate(zip(turn.output_ids, turn.logprobs, strict=False)):
         version = changes.get(n, version)
         other = trainer[n] if n < len(trainer) else None
-        found.append(Token(start + n, id, text(id), True, logprob, other, version))
-    return found
+        strip_tokens.append(Token(start + n, id, text(id), True, logprob, other, version))
+    return strip_tokens
 
 
 def trainer_logprobs(
-    run: RunFolder, used: GroupEntry | None, episode: str, trajectory: Trajectory
+    run: RunFolder, entry: GroupEntry | None, episode: str, trajectory: Trajectory
 ) -> dict[int, Sequence[float]]:
     """Return Turn -> the trainer's log-probabilities of its tokens; nothing without a record.
 
-    `used` names the step that trained the Episode. Raises RunError on a damaged file.
+    `entry` names the step that trained the Episode. Raises RunError on a damaged file.
     """
-    if used is None or not (path := run.logprobs(used.step)).exists():
+    if entry is None or not (path := run.logprobs(entry.step)).exists():
         return {}
     if not (rows := read_logprobs(path, episode)):
         return {}
@@ -91,10 +91,10 @@ def trainer_logprobs(
             f"the log-probabilities in {path} do not match {episode}",
             hint="they belong to another attempt",
         )
-    found: dict[int, Sequence[float]] = {}
+    logprobs: dict[int, Sequence[float]] = {}
     for row, turns in zip(rows, trained, strict=True):
         start = 0
         for turn in turns:
-            found[turn.index] = row[start : start + len(turn.output_ids)]
+            logprobs[turn.index] = row[start : start + len(turn.output_ids)]
             start += len(turn.output_ids)
-    return found
+    return logprobs
