@@ -188,7 +188,8 @@ class E2BSandbox:
         if refusal := _refusal(argv, cwd, env):
             return Exec(_CANNOT_RUN, b"", refusal)
         output = CappedOutput(OUTPUT_CAP)
-        async with self.start(argv, cwd=cwd, env=env, user=user) as process:
+        command = self.start(argv, cwd=cwd, env=env, user=user, takes_input=stdin is not None)
+        async with command as process:
             ending = asyncio.ensure_future(_finished(process, output, stdin))
             try:
                 timed_out = not (await asyncio.wait([ending], timeout=timeout_s))[0]
@@ -214,13 +215,14 @@ class E2BSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
+        takes_input: bool = True,
     ) -> AsyncIterator[E2BProcess]:
         if refusal := _refusal(argv, cwd, env):
             raise SandboxError(refusal.decode().strip(), hint="give a command to run")
         if user not in (None, "root", self._name):
             hint = f"the users are `{self._name}` and `root`"
             raise SandboxError(f"no user {user!r} in sandbox {self.id}", hint=hint)
-        process = E2BProcess(self, "root" if user == "root" else None)
+        process = E2BProcess(self, "root" if user == "root" else None, takes_input=takes_input)
         try:
             await process.begin(self._remote, argv, cwd or self._workdir, env or {})
             yield process
@@ -272,27 +274,25 @@ class E2BSandbox:
         try:
             return await self.unless_lost(request)
         except SandboxError as error:
-            raise await self._explained(error) from error
+            error.from_inside &= self._is_set_up
+            if isinstance(error, SandboxLostError):
+                self._fail(error)
+            elif isinstance(error, CutError):
+                self._fail(await self._reason(error))
+            else:
+                raise
+            raise self._lost.result() from error
 
-    async def _explained(self, error: SandboxError) -> SandboxError:
-        """Return the error to raise for this one of the provider: is the sandbox lost?"""
-        error.from_inside &= self._is_set_up
-        if self._lost.done():
-            return self._lost.result()
-        if isinstance(error, SandboxLostError):
-            self._fail(error)
-        elif isinstance(error, CutError):
-            lost = SandboxLostError(str(error), hint=error.hint)
-            try:
-                lost = lost if await self._provider.exists(self.id) else self._end()
-            except SandboxLostError as reported:
-                lost = reported
-            except SandboxError:
-                pass  # the provider cannot be reached
-            self._fail(lost)
-        else:
-            return error
-        return self._lost.result()
+    async def _reason(self, error: CutError) -> SandboxLostError:
+        """Return why the connection to the sandbox broke."""
+        try:
+            if not await self._provider.exists(self.id):
+                return self._end()
+        except SandboxLostError as reported:
+            return reported
+        except SandboxError:
+            pass  # the provider cannot be reached
+        return SandboxLostError(str(error), hint=error.hint)
 
     async def unless_lost(self, work: Coroutine[object, object, T]) -> T:
         """Return the result of `work`. Raises SandboxLostError as soon as the sandbox is lost."""
@@ -307,9 +307,8 @@ class E2BSandbox:
                 raise self._lost.result()
             return task.result()
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            task.cancel()  # does nothing if it has ended
+            await asyncio.gather(task, return_exceptions=True)
 
     def _fail(self, error: SandboxLostError) -> None:
         if not self._lost.done():
@@ -328,12 +327,15 @@ class E2BSandbox:
             message = f"cannot prepare sandbox {self.id}: {result.text.strip()[-300:]}"
             raise SandboxError(message, hint="the template needs a user root, and disk space")
 
-    async def _file_command(self, verb: str, path: str, script: str, data: bytes = b"") -> bytes:
+    async def _file_command(
+        self, verb: str, path: str, script: str, data: bytes | None = None
+    ) -> bytes:
         """Run a script that reads or writes a file; return its output. Raises its error."""
         require_path(verb, path, self.id, errors="strict")
         path, output = f"/{path.removeprefix('/')}", CappedOutput(_INLINE_BYTES)
         argv = ["sh", "-c", script, "swerl", path, self._owner]
-        async with self.start(argv, cwd="/", user="root") as process:
+        command = self.start(argv, cwd="/", user="root", takes_input=data is not None)
+        async with command as process:
             code = await _finished(process, output, data)
         if code == 0:
             return bytes(output.stdout)
@@ -354,7 +356,7 @@ class E2BSandbox:
 class E2BProcess:
     """A running command of an `e2b` sandbox."""
 
-    def __init__(self, sandbox: E2BSandbox, user: str | None) -> None:
+    def __init__(self, sandbox: E2BSandbox, user: str | None, *, takes_input: bool) -> None:
         self._sandbox = sandbox
         self._user = user
         self._mark = f"swerl-{secrets.token_hex(8)}"
@@ -366,7 +368,7 @@ class E2BProcess:
         self._launched: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._follower: asyncio.Task[None] | None = None
-        self._input_ended = False
+        self._input_ended = not takes_input
 
     async def begin(
         self, remote: RemoteSandbox, argv: Sequence[str], cwd: str, env: Mapping[str, str]
@@ -376,15 +378,23 @@ class E2BProcess:
             argv = ["sh", "-c", 'exec "$@"', "sh", *argv]
         words = shlex.join([*(f"{name}={value}" for name, value in env.items()), *argv])
         script = _PROLOGUE.format(cwd=shlex.quote(cwd), mark=self._mark, words=words)
-        data, line = script.encode("utf-8", "surrogateescape"), script
-        if len(data) > _MAX_SCRIPT_BYTES or not script.isascii():  # it may be no Unicode
-            line = f'eval "$(head -c {len(data)})"'
-        streams = partial(self._receive, 0), partial(self._receive, 1)
-        asked = self._sandbox.asked
-        self._command = await asked(remote.start(line, user=self._user, streams=streams))
-        if line != script:
-            await asked(self._command.send(data))
-        self._follower = asyncio.ensure_future(self._follow(self._command))
+        # A long script, or one that may be no Unicode, travels as input.
+        data = script.encode("utf-8", "surrogateescape")
+        is_sent = len(data) > _MAX_SCRIPT_BYTES or not script.isascii()
+        command = self._command = await self._sandbox.asked(
+            remote.start(
+                f'eval "$(head -c {len(data)})"' if is_sent else script,
+                user=self._user,
+                takes_input=is_sent or not self._input_ended,
+                streams=(partial(self._receive, 0), partial(self._receive, 1)),
+            )
+        )
+        if is_sent:
+            await self._sandbox.asked(command.send(data))
+            if self._input_ended:
+                with suppress(SandboxError):  # it has just ended
+                    await self._sandbox.unless_lost(command.end_input())
+        self._follower = asyncio.ensure_future(self._follow(command))
         either: set[asyncio.Future[Any]] = {self._launched, self._code}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self._code.done():
@@ -476,9 +486,10 @@ async def _finished(process: E2BProcess, output: CappedOutput, stdin: bytes | No
     """Return the exit code of a command that gets this input; keep its output."""
 
     async def feed() -> None:
-        with suppress(SandboxError):  # it has ended, or closed its input
-            await process.send(stdin or b"")
-        await process.end_input()
+        if stdin is not None:
+            with suppress(SandboxError):  # it has ended, or closed its input
+                await process.send(stdin)
+            await process.end_input()
 
     feeding = asyncio.ensure_future(feed())
     try:

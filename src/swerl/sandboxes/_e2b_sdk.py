@@ -143,16 +143,21 @@ class RemoteSandbox:
         self._sandbox = sandbox
 
     async def start(
-        self, script: str, *, user: str | None, streams: tuple[Stream, Stream]
+        self,
+        script: str,
+        *,
+        user: str | None,
+        takes_input: bool,
+        streams: tuple[Stream, Stream],
     ) -> RemoteCommand:
-        """Start a shell script that takes input; `streams` receive its output and its errors."""
+        """Start a shell script; `streams` receive its output and its errors."""
         with translated(f"sandbox {self.id}" + (f", user {user!r}" if user else "")):
             handle = await self._sandbox.commands.run(
                 script,
                 background=True,
                 user=user,
                 cwd="/",
-                stdin=True,
+                stdin=takes_input,
                 timeout=0,
                 on_stdout=_encoding(streams[0]),
                 on_stderr=_encoding(streams[1]),
