@@ -1,130 +1,169 @@
-"""`swerl images plan | mirror`: the cost of images, and copies of them in another registry."""
+"""`swerl images pull | mirror | ls | gc | prepare`: images of tasks, here and in registries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
 
 from swerl.cli._images import (
     DockerConfigOption,
+    ImagesArgument,
     RewritesOption,
     failures,
+    images_of,
+    is_file,
     read_rewrites,
+    read_size,
     show_failures,
     shown_bytes,
 )
-from swerl.cli._options import JsonOption, tasks_in
-from swerl.cli._output import console, counted, print_json, simple_table
+from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption, tasks_in
+from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
-from swerl.core.errors import InputError
+from swerl.core.errors import ImageError, InputError, SandboxUnavailableError, SwerlError
+from swerl.core.events import ignore
 from swerl.core.image_reference import is_local, parse_target
-from swerl.core.task import write_tasks
+from swerl.core.jobs import run_jobs
+from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
-from swerl.images.http import RegistryOptions, default_config
+from swerl.images.archive import import_images
+from swerl.images.gc import collect
+from swerl.images.http import default_config
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
-from swerl.images.plan import ImagePlan
-from swerl.images.store import default_store
+from swerl.images.pull import Pulled, PullOptions
+from swerl.images.pull import pull as pull_images
+from swerl.images.store import Named, default_store
+from swerl.sandboxes import docker
 
-_MIB = 2**20
+_ARCHIVE = "oci-archive:"
 
 
-def plan(
-    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+def pull(
+    images: ImagesArgument,
     *,
     rewrites: RewritesOption = None,
-    mbit: Annotated[float, typer.Option(min=0.001, help="Bandwidth in Mbit/s.")] = 1000.0,
-    workers: Annotated[int, typer.Option(min=1, help="Manifests at the same time.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, help="Layers at the same time.")] = 4,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Check again if a stored tag has changed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print bytes and pulls; read only manifests.")
+    ] = False,
     docker_config: DockerConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add up layers, bytes, pulls and time of a task file's images; reads only manifests."""
-    options = RegistryOptions(
+    """Pull images into the store, unpacked for local sandboxes; resumes if interrupted.
+
+    `oci-archive:FILE:NAME` imports the image of an OCI layout, a tar or a folder, as NAME.
+    """
+    archives = [image for image in images if image.startswith(_ARCHIVE)]
+    images = [image for image in images if image not in archives]
+    options = PullOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
+        refresh=refresh,
         docker_config=docker_config or default_config(),
     )
-    images = list(dict.fromkeys(task.image for task in tasks_in(tasks)))
+    if dry_run:
+        _show_plan(images_of(images), options, as_json=as_json)
+        return
+    for archive in archives:
+        _import(archive)
+    if archives and not images:
+        return
+    done = _pull(images_of(images), options)
+    failed = [(each.image, each.error) for each in done if each.error]
+    show_failures(failed)
+    moved = sum(each.moved_bytes for each in done)
+    there = sum(each.stored is not None and not each.moved_bytes for each in done)
+    console().print(
+        f"{counted(len(done) - len(failed), 'image')} ready ({there} already there), "
+        f"{len(failed)} failed; "
+        f"{shown_bytes(moved)} pulled"
+    )
+    if as_json:
+        stored = {each.image: each.stored.digest for each in done if each.stored}
+        lost = failures((each.image, each.error) for each in done)
+        root = default_store().root
+        print_json({"images": stored, "failed": lost, "moved_bytes": moved, "store": root})
+    console().print(f"store: {default_store().root}", soft_wrap=True)
+    if failed:
+        console().print("next: run the same command again to retry the failed images")
+        raise typer.Exit(1)
+    console().print("next: swerl images ls, or swerl sandbox smoke TASKS")
+
+
+def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
+    total = sum(not is_local(image) for image in images)
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=stderr(), transient=True) as progress:
+        bar = progress.add_task(f"0 of {total} images", total=None)
+        num_done = 0
+
+        def told(_: Pulled) -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.update(bar, description=f"{num_done} of {total} images")
+
+        job = pull_images(
+            images,
+            default_store(),
+            options=options,
+            on_done=told,
+            on_bytes=lambda count: progress.advance(bar, count),
+        )
+        return run(job, after="run the same command again to resume")
+
+
+def _show_plan(images: list[str], options: PullOptions, *, as_json: bool) -> None:
     with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
         job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
-        made = run(job, after="manifests that were read are kept")
+        plan = run(job, after="manifests that were read are kept")
+    num_stored = sum(image.is_stored for image in plan.images)
+    registries = sorted({image.registry for image in plan.images if image.registry})
     if as_json:
-        print_json(_figures(made, mbit))
-    else:
-        console().print(_table(made, mbit))
-    show_failures((image.image, image.error) for image in made.failed if image.error)
-    if not as_json:
-        verb = "pull" if len(made.failed) < len(made.images) else "plan"
-        again = "" if verb == "pull" else " again, once a registry answers"
-        console().print(f"next: swerl images {verb} {tasks}{again}", soft_wrap=True)
-    if made.failed:
+        print_json(
+            {
+                "num_images": len(plan.images),
+                "num_stored": num_stored,
+                "num_local": plan.num_local,
+                "unique_bytes": plan.unique_bytes,
+                "missing_bytes": plan.missing_bytes,
+                "pulls": {name: plan.num_pulls(name) for name in registries},
+                "quota_s": {name: plan.quota_s(name) for name in registries},
+                "failed": failures((image.image, image.error) for image in plan.failed),
+            }
+        )
+    table = simple_table("", "number", "size", numbers={"number", "size"})
+    unique, missing = shown_bytes(plan.unique_bytes), shown_bytes(plan.missing_bytes)
+    table.add_row("images in registries", f"{len(plan.images):,}", unique)
+    table.add_row("  ready on this machine", f"{num_stored:,}", "")
+    table.add_row("blobs to fetch", f"{len(plan.missing):,}", missing)
+    for name in registries:
+        table.add_row(f"pulls from {name}", f"{plan.num_pulls(name):,}", "")
+        if wait_s := plan.quota_s(name):
+            table.add_row("  wait for its quota, hours", f"{wait_s / 3600:.1f}", "")
+    console().print(table)
+    show_failures((image.image, image.error) for image in plan.failed if image.error)
+    if plan.failed:
         raise typer.Exit(1)
+    console().print("next: the same command without --dry-run")
 
 
-def _table(made: ImagePlan, mbit: float) -> Table:
-    stored = sum(image.is_stored for image in made.images)
-    table = simple_table("", "number", "MiB", numbers={"number", "MiB"})
-    images = len(made.images)
-    alone = sum(image.num_bytes for image in made.images)
-    table.add_row("images in registries", f"{images:,}", f"{alone / _MIB:,.1f}")
-    table.add_row("  ready on this machine", f"{stored:,}", "")
-    table.add_row("  could not be read", f"{len(made.failed):,}", "")
-    table.add_row("images of this machine", f"{made.num_local:,}", "")
-    table.add_row("blobs, each once", f"{len(made.blobs):,}", f"{made.unique_bytes / _MIB:,.1f}")
-    table.add_row("  saved by sharing", "", f"{made.shared_bytes / _MIB:,.1f}")
-    table.add_row("to fetch", f"{len(made.missing):,}", f"{made.missing_bytes / _MIB:,.1f}")
-    table.add_row(f"  at {mbit:g} Mbit/s", _time(made.transfer_s(mbit)), "")
-    for registry in _registries(made):
-        table.add_row(f"pulls from {registry}", f"{made.num_pulls(registry):,}", "")
-        if quota := made.quotas.get(registry):
-            allowed = f"{quota.remaining} of {quota.limit} left in {_time(quota.window_s)}"
-            table.add_row("  its quota", allowed, "")
-            table.add_row("  which takes", _time(made.quota_s(registry)), "")
-    return table
-
-
-def _figures(made: ImagePlan, mbit: float) -> dict[str, Any]:
-    return {
-        "num_images": len(made.images),
-        "num_stored": sum(image.is_stored for image in made.images),
-        "num_local": made.num_local,
-        "num_blobs": len(made.blobs),
-        "unique_bytes": made.unique_bytes,
-        "shared_bytes": made.shared_bytes,
-        "num_missing_blobs": len(made.missing),
-        "missing_bytes": made.missing_bytes,
-        "mbit_s": mbit,
-        "transfer_s": made.transfer_s(mbit),
-        "registries": {
-            name: {
-                "num_pulls": made.num_pulls(name),
-                "quota": made.quotas.get(name),
-                "quota_s": made.quota_s(name),
-            }
-            for name in _registries(made)
-        },
-        "images": {
-            image.image: {
-                "digest": image.digest,
-                "num_bytes": image.num_bytes,
-                "is_stored": image.is_stored,
-                "error": str(image.error) if image.error else None,
-            }
-            for image in made.images
-        },
-    }
-
-
-def _registries(made: ImagePlan) -> list[str]:
-    return sorted({image.registry for image in made.images if image.registry})
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _import(argument: str) -> None:
+    path, _, name = argument.removeprefix(_ARCHIVE).partition(":")
+    with stderr().status(f"importing {path}"):
+        images = import_images(Path(path), default_store(), name=name)
+    for image in images:
+        layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
+        console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
 
 
 def mirror_images(
@@ -197,3 +236,125 @@ def _show(report: MirrorReport, lock: Path) -> None:
     console().print(f"digests: {lock}", soft_wrap=True)
     if report.failed:
         console().print("next: run the same command again to retry the failed images")
+
+
+def ls(as_json: JsonOption = False) -> None:
+    """List the images of the store."""
+
+    store = default_store()
+    table = simple_table("image", "digest", "layers", "unpacked", "since")
+    names, rows, num_damaged = store.names(), [], 0
+    for named in names:
+        since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
+        num_layers = num_bytes = None
+        try:
+            found = store.find(named.reference)
+            num_layers, num_bytes = len(found.layers), found.size
+            shown = (str(num_layers), shown_bytes(num_bytes))
+        except ImageError:
+            shown = ("[red]damaged[/]", "")
+            num_damaged += 1
+        rows.append({**asdict(named), "num_layers": num_layers, "num_bytes": num_bytes})
+        table.add_row(named.reference, named.digest[7:19], *shown, since)
+    if as_json:
+        print_json({"store": store.root, "images": rows})
+        return
+    if names:
+        console().print(table)
+    console().print(f"{counted(len(names), 'image')} in {store.root}", soft_wrap=True)
+    if not names:
+        console().print("next: swerl images pull TASKS")
+    if num_damaged:
+        console().print("next: swerl images pull them again")
+
+
+def gc(
+    keep: Annotated[
+        list[str],
+        typer.Option(metavar="TASKS", help="Task files or images to keep, most urgent first."),
+    ],
+    *,
+    max_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Shrink the store to this size, such as 500G.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be removed.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Free space: first images outside of --keep, then the least urgent ones of it.
+
+    `--keep host` keeps no image of the store.
+    """
+    limit = read_size(max_bytes) if max_bytes else None
+    for argument in keep:
+        if not is_file(argument):
+            _names([argument])  # a mistyped file name must not remove everything
+    done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
+    with suppress(SandboxUnavailableError):  # no daemon, no snapshots
+        outside = run(pruning, after="the rest is done")
+        done = replace(done, num_outside=outside)
+    if as_json:
+        print_json(done)
+    for named in done.removed:
+        console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)
+    for named in done.in_use:
+        console().print(f"[yellow]in use[/] {named.reference}", soft_wrap=True)
+    verb = "would be freed" if dry_run else "freed"
+    console().print(
+        f"{counted(len(done.removed), 'image')}, {done.num_parts} blobs and layers: "
+        f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
+        f"{shown_bytes(done.kept_bytes)} kept"
+    )
+    if done.num_outside:
+        console().print(f"{counted(done.num_outside, 'old snapshot')} of docker {verb}")
+    if limit is not None and done.kept_bytes > limit:
+        console().print("the rest is in use by open sandboxes; run it again later")
+        raise typer.Exit(1)
+
+
+def _names(arguments: Sequence[str]) -> list[Named]:
+    """Return the named images. Raises ImageError if one is not in the store."""
+    return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
+
+
+def prepare(
+    tasks: Annotated[Path, typer.Argument(help="Task file.")],
+    *,
+    agent: AgentOption = "builtin",
+    settings: RecipeSettingsOption = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Prepare the sandboxes of tasks ahead; a run does it at the first attempt otherwise."""
+    from swerl.recipe.load import load
+    from swerl.rollout import wiring
+
+    recipe = load([], ["name=prepare", "steps=1", f"harness.type={agent}", *(settings or ())])
+    provisioner = wiring.provisioner_of(recipe, wiring.sandbox_backend(recipe, ignore))
+    harness = wiring.harness_of(recipe)
+    found = tasks_in(tasks)
+    counts: dict[str, int] = {}
+    failed: dict[str, str] = {}
+
+    async def one(task: Task) -> None:
+        try:
+            counts[task.id] = await provisioner.prepare(task, harness)
+        except SwerlError as error:
+            failed[task.id] = str(error)
+
+    with progress_bar("tasks", len(found)) as advance:
+        job = run_jobs(found, one, limit=jobs, on_done=lambda _: advance())
+        run(job, after="what is prepared is kept")
+    for name, error in failed.items():
+        stderr().print(f"{name}: {error}", markup=False, soft_wrap=True)
+    whole = [name for name, count in counts.items() if count == 2]
+    if as_json:
+        print_json({"prepared": whole, "each_time": sorted({*counts} - {*whole}), "failed": failed})
+    console().print(
+        f"{counted(len(whole), 'task')} prepared; {len(counts) - len(whole)} must be prepared in "
+        f"each sandbox; {len(failed)} failed"
+    )
+    if failed:
+        raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`swerl images build`: images from releases or Dockerfiles; `bake`: images with agents."""
+"""`swerl images build`: images from released source archives; `bake`: images with agents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from swerl.core.task import Task, write_tasks
 from swerl.images import bake as baking
 from swerl.images.bake import AgentLayer, Baked, make_layer
 from swerl.images.build import SourceSpec, read_specs, row_id
-from swerl.images.docker_build import Network, build_folders
 from swerl.images.http import default_config
 from swerl.images.mirror import LockFile, Pinned, rewrite
 from swerl.tasks.datasets import Row
@@ -29,9 +28,7 @@ from swerl.tasks.rows import file_rows
 
 
 def build(
-    specs: Annotated[
-        Path, typer.Argument(help="JSON list of instance specs, or a folder of task folders.")
-    ],
+    specs: Annotated[Path, typer.Argument(help="JSON list of instance specs.")],
     *,
     rows: Annotated[
         Path | None, typer.Option(help="JSONL or Parquet file with the instances' rows.")
@@ -43,46 +40,12 @@ def build(
         str, typer.Option(help="Dataset of the rows; `swerl convert list` prints all.")
     ] = "swe-bench",
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
-    network: Annotated[
-        str, typer.Option(help="Task folders: network of a Dockerfile, none or default.")
-    ] = "none",
     as_json: JsonOption = False,
 ) -> None:
-    """Build instances from their projects' released source archives, and write their Tasks.
-
-    With a folder: build the Dockerfiles of the task folders in it with a Docker daemon.
-    """
-    if specs.is_dir():
-        _build_folders(specs, network, as_json=as_json)
-    else:
-        wanted = _select(specs, instances)
-        require_made_from(out, [spec.instance_id for spec in wanted])
-        _build_sources(wanted, _rows(specs, rows, dataset), dataset, out, as_json=as_json)
-
-
-def _build_folders(root: Path, network: str, *, as_json: bool) -> None:
-    if network not in set(Network):
-        raise unknown("network", network, [*Network])
-    num_built = num_stood = 0
-    images, failed = [], {}
-    with stderr().status("asking for a daemon") as status:
-        for one in build_folders(root, network=Network(network), say=status.update):
-            if one.error:
-                failed[str(one.folder)] = one.error.explained()
-                for text in (f"{one.folder}: {one.error}", f"  {one.error.hint}"):
-                    console().print(text, soft_wrap=True, markup=False)
-                continue
-            num_built, num_stood = num_built + one.is_new, num_stood + (not one.is_new)
-            images.append(one.image)
-            console().print(one.image, soft_wrap=True, markup=False)
-    if as_json:
-        print_json({"images": images, "num_new": num_built, "failed": failed})
-    if failed and not images:
-        raise ImageError("no image could be built", hint="the reasons are above")
-    console().print(f"{counted(num_built, 'image')} built, {num_stood} stood, {len(failed)} failed")
-    console().print(f"next: swerl convert harbor --rows {root}", soft_wrap=True, markup=False)
-    if failed:
-        raise typer.Exit(1)
+    """Build instances from their projects' released source archives, and write their Tasks."""
+    selected = _select(specs, instances)
+    require_made_from(out, [spec.instance_id for spec in selected])
+    _build_sources(selected, _rows(specs, rows, dataset), dataset, out, as_json=as_json)
 
 
 def _build_sources(
@@ -123,7 +86,7 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
     if path is None:
         raise InputError(
             f"the instances of {specs} need their rows",
-            hint="pass --rows, or a folder of task folders",
+            hint="pass --rows",
         )
     found = {}
     for row in file_rows(path):

@@ -1,9 +1,4 @@
-"""Import images from files: an OCI layout, the output of `docker save`, or a root file system.
-
-An OCI layout is a folder, or a tar of one; its blobs go into the store unchanged. Layers of `docker
-save` become blobs of a manifest made here. The tar of a root file system becomes an image of one
-layer.
-"""
+"""Import an OCI image layout, a folder or a tar of one: its blobs go into the store unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +18,6 @@ from swerl.core.image_reference import checked_digest, parse
 from swerl.images.manifest import (
     IMAGE_TYPES,
     MAX_DOCUMENT,
-    Blob,
     Manifest,
     chain_ids,
     machine_platform,
@@ -31,16 +25,9 @@ from swerl.images.manifest import (
     sha256,
 )
 from swerl.images.store import Named, Store, StoredImage
-from swerl.images.unpack import diff_id_of
 
-_CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _NAME_KEYS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
-_ROOT = {"bin", "etc", "usr"}
-"""Some names at the top of every root file system."""
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BLOCK = 1 << 20
-_KINDS = "give an OCI layout, what `docker save` writes, or the tar of a root file system"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +39,10 @@ class _Found:
 
 
 def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredImage]:
-    """Import a file or folder and return its images under their own names, or one as `name`.
+    """Import a layout and return its images under their own names, or one as `name`.
 
-    Raises InputError if it is none of the three kinds or its images have no name, and ImageError if
-    it is damaged; the store then has none of the names.
+    Raises InputError if it is no layout or its images have no name, and ImageError if it is
+    damaged; the store then has none of the names.
     """
     if name:
         parse(name)
@@ -96,47 +83,31 @@ class _Import:
             )
         return body
 
-    def blob(self, name: str, wanted: str = "") -> Blob:
-        """Store a file and return it as a blob. Raises ImageError if its digest is not `wanted`."""
-        with self.files.open(name) as source:
-            return self.keep(source, wanted)
-
-    def keep(self, source: IO[bytes], wanted: str = "") -> Blob:
-        """Store the content of an open file."""
-        with self.store.owner().scratch() as folder:
-            digest, size = _copy(source, folder / "blob")
-            if wanted not in {"", digest}:
+    def blob(self, name: str, digest: str) -> None:
+        """Store a file. Raises ImageError if it has another digest."""
+        with self.files.open(name) as file, self.store.owner().scratch() as folder:
+            if _copy(file, folder / "blob") != digest:
                 raise ImageError(
-                    f"{wanted} of the archive does not match its content",
+                    f"{digest} of the archive does not match its content",
                     hint="it is damaged; save the image again",
                 )
             self._use(digest)
             self.store.adopt(folder / "blob", digest)
-        return Blob(digest, size)
 
-    def put(self, data: bytes) -> Blob:
+    def put(self, data: bytes) -> None:
         self._use(sha256(data))
-        return Blob(self.store.put(data), len(data))
+        self.store.put(data)
 
     def _use(self, digest: str) -> None:
         self._uses.enter_context(self.store.owner().using([digest]))
 
 
 def _images(source: _Import, path: Path) -> Iterator[_Found]:
-    if source.files.has("index.json"):
-        yield from _of_layout(source, path)
-    elif source.files.has("manifest.json"):
-        for entry in _list({"images": _json(source.document("manifest.json"), "it")}, "images"):
-            config = source.put(source.document(str(entry.get("Config"))))
-            layers = [source.blob(str(name)) for name in entry.get("Layers") or []]
-            yield _Found(_made(source, config, layers), [*map(str, entry.get("RepoTags") or [])])
-    elif source.files.tops() & _ROOT and path.is_file():
-        yield _of_root(source, path)
-    else:
-        raise InputError(f"{path} is not an image", hint=_KINDS)
-
-
-def _of_layout(source: _Import, path: Path) -> Iterator[_Found]:
+    if not source.files.has("index.json"):
+        raise InputError(
+            f"{path} is not an OCI image layout",
+            hint=f"make one with `skopeo copy docker-archive:{path} oci-archive:image.tar`",
+        )
     for entry in _list(_json(source.document("index.json"), "index.json"), "manifests"):
         platform = entry.get("platform")
         if platform and (platform.get("os"), platform.get("architecture")) != machine_platform():
@@ -165,36 +136,6 @@ def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
     return Manifest(f"{path}@{digest}", body, str(kind))
 
 
-def _of_root(source: _Import, path: Path) -> _Found:
-    diff_id = diff_id_of(path)
-    system, architecture = machine_platform()
-    body = {
-        "os": system,
-        "architecture": architecture,
-        "config": {"Env": [f"PATH={_PATH}"]},
-        "rootfs": {"type": "layers", "diff_ids": [diff_id]},
-    }
-    config = source.put(json.dumps(body).encode())
-    with path.open("rb") as file:
-        layer = source.keep(file)
-    return _Found(_made(source, config, [layer]))
-
-
-def _made(source: _Import, config: Blob, layers: Sequence[Blob]) -> Manifest:
-    def entry(blob: Blob, kind: str) -> dict[str, object]:
-        return {"mediaType": kind, "digest": blob.digest, "size": blob.size}
-
-    body = {
-        "schemaVersion": 2,
-        "mediaType": IMAGE_TYPES[0],
-        "config": entry(config, _CONFIG_TYPE),
-        "layers": [entry(layer, _LAYER_TYPE) for layer in layers],
-    }
-    data = json.dumps(body).encode()
-    source.put(data)
-    return Manifest("the archive", data, IMAGE_TYPES[0])
-
-
 def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest]:
     """Return the images by full name. Raises InputError if they have none."""
     if not found:
@@ -205,7 +146,7 @@ def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest
     if name and len(found) > 1:
         raise InputError(
             f"{path} has {len(found)} images, which cannot all be named {name}",
-            hint="omit --name, or save one image",
+            hint="omit the name, or save one image",
         )
     pairs = [
         (str(parse(each)), image.manifest)
@@ -213,7 +154,9 @@ def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest
         for each in ([name] if name else image.names)
     ]
     if not pairs:
-        raise InputError(f"the image in {path} has no name", hint="give it one with --name")
+        raise InputError(
+            f"the image in {path} has no name", hint=f"append one: oci-archive:{path}:NAME"
+        )
     return dict(pairs)
 
 
@@ -225,14 +168,14 @@ def _unpack(manifest: Manifest, store: Store, uses: ExitStack) -> None:
         store.add_layer(blob.digest, diff_ids[number], below=diff_ids[:number])
 
 
-def _copy(source: IO[bytes], to: Path) -> tuple[str, int]:
-    found, size = hashlib.sha256(), 0
+def _copy(source: IO[bytes], to: Path) -> str:
+    """Copy an open file and return its digest."""
+    digest = hashlib.sha256()
     with to.open("wb") as out:
         while block := source.read(_BLOCK):
-            found.update(block)
+            digest.update(block)
             out.write(block)
-            size += len(block)
-    return "sha256:" + found.hexdigest(), size
+    return "sha256:" + digest.hexdigest()
 
 
 def _blob_path(digest: str) -> str:
@@ -242,7 +185,7 @@ def _blob_path(digest: str) -> str:
 def _json(body: bytes, what: str) -> Any:
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ImageError(
             f"{what} of the archive is not JSON", hint="save the image again"
         ) from error
@@ -259,9 +202,6 @@ class Files(Protocol):
     """The files of an archive by name: a folder or a tar."""
 
     def has(self, name: str) -> bool: ...
-
-    def tops(self) -> set[str]:
-        """Return the names at the top."""
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file. Raises ImageError if it is absent."""
@@ -280,7 +220,7 @@ def opened(path: Path) -> Iterator[Files]:
     except tarfile.ReadError as error:
         raise InputError(
             f"{path} is neither a folder nor a tar",
-            hint="write one with `docker save` or `skopeo copy`",
+            hint="write one with `skopeo copy … oci-archive:FILE`",
         ) from error
     with tar:
         yield _TarFiles(tar)
@@ -292,9 +232,6 @@ class _FolderFiles:
 
     def has(self, name: str) -> bool:
         return (self._root / name).is_file()
-
-    def tops(self) -> set[str]:
-        return {path.name for path in self._root.iterdir()}
 
     def open(self, name: str) -> IO[bytes]:
         path = (self._root / name).resolve()
@@ -313,9 +250,6 @@ class _TarFiles:
 
     def has(self, name: str) -> bool:
         return name in self._members
-
-    def tops(self) -> set[str]:
-        return {name.partition("/")[0] for name in self._members}
 
     def open(self, name: str) -> IO[bytes]:
         member = self._members.get(name)

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import fcntl
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from swerl.core.errors import InputError
+from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import is_local, parse
 from swerl.images.store import Named, Store
-from swerl.images.verify import PartKind, parts_of, place, present
 
-_Key = tuple[PartKind, str]
+_UNUSED_S = 30 * 86_400.0
+"""Age at which an unused snapshot is no part of its image any more."""
+
+
+class _PartKind(StrEnum):
+    BLOB = "blob"
+    LAYER = "layer"
+
+
+_Key = tuple[_PartKind, str]
+"""A part of the store: its kind, and a blob's digest or a layer's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class _GcPlan:
         self._needs = needs
         self._used = used
         self._users = Counter(key for keys in needs.values() for key in keys)
-        self._sizes = {key: _size(store, key) for key in present(store)}
+        self._sizes = {key: _size(store, key) for key in _present(store)}
         self.kept_bytes = sum(self._sizes.values())
         self.freed_bytes = 0
         self.removed: list[Named] = []
@@ -108,7 +120,7 @@ class _GcPlan:
         size = self._sizes.pop(key)
         self.freed_bytes += size
         self.kept_bytes -= size
-        self.gone.append(place(self._store, *key))
+        self.gone.append(_place(self._store, *key))
 
 
 def _next_use(keep: Iterable[str]) -> dict[str, int]:
@@ -127,7 +139,29 @@ def _rank(named: Named, next_use: dict[str, int]) -> float:
 
 
 def _needs(store: Store, named: Named) -> set[_Key]:
-    return {(part.kind, part.digest) for part in parts_of(store, [named])}
+    """Return the parts of an image with its snapshots; an unreadable image has only a manifest."""
+    snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
+    keys = {(_PartKind.LAYER, key) for key, of in snapshots.items() if of.digest == named.digest}
+    keys.add((_PartKind.BLOB, named.digest))
+    with suppress(ImageError):
+        manifest = store.manifest(named)
+        keys |= {(_PartKind.BLOB, blob.digest) for blob in manifest.blobs()}
+        keys |= {
+            (_PartKind.LAYER, layer_id)
+            for layer_id in store.layer_ids(store.config(manifest).diff_ids)
+        }
+    return keys
+
+
+def _present(store: Store) -> Iterator[_Key]:
+    """Yield every part in the store, needed or not."""
+    for folder, kind in (("blobs/sha256", _PartKind.BLOB), ("layers", _PartKind.LAYER)):
+        for path in sorted((store.root / folder).glob("*")):
+            yield kind, f"sha256:{path.name}"
+
+
+def _place(store: Store, kind: _PartKind, digest: str) -> Path:
+    return store.blob(digest) if kind is _PartKind.BLOB else store.layer(digest)
 
 
 def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]]) -> list[Named]:
@@ -141,10 +175,10 @@ def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]
 def _size(store: Store, key: _Key) -> int:
     kind, digest = key
     try:
-        if kind is PartKind.LAYER:
+        if kind is _PartKind.LAYER:
             return store.layer_record(digest).num_bytes
         return store.blob(digest).stat().st_size
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return 0
 
 

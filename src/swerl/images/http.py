@@ -14,7 +14,7 @@ import os
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -81,7 +81,9 @@ class ApiCall:
 @asynccontextmanager
 async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
     """Open the connections that registries share; proxies are read from the environment."""
-    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True) as session:
+    # The addresses of signed redirects must stay as they are, byte for byte.
+    options: dict[str, Any] = {"trust_env": True, "requote_redirect_url": False}
+    async with aiohttp.ClientSession(timeout=_TIMEOUT, **options) as session:
         yield session
 
 
@@ -134,7 +136,8 @@ class RegistryConnection:
         self, ask: ApiCall, response: aiohttp.ClientResponse
     ) -> aiohttp.ClientResponse:
         self._auth.forget(ask.scope)
-        if await self._auth.answer(ask.scope, response.headers.get("WWW-Authenticate", "")):
+        challenges = read_challenges(response.headers.getall("WWW-Authenticate", []))
+        if await self._auth.answer(ask.scope, challenges):
             return await self._once(ask)
         return response
 
@@ -199,7 +202,26 @@ def _seconds(retry_after: str | None) -> float | None:
     return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
-_PARAMETER = re.compile(r'(\w+)="([^"]*)"')
+_CHALLENGE = re.compile(
+    r'(?P<name>[\w-]+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s,"]+))'
+    r"|(?P<scheme>[\w-]+)"
+)
+_MAX_TOKEN_BYTES = 1 << 20
+
+
+def read_challenges(headers: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read `WWW-Authenticate` headers: scheme -> its parameters (RFC 9110, section 11.6.1)."""
+    challenges: dict[str, dict[str, str]] = {}
+    for header in headers:
+        parameters: dict[str, str] = {}
+        for match in _CHALLENGE.finditer(header):
+            if scheme := match["scheme"]:
+                parameters = challenges.setdefault(scheme.lower(), {})
+            else:
+                quoted = match["quoted"]
+                value = match["plain"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+                parameters[match["name"].lower()] = value
+    return challenges
 
 
 class Auth:
@@ -220,44 +242,63 @@ class Auth:
         """Drop an authorization that the registry rejected: tokens live for minutes."""
         self._headers.pop(scope, None)
 
-    async def answer(self, scope: str, challenge: str) -> bool:
-        """Answer a `WWW-Authenticate` header; return whether there is a new authorization to
-        try."""
+    async def answer(self, scope: str, challenges: Mapping[str, Mapping[str, str]]) -> bool:
+        """Answer a registry's challenges; return whether there is a new authorization to try."""
         login = await find_login(self._registry, self._config)
-        kind = challenge.partition(" ")[0].lower()
-        parameters = dict(_PARAMETER.findall(challenge))
-        if kind == "bearer" and "realm" in parameters:
-            self._headers[scope] = f"Bearer {await self._token(parameters, login)}"
+        bearer = challenges.get("bearer", {})
+        if "realm" in bearer:
+            self._headers[scope] = f"Bearer {await self._token(bearer, login)}"
             return True
-        if kind == "basic" and login:
+        if "basic" in challenges and login:
             self._headers[scope] = _basic(login)
             return True
         return False
 
-    async def _token(self, parameters: dict[str, str], login: Login | None) -> str:
+    async def _token(self, parameters: Mapping[str, str], login: Login | None) -> str:
         query = [("service", parameters["service"])] if "service" in parameters else []
         query += [("scope", scope) for scope in parameters.get("scope", "").split()]
         headers = {"Authorization": _basic(login)} if login else {}
         realm = parameters["realm"]
-        async with self._http.get(realm, params=query, headers=headers) as response:
-            if response.status != 200:
-                message = (
-                    f"registry {self._registry} gave no token: {realm} answered {response.status}"
-                )
-                busy = response.status == 429 or response.status >= 500
-                hint = f"log in with `docker login {self._registry}`, or correct the login"
-                raise ImageError(message, hint=hint, retryable=busy)
-            return _read_token(await response.read(), realm)
+        if (
+            login
+            and realm.startswith("http://")
+            and not base_url(self._registry).startswith("http://")
+        ):
+            raise ImageError(
+                f"registry {self._registry} requests the login without encryption, at {realm}",
+                hint="a proxy in between may be hostile; check the registry's name",
+            )
+        try:
+            async with self._http.get(realm, params=query, headers=headers) as response:
+                if response.status != 200:
+                    raise self._refused(realm, response)
+                return _read_token(await response.content.read(_MAX_TOKEN_BYTES), realm)
+        except ValueError as error:  # no URL
+            raise ImageError(
+                f"registry {self._registry} names no address for tokens: {realm!r}",
+                hint="check the registry's name; a proxy may be in between",
+            ) from error
+
+    def _refused(self, realm: str, response: aiohttp.ClientResponse) -> ImageError:
+        message = f"registry {self._registry} gave no token: {realm} answered {response.status}"
+        hint = f"log in with `docker login {self._registry}`, or correct the login"
+        if response.status == 429:
+            wait_s = _seconds(response.headers.get("Retry-After"))
+            return RegistryBusyError(message, hint=hint, wait_s=wait_s)
+        return ImageError(message, hint=hint, retryable=response.status >= 500)
 
 
 def _read_token(body: bytes, realm: str) -> str:
     try:
         answer = json.loads(body)
-        return str(answer.get("token") or answer["access_token"])
-    except (ValueError, KeyError, AttributeError) as error:
+        token = str(answer.get("token") or answer["access_token"])
+        if not token.isprintable():
+            raise ValueError
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise ImageError(
             f"{realm} answered without a token", hint="a proxy or a login page may be in between"
         ) from error
+    return token
 
 
 def _basic(login: Login) -> str:

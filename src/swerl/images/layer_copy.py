@@ -24,13 +24,11 @@ _PIECE = 1 << 20
 _KEPT_ATTRIBUTES = ("user.", "trusted.overlay.")
 
 
-def copy_changes(
-    source: int, dest: Path, *, max_bytes: int, stop: threading.Event
-) -> dict[bytes, str]:
+def copy_changes(source: int, dest: Path, *, max_bytes: int, stop: threading.Event) -> None:
     """Copy the folder with descriptor `source` into the new folder `dest`, with whiteouts.
 
-    Returns the SHA-256 of each regular file by path. Raises OSError, also once `stop` is set, or if
-    the files are larger than `max_bytes` together, with their holes.
+    Raises OSError, also once `stop` is set, or if the files are larger than `max_bytes` together,
+    with their holes.
     """
     dest.mkdir(parents=True)
     copy = _Copy(stop, max_bytes)
@@ -40,16 +38,14 @@ def copy_changes(
         _copy_facts(source, target)
     finally:
         os.close(target)
-    return copy.sums
 
 
 @dataclass(slots=True)
 class _Copy:
     stop: threading.Event
     left_bytes: int
-    sums: dict[bytes, str] = field(default_factory=dict)
-    links: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
-    """(device, inode) of a file with several names -> descriptor of its copy, and its path."""
+    links: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(device, inode) of a file with several names -> descriptor of its copy."""
 
     def fill_folder(self, source: int, target: int, path: bytes) -> None:
         if path.count(b"/") > _MAX_DEPTH:
@@ -59,7 +55,7 @@ class _Copy:
                 self._copy(source, target, name, path)
         finally:
             if not path:
-                for fd, _ in self.links.values():
+                for fd in self.links.values():
                     os.close(fd)
 
     def _copy(self, source: int, target: int, name: str, above: bytes) -> None:
@@ -97,9 +93,8 @@ class _Copy:
         found = os.fstat(source)
         key = found.st_dev, found.st_ino
         if key in self.links:
-            fd, first = self.links[key]
-            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=target, follow_symlinks=True)
-            self.sums[path] = self.sums[first]
+            path_of_copy = f"/proc/self/fd/{self.links[key]}"
+            os.link(path_of_copy, name, dst_dir_fd=target, follow_symlinks=True)
             return
         self.left_bytes -= found.st_size
         if self.left_bytes < 0:
@@ -107,10 +102,10 @@ class _Copy:
             raise OSError(errno.EFBIG, message, os.fsdecode(path))
         fd = os.open(name, _CREATE, 0o600, dir_fd=target)
         try:
-            self.sums[path] = fill(fd, self._pieces(source, found.st_size), found.st_size)
+            fill(fd, self._pieces(source, found.st_size), found.st_size)
             _copy_facts(source, fd)
             if found.st_nlink > 1:
-                self.links[key] = os.dup(fd), path
+                self.links[key] = os.dup(fd)
         finally:
             os.close(fd)
 

@@ -10,7 +10,6 @@ a character device 0:0 for a name, an attribute for a whole folder.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import stat
@@ -57,8 +56,6 @@ class Folder:
 
         The target of such a link is copied.
         """
-        self.sums: dict[bytes, str] = {}
-        """SHA-256 of each regular file by path."""
         self.copied_bytes = 0
         """Bytes of files copied from the layers below."""
         self.has_copies = False
@@ -85,9 +82,9 @@ class Folder:
 
     def write(self, path: bytes, pieces: Iterable[tuple[int, bytes]], meta: FileMeta) -> None:
         """Write a file from (offset, data) in order."""
-        place, fd = self._replace(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
+        _, fd = self._replace(path, lambda to: os.open(to.name, _CREATE, 0o600, dir_fd=to.fd))
         try:
-            self.sums[place.path] = fill(fd, pieces, meta.size)
+            fill(fd, pieces, meta.size)
             os.fchmod(fd, meta.mode & 0o1777 | 0o600)
             os.utime(fd, ns=_ns(meta.mtime_s))
         finally:
@@ -131,11 +128,9 @@ class Folder:
         try:
             if self._place(path).path == source.path:
                 return
-            place, _ = self._replace(path, lambda to: _link(fd, to))
+            self._replace(path, lambda to: _link(fd, to))
         finally:
             os.close(fd)
-        if source.path in self.sums:
-            self.sums[place.path] = self.sums[source.path]
 
     def _copy(self, path: bytes, source: bytes) -> None:
         """Copy a file of a layer below."""
@@ -358,23 +353,13 @@ def pieces_of(path: bytes) -> Iterator[tuple[int, bytes]]:
             yield file.tell() - len(data), data
 
 
-def fill(fd: int, pieces: Iterable[tuple[int, bytes]], size: int) -> str:
-    """Write pieces at their offsets; return the SHA-256 of the whole file, with holes as zeros."""
-    found, end = hashlib.sha256(), 0
+def fill(fd: int, pieces: Iterable[tuple[int, bytes]], size: int) -> None:
+    """Write pieces at their offsets; the rest of the file's `size` is holes."""
+    end = 0
     for offset, data in pieces:
-        _add_zeros(found, offset - end)
-        found.update(data)
         view = memoryview(data)
         end = offset + len(data)
         while view:
             view = view[os.pwrite(fd, view, end - len(view)) :]
     if end < size:
         os.ftruncate(fd, size)
-        _add_zeros(found, size - end)
-    return found.hexdigest()
-
-
-def _add_zeros(found: hashlib._Hash, count: int) -> None:
-    while count > 0:
-        found.update(_ZEROS[:count])
-        count -= len(_ZEROS)

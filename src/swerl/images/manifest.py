@@ -105,7 +105,7 @@ class Manifest:
         try:
             entries = [document["config"], *document["layers"]]
             blobs = [Blob(checked_digest(e["digest"], self.name), int(e["size"])) for e in entries]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._garbled(error) from error
         if any(blob.size < 0 for blob in blobs):
             raise ImageError(f"the manifest of {self.name} has a blob of negative size", hint=_ANEW)
@@ -143,7 +143,7 @@ def declared_type(body: bytes) -> str:
     """Return the media type in a manifest; empty if it has none, as in old manifests."""
     try:
         return str(json.loads(body).get("mediaType") or "")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
 
 
@@ -172,7 +172,7 @@ def machine_platform() -> tuple[str, str]:
 def _parse(body: bytes, what: str) -> dict[str, Any]:
     try:
         document = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ImageError(f"{what} is not JSON", hint=_ANEW) from error
     if isinstance(document, dict):
         return document

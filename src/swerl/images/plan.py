@@ -33,11 +33,6 @@ class PlannedImage:
     """True if the store has it ready to run."""
     error: ImageError | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its blobs, shared ones included."""
-        return sum(blob.size for blob in self.blobs)
-
 
 @dataclass(frozen=True)
 class ImagePlan:
@@ -61,11 +56,6 @@ class ImagePlan:
         return sum(blob.size for blob in self.blobs)
 
     @property
-    def shared_bytes(self) -> int:
-        """Bytes saved by sharing, compared with separate images."""
-        return sum(image.num_bytes for image in self.images) - self.unique_bytes
-
-    @property
     def missing_bytes(self) -> int:
         """Bytes still to be fetched."""
         return sum(blob.size for blob in self.missing)
@@ -87,10 +77,6 @@ class ImagePlan:
             return 0.0
         over = self.num_pulls(registry) - quota.remaining
         return -(-over // quota.limit) * quota.window_s if over > 0 else 0.0
-
-    def transfer_s(self, mbit_s: float) -> float:
-        """Return the transfer time of the missing bytes in seconds, at a bandwidth in Mbit/s."""
-        return self.missing_bytes * 8 / (mbit_s * 1e6)
 
 
 async def plan(

@@ -42,8 +42,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class PullOptions(RegistryOptions):
     refresh: bool = False
     """True asks the registry again for names that are in the store: tags move."""
-    whole: bool = False
-    """True fetches layer files even if the unpacked layer exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,7 @@ class _PullRun:
 
     async def _layer(self, source: Reference, diff_id: str, blob: Blob, layer_id: str) -> int:
         async with self._layers[diff_id], self._slots:
-            needs_blob = self._options.whole and not self._store.has_blob(blob)
-            if self._store.has_layer(layer_id) and not needs_blob:
+            if self._store.has_layer(layer_id):
                 return 0
             moved = await self._blob(source, blob)
             with suppress(LinksBelowError):  # `_link` unpacks those after all others

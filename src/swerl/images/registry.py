@@ -28,6 +28,8 @@ _CHUNK = 1 << 20
 _PART = 16 << 20
 """Bytes of one upload request, which are held in memory."""
 _MAX_MANIFEST = 4 << 20
+_PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
+"""A blob has this many seconds, and one more for each 64 KiB."""
 _RANGE = re.compile(r"bytes (\d+)-")
 _LIMIT = re.compile(r"(\d+)(?:;w=(\d+))?")
 _T = TypeVar("_T")
@@ -160,7 +162,7 @@ class Registry:
         what = f"{repository}{'@' if ':' in version else ':'}{version}"
         ask = ApiCall("HEAD", f"{repository}/manifests/{version}", repository, _ACCEPT)
         async with self._connection.send(ask) as response:
-            self._expect(response, {200}, what)
+            self._expect(response, {200, 405}, what)  # some registries answer GET alone
             self.quota = _quota(response) or self.quota
             return response.headers.get("Docker-Content-Digest", "")
 
@@ -202,7 +204,8 @@ class Registry:
             self._expect(response, {200, 206, 416} if start else {200}, _named(repository, blob))
             if response.status != 416:
                 offset = _offset(response)
-                yield Body(offset, self._bounded(response, repository, blob, offset))
+                async with asyncio.timeout(_PATIENCE_S + blob.size / _LEAST_BYTES_PER_S):
+                    yield Body(offset, self._bounded(response, repository, blob, offset))
                 return
         async with self.open_blob(repository, blob) as body:
             yield body

@@ -1,7 +1,7 @@
 """A content-addressed store of OCI images in one folder, without a daemon.
 
 blobs/sha256/<hex>   manifests, configs and layer files as registries have them
-layers/<hex>/        an unpacked layer by its id here: `tree/`, `listing`, `layer.json`
+layers/<hex>/        an unpacked layer by its id here: `tree/`, `layer.json`
 names/<hash>.json    image name -> manifest digest
 partial/<hex>        a blob on its way, locked by who brings it
 owners/  work/  lock what processes use at this moment, and what they have half done
@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import checked_digest, parse
@@ -78,9 +77,6 @@ class StoredLayer:
     diff_id: str
     num_bytes: int
     """Bytes of its files."""
-    num_files: int
-    listing: str
-    """Digest of the file `listing` beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +149,9 @@ class Store:
         except FileNotFoundError as error:
             raise _missing(image, f"image {image} lacks {digest} on this machine") from error
         if sha256(body) != digest:
-            raise ImageError(
-                f"{digest} of image {image} is damaged on this machine",
-                hint=f"run `swerl images verify --repair {image}`",
-            )
+            with suppress(OSError):  # the next pull fetches it again
+                self.blob(digest).unlink()
+            raise _missing(image, f"{digest} of image {image} is damaged on this machine")
         return body
 
     def blob(self, digest: str) -> Path:
@@ -185,8 +180,9 @@ class Store:
         return self.layer(layer_id) / "tree"
 
     def layer_record(self, layer_id: str) -> StoredLayer:
-        """Return a layer's record. Raises OSError, ValueError, TypeError."""
-        return StoredLayer(**json.loads((self.layer(layer_id) / "layer.json").read_bytes()))
+        """Return a layer's record. Raises OSError, ValueError, TypeError, KeyError."""
+        note = json.loads((self.layer(layer_id) / "layer.json").read_bytes())
+        return StoredLayer(note["diff_id"], note["num_bytes"])
 
     def snapshot(self, layer_id: str) -> Snapshot:
         """Return the record of a snapshot. Raises ImageError if there is none, or it is damaged."""
@@ -215,7 +211,7 @@ class Store:
                 self.layer(layer_id).rename(bin / "layer")
 
     def has_blob(self, blob: Blob) -> bool:
-        """Return whether a blob has its full size; `verify` reads its bytes."""
+        """Return whether a blob has its full size."""
         try:
             return self.blob(blob.digest).stat().st_size == blob.size
         except (FileNotFoundError, NotADirectoryError):
@@ -298,39 +294,22 @@ class Store:
             done = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
             if done.has_copies:
                 layer_id = chain_ids([*below, diff_id])[-1]
-            self._place_layer(folder, done.sums, diff_id, self.layer(layer_id), done.num_bytes)
+            self._place_layer(folder, StoredLayer(diff_id, done.num_bytes), layer_id)
         if not self.has_layer(layer_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
                 hint="check the folder's permissions and run it again",
             )
 
-    def add_snapshot(
-        self, folder: Path, layer_id: str, snapshot: Snapshot, sums: Mapping[bytes, str]
-    ) -> None:
-        """Make a layer of a temporary folder that holds `tree`; `sums` has its files' SHA-256.
-
-        Raises OSError.
-        """
+    def add_snapshot(self, folder: Path, layer_id: str, snapshot: Snapshot) -> None:
+        """Make a layer of a temporary folder that holds `tree`. Raises OSError."""
         (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
-        self._place_layer(folder, sums, layer_id, self.layer(layer_id))
+        self._place_layer(folder, StoredLayer(layer_id, _size_of(folder / "tree")), layer_id)
 
-    def _place_layer(
-        self,
-        folder: Path,
-        sums: Mapping[bytes, str],
-        diff_id: str,
-        place: Path,
-        num_bytes: int = 0,
-    ) -> None:
+    def _place_layer(self, folder: Path, record: StoredLayer, layer_id: str) -> None:
         """Complete a layer's folder and move it to its final path."""
-        listing = make_listing(folder / "tree", sums)
-        (folder / "listing").write_text(listing)
-        sizes = (int(line.split(" ", 3)[2]) for line in listing.splitlines())
-        note = StoredLayer(
-            diff_id, num_bytes or sum(sizes), listing.count("\n"), sha256(listing.encode())
-        )
-        (folder / "layer.json").write_text(json.dumps(asdict(note)) + "\n")
+        place = self.layer(layer_id)
+        (folder / "layer.json").write_text(json.dumps(asdict(record)) + "\n")
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not (place / "layer.json").is_file():  # its record is missing
             place.rename(folder / "damaged")
@@ -359,7 +338,7 @@ class Store:
     def _layer(self, layer_id: str, image: str) -> StoredLayer:
         try:
             return self.layer_record(layer_id)
-        except (FileNotFoundError, ValueError, TypeError) as error:
+        except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
 
     def _name_file(self, reference: str) -> Path:
@@ -404,56 +383,7 @@ def _missing(image: str, message: str) -> ImageError:
     return ImageError(message, hint=f"run `swerl images pull {image}`")
 
 
-def make_listing(root: Path, sums: Mapping[bytes, str] | None = None) -> str:
-    """Return one line per file: kind, mode, size, mtime, content or target, path.
-
-    `sums` has the known SHA-256 of each regular file; without it all files are read. Raises
-    OSError.
-    """
-    return "".join(f"{line}\n" for line in _lines(str(root), "", sums))
-
-
-def differences(listing: str, root: Path) -> list[str]:
-    """Return the paths that differ from the listing: changed, missing or new. Raises OSError."""
-    known = _by_path(listing)
-    found = _by_path(make_listing(root))
-    return sorted(path for path in known.keys() | found if known.get(path) != found.get(path))
-
-
-def _lines(root: str, folder: str, sums: Mapping[bytes, str] | None) -> Iterator[str]:
-    with os.scandir(f"{root}/{folder}") as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        path = folder + entry.name
-        yield _line(entry, path, sums)
-        if entry.is_dir(follow_symlinks=False):
-            yield from _lines(root, path + "/", sums)
-
-
-def _line(entry: os.DirEntry[str], path: str, sums: Mapping[bytes, str] | None) -> str:
-    found = entry.stat(follow_symlinks=False)
-    mode, size, time_s, what = found.st_mode, 0, found.st_mtime_ns // 10**9, "-"
-    if stat.S_ISREG(mode):
-        size = found.st_size
-        what = _sum(entry) if sums is None else sums[os.fsencode(path)]
-    elif stat.S_ISLNK(mode):
-        what = _quoted(str(Path(entry.path).readlink()))
-    elif stat.S_ISDIR(mode):  # an implied folder's time is arbitrary
-        time_s = 0
-        what = ",".join(sorted(n for n in os.listxattr(entry.path) if "overlay" in n)) or "-"
-    elif stat.S_ISCHR(mode):
-        time_s = 0
-    return f"{mode:o} {size} {time_s} {what} {_quoted(path)}"
-
-
-def _sum(entry: os.DirEntry[str]) -> str:
-    with Path(entry.path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _quoted(name: str) -> str:
-    return quote(name, errors="surrogateescape")
-
-
-def _by_path(listing: str) -> dict[str, str]:
-    return {line.rpartition(" ")[2]: line for line in listing.splitlines()}
+def _size_of(tree: Path) -> int:
+    """Return the bytes of a folder's regular files."""
+    sizes = (path.lstat() for path in tree.rglob("*"))
+    return sum(entry.st_size for entry in sizes if stat.S_ISREG(entry.st_mode))

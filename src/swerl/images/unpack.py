@@ -13,7 +13,7 @@ import queue
 import tarfile
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -42,7 +42,7 @@ _UNTRUSTED = "do not trust this image; other layers may be worse"
 _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_DAMAGED = "fetch it again with `swerl images verify --repair`; else push the image again"
+_DAMAGED = "run the same command again to fetch it again; else push the image again"
 _END = b""
 
 
@@ -54,8 +54,6 @@ class LinksBelowError(ImageError):
 class Unpacked:
     num_bytes: int
     """Bytes of its files, holes included."""
-    sums: Mapping[bytes, str]
-    """SHA-256 of each regular file by path, as written."""
     has_copies: bool = False
     """True if files were copied from the layers below: it then fits only on those."""
 
@@ -94,16 +92,7 @@ def unpack(
             f"a layer unpacks to {found}, not to {diff_id} as the image's config says",
             hint="its config belongs to another image; push it again",
         )
-    return Unpacked(num_bytes + folder.copied_bytes, folder.sums, folder.has_copies)
-
-
-def diff_id_of(file: Path) -> str:
-    """Return the digest of a layer file's uncompressed tar. Raises ImageError, OSError."""
-    stream = LayerStream(file, max_bytes=max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size))
-    try:
-        return stream.finish()
-    finally:
-        stream.close()
+    return Unpacked(num_bytes + folder.copied_bytes, folder.has_copies)
 
 
 def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:

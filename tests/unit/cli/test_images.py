@@ -38,22 +38,21 @@ def test_unreachable_target_is_one_clear_error(tasks: Path) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("num_read", "verb"), [(0, "plan"), (1, "pull")])
-def test_a_plan_without_any_manifest_does_not_lead_to_a_pull(
-    tasks: Path, num_read: int, verb: str, monkeypatch: pytest.MonkeyPatch
+def test_a_plan_with_an_unreadable_manifest_does_not_lead_to_a_pull(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = PlannedImage("a/b", error=ImageError("does not answer"))
-    made = ImagePlan((lost, *[PlannedImage("c/d")] * num_read), frozenset())
+    made = ImagePlan((lost, PlannedImage("c/d")), frozenset())
 
     async def plan(*_: object, **__: object) -> ImagePlan:
         return made
 
     monkeypatch.setattr(images.planning, "plan", plan)
 
-    done = CliRunner().invoke(typer_app, ["images", "plan", str(tasks)])
+    done = CliRunner().invoke(typer_app, ["images", "pull", "--dry-run", str(tasks)])
 
     assert done.exit_code == 1
-    assert f"next: swerl images {verb} " in done.stdout
+    assert "next:" not in done.stdout
 
 
 def test_target_without_a_host_is_your_input(tasks: Path) -> None:

@@ -1,4 +1,4 @@
-"""`swerl images pull`, `import`, `ls`, `verify` and `gc` as a user types them."""
+"""`swerl images pull`, `ls` and `gc` as a user types them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.images.store import Store, default_store
-from tests.unit.images.layers import Entry, add_image, make_tar
+from tests.services.image import BaseImage
+from tests.unit.images.layers import Entry, add_image
 
 
 @pytest.fixture
@@ -92,37 +93,18 @@ def test_failed_pull_tells_what_to_do(store: Store, empty_registry: str) -> None
     assert "next: run the same command again" in out
 
 
-def test_import_then_list_then_verify_then_free(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "root.tar").write_bytes(make_tar(Entry("etc/motd", b"x"), Entry("bin/sh")))
-    assert "docker.io/swe/root:latest" in images(
-        "import", str(tmp_path / "root.tar"), "--name", "swe/root"
-    )
+def test_import_then_list_then_free(store: Store, base_image: BaseImage) -> None:
+    archive = f"oci-archive:{base_image.layout}:swe/root"
+    assert "docker.io/swe/root:latest" in images("pull", archive)
     assert "docker.io/swe/root:latest" in images("ls")
-    assert "all as stored" in images("verify")
-    assert "all as stored" in images("verify", "swe/root")
     assert "would be freed" in images("gc", "--keep", "host", "--dry-run")
     assert store.find("swe/root")
     assert "docker.io/swe/root:latest" in images("gc", "--keep", "host")
     assert "0 images" in images("ls")
 
 
-def test_damage_is_named_and_is_a_failure(store: Store) -> None:
-    add_image(store, "docker.io/swe/task:latest", [Entry("a")])
-    (store.find("swe/task").layers[0] / "new").touch()
-    result = CliRunner().invoke(typer_app, ["images", "verify", "all"])
-    assert result.exit_code == 1
-    assert "has changed files: new" in result.output
-    assert "next: swerl images verify --repair" in result.output
-
-
-def test_verify_of_an_image_that_is_not_there_says_how_to_get_it(store: Store) -> None:
-    with pytest.raises(ImageError, match="is not on this machine"):
-        images("verify", "swe/none")
-
-
 def test_commands_work_before_there_is_a_store(store: Store) -> None:
     assert "next: swerl images pull TASKS" in images("ls")
-    assert "all as stored" in images("verify")
     assert "0 images" in images("gc", "--keep", "host")
 
 

@@ -71,7 +71,6 @@ SHOWN = {
     "images gc --keep host": {"removed", "in_use", "freed_bytes", "kept_bytes", "num_parts"},
     "images ls": {"store", "images"},
     "images pull host": {"images", "failed", "moved_bytes", "store"},
-    "images verify": {"images", "damaged"},
     "recipes": {"name", "gpus", "about", "file"},
     "convert tasks.jsonl --format verl-parquet -o s.parquet": {
         "file",

@@ -8,9 +8,13 @@ import json
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from swerl.core.errors import ImageError
-from swerl.images.http import Login, find_login, logged_in
+from swerl.images.http import Auth, Login, find_login, http_session, logged_in, read_challenges
+
+SERVICE = {"realm": "https://a/t", "service": "s"}
 
 
 def config(folder: Path, **settings: object) -> Path:
@@ -90,3 +94,51 @@ async def test_damaged_config_or_login_is_one_clear_error(tmp_path: Path) -> Non
 
 def test_password_is_not_in_the_repr() -> None:
     assert "s3cret" not in repr(Login("ann", "s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "scheme", "parameters"),
+    [
+        (
+            ['Bearer realm="https://a/t",service="s"'],
+            "bearer",
+            {"realm": "https://a/t", "service": "s"},
+        ),
+        (
+            ["Bearer realm=https://a/t, service=s"],
+            "bearer",
+            {"realm": "https://a/t", "service": "s"},
+        ),
+        (['Basic realm="x", Bearer realm="https://a/t"'], "bearer", {"realm": "https://a/t"}),
+        (['Basic realm="x"', 'BEARER Realm="https://a/t"'], "bearer", {"realm": "https://a/t"}),
+        (['Negotiate, Basic realm="a, b=\\"c\\""'], "basic", {"realm": 'a, b="c"'}),
+    ],
+)
+def test_challenges_are_read_in_every_form(
+    headers: list[str], scheme: str, parameters: dict[str, str]
+) -> None:
+    assert read_challenges(headers)[scheme] == parameters
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"token": "a\\nb"}', b'{"token": "' + b"x" * 2**21, b"[]", b"\xff"]
+)
+async def test_a_hostile_token_is_one_clear_error(tmp_path: Path, body: bytes) -> None:
+    async def answer(_: web.BaseRequest) -> web.Response:
+        return web.Response(body=body)
+
+    async with RawTestServer(answer) as server, http_session() as http:
+        challenge = {"bearer": {"realm": str(server.make_url("/token"))}}
+        auth = Auth("127.0.0.1:5000", http, tmp_path / "none.json")
+        with pytest.raises(ImageError, match="answered without a token"):
+            await auth.answer("swe/task", challenge)
+
+
+async def test_a_login_is_not_sent_without_encryption(tmp_path: Path) -> None:
+    pair = base64.b64encode(b"ann:s3cret").decode()
+    file = config(tmp_path, auths={"ghcr.io": {"auth": pair}})
+    async with http_session() as http:
+        with pytest.raises(ImageError, match="requests the login without encryption"):
+            await Auth("ghcr.io", http, file).answer(
+                "s", {"bearer": {"realm": "http://127.0.0.1:9"}}
+            )

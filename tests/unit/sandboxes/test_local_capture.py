@@ -32,10 +32,10 @@ while True:
 """
 
 
-def copy(source: Path, dest: Path, *, max_bytes: int = 1 << 20) -> dict[bytes, str]:
+def copy(source: Path, dest: Path, *, max_bytes: int = 1 << 20) -> None:
     fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return copy_changes(fd, dest, max_bytes=max_bytes, stop=threading.Event())
+        copy_changes(fd, dest, max_bytes=max_bytes, stop=threading.Event())
     finally:
         os.close(fd)
 
@@ -85,8 +85,7 @@ def test_a_copy_equals_its_source_without_set_user_ids(tmp_path: Path) -> None:
     os.mkfifo(tree / "pipe")
     os.mknod(tree / "gone", stat.S_IFCHR | 0o600, 0)
     os.utime(tree / "folder", ns=(1, 2))
-    sums = copy(tree, tmp_path / "copy")
-    assert set(sums) == {b"folder/program", b"sparse", b"other"}
+    copy(tree, tmp_path / "copy")
     found = {path.name: path.lstat() for path in (tmp_path / "copy").rglob("*")}
     assert stat.S_IMODE(found["program"].st_mode) == 0o755
     assert found["folder"].st_mtime_ns == 2

@@ -155,12 +155,12 @@ class LocalSandbox:
         await listener.attach(socket.socket(fileno=packet.fds[0]))
         return f"http://127.0.0.1:{packet.body['port']}"
 
-    async def capture(self, dest: Path) -> dict[bytes, str]:
+    async def capture(self, dest: Path) -> None:
         """Copy the changes of its overlay to the new host folder `dest`, with whiteouts.
 
         The overlay is the root of a `built:` image, without /tmp, or the workdir of a `dir:` one.
-        Processes inside stand still meanwhile. Returns the SHA-256 of each regular file by path.
-        Raises SandboxError if the sandbox has no overlay, or its files are larger than its disk.
+        Processes inside are stopped meanwhile. Raises SandboxError if the sandbox has no overlay,
+        or its files are larger than its disk.
         """
         self._link.require_alive()
         if self._upper < 0:
@@ -170,7 +170,7 @@ class LocalSandbox:
             )
         try:
             async with asyncio.timeout(_CAPTURE_S), self._stopped():
-                return await self._copy_changes(dest)
+                await self._copy_changes(dest)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"it did not end within {_CAPTURE_S} s"
             raise SandboxError(
@@ -178,17 +178,17 @@ class LocalSandbox:
                 hint=f"is there space at {dest}?",
             ) from error
 
-    async def _copy_changes(self, dest: Path) -> dict[bytes, str]:
+    async def _copy_changes(self, dest: Path) -> None:
         stop, source = threading.Event(), os.dup(self._upper)
 
-        def copy() -> dict[bytes, str]:
+        def copy() -> None:
             try:
-                return copy_changes(source, dest, max_bytes=self._disk_bytes, stop=stop)
+                copy_changes(source, dest, max_bytes=self._disk_bytes, stop=stop)
             finally:
                 os.close(source)
 
         try:
-            return await asyncio.to_thread(copy)
+            await asyncio.to_thread(copy)
         finally:
             stop.set()
 
@@ -217,8 +217,8 @@ class LocalSandbox:
             try:
                 note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir, name)
                 with store.owner().scratch() as folder:
-                    sums = await self.capture(folder / "tree")
-                    await asyncio.to_thread(store.add_snapshot, folder, layer_id, note, sums)
+                    await self.capture(folder / "tree")
+                    await asyncio.to_thread(store.add_snapshot, folder, layer_id, note)
             except OSError as error:
                 raise SandboxError(
                     f"cannot keep a snapshot of sandbox {self.id}: {error}",
