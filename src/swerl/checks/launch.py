@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import secrets
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -42,7 +41,6 @@ from swerl.recipe.check import TWIN
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
 
-REACH_S = 60.0
 REST_BYTES = 2 << 30
 """Disk for Episodes, Turns, Samples and logs of a run of a hundred steps."""
 DAY_S = 86_400.0
@@ -52,11 +50,6 @@ _SGLANG = (
     "import importlib.metadata as m, sglang, torch; "
     "print('SGLang', m.version('sglang') + ', torch', torch.__version__ + ', NCCL', "
     "'.'.join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else 'none')"
-)
-_FETCH = (
-    'curl -fsS -m 20 "$0" 2>/dev/null || wget -qO- -T 20 "$0" 2>/dev/null || python3 -c '
-    "'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())' "
-    '"$0"'
 )
 
 
@@ -278,21 +271,11 @@ async def _check(
 async def _check_gateway(
     recipe: Recipe, task: Task, here: str, backend: SandboxBackend
 ) -> MachineFinding:
-    word = secrets.token_hex(8)
-    page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
-    listener = smoke.WordServer(page)
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
     try:
         async with backend.open(task.image, limits, workdir=task.workdir) as sandbox:
-            url = await sandbox.expose(listener)
-            answer = await sandbox.run(["sh", "-c", _FETCH, f"{url}/"], cwd="/", timeout_s=REACH_S)
+            url = await smoke.reach_from(sandbox)
     except (SwerlError, OSError, TimeoutError) as error:
         fix = getattr(error, "hint", "") or "check it: `swerl sandbox smoke --isolation`"
         return check_result(here, "gateway", str(error), good=False, fix=fix)
-    finally:
-        listener.close()
-    if word in answer.text:
-        return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")
-    detail = f"not reached from inside at {url}: {answer.text.strip()[-80:]}"
-    fix = "set gateway.bind and the gateway address of the backend"
-    return check_result(here, "gateway", detail, good=False, fix=fix)
+    return MachineFinding(here, "gateway", FindingState.OK, f"reached from inside at {url}")

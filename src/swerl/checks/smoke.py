@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import secrets
 import shlex
 import socket
 import time
@@ -50,6 +51,11 @@ _ANY_PYTHON = """
 for name in python python3; do command -v $name >/dev/null && exec $name --version; done
 echo "neither python nor python3 is on the path"; exit 127
 """
+_FETCH = (
+    'curl -fsS -m 20 "$0" 2>/dev/null || wget -qO- -T 20 "$0" 2>/dev/null || python3 -c '
+    "'import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).read().decode())' "
+    '"$0"'
+)
 
 ImageInUse: TypeAlias = tuple[str, str]
 """An image and the workdir in it."""
@@ -326,6 +332,28 @@ def _facts_in_daemon(base_url: str) -> ReadFacts:
         return ImageFacts(str(inspected.get("Id", "")), int(inspected.get("Size", 0)))
 
     return read_facts
+
+
+async def reach_from(sandbox: Sandbox) -> str:
+    """Fetch a page of this process from inside, as an agent reaches the gateway; return its URL.
+
+    Raises SandboxError if the page does not arrive.
+    """
+    word = secrets.token_hex(8)
+    page = f"HTTP/1.1 200 OK\r\nContent-Length: {len(word)}\r\nConnection: close\r\n\r\n{word}"
+    listener = WordServer(page)
+    try:
+        url = await sandbox.expose(listener)
+        argv = ["sh", "-c", _FETCH, f"{url}/"]
+        output = await sandbox.run(argv, cwd="/", timeout_s=_STEP_TIMEOUT_S)
+    finally:
+        listener.close()
+    if word not in output.text:
+        raise SandboxError(
+            f"{url} is not reached from inside: {output.text.strip()[-80:]}",
+            hint="set gateway.bind and the gateway address of the backend",
+        )
+    return url
 
 
 class WordServer:
