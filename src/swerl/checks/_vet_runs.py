@@ -15,7 +15,7 @@ from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Limits, Usage
 from swerl.core.task import MeasuredSwaps, Task
-from swerl.tasks.hide_future import Facts, Stage, hide_future
+from swerl.tasks.hide_future import Stage, hide_future
 from swerl.tasks.set_up import set_up
 
 _T = TypeVar("_T")
@@ -53,8 +53,6 @@ class Runs:
 
     backend: SandboxBackend
     limits: Limits
-    facts: dict[str, Facts] = field(default_factory=dict)
-    """Facts of the images by Task id, as an Episode's sandboxes share them."""
 
     async def grade(self, task: Task, patch: str, *, read: Iterable[str] = ()) -> GradedRun:
         """Grade a patch as an Episode would. Raises SandboxError if the infrastructure fails."""
@@ -122,8 +120,7 @@ class Runs:
         limits = replace(self.limits, lifetime_s=max(lifetime_s, self.limits.lifetime_s))
         async with self.backend.open(task.image, limits, workdir=task.workdir) as sandbox:
             await set_up(sandbox, task)
-            hidden = await hide_future(sandbox, task, stage=stage, facts=self.facts.get(task.id))
-            self.facts[task.id] = hidden.facts
+            await hide_future(sandbox, task, stage=stage)
             yield sandbox
 
 

@@ -1,8 +1,8 @@
-"""Find what a sandbox reveals of its Task's solution, hidden tests or name.
+"""Find what an agent's sandbox reveals of its Task's solution, hidden tests or name.
 
-Scan a sandbox that no agent uses: the solution enters it. A shell script reads git's side and a
-Python script reads files; both live in `_scan_leaks/` and run inside. If the sandbox lacks the
-tools for a check, the check is reported as unchecked and never counts as clean.
+Scan a sandbox that no agent uses, after its future is hidden: the solution enters it.
+`_scan_inside.py` runs in the sandbox and reads its files. If the image lacks the tools for a check,
+the check is reported as unchecked and never counts as clean.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,19 +20,10 @@ from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.task import Task
-from swerl.tasks.hide_future import (
-    Facts,
-    object_names,
-    script_input,
-    solved_files,
-    solved_texts,
-)
+from swerl.tasks.hide_future import object_names, solved_texts
 
-_IMPORT = "from swerl.checks._scan_leaks.formats import *"
-_GIT_TIMEOUT_S = 600.0
-_FILES_S = 120.0
+_BUDGET_S = 120.0
 """Seconds for reading files; a large image takes about twenty."""
-_SECRET_NAME = re.compile(r"(TOKEN|API_?KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _MAX_EVIDENCE = 300
 _MARKS = " \t\r\f+->|"
 """Stripped from both ends of a line, so that a line of a diff equals that of a file."""
@@ -44,53 +35,23 @@ _MIN_PASSAGE_CHARS = 20
 """Shorter passages, such as closing brackets, occur by chance."""
 _INSTALLED = ("/site-packages/", "/dist-packages/", "/node_modules/", "/lib/python", "/.git/")
 _SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib", "/sbin/", "/usr/", "/var/lib/")
-_PLAIN = ("#", "//", "/*", "*", "import ", "from ", '"""', "'''", "@", "use ", "package ")
+_COMMON_STARTS = ("#", "//", "/*", "*", "import ", "from ", '"""', "'''", "@", "use ", "package ")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{11,}")
+_GREP = r"""
+cat >/tmp/.lines
+find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -name .git -o -name .lines \) \
+  -prune -o -type f -exec grep -l -F -f /tmp/.lines {} + 2>/dev/null
+rm /tmp/.lines
+"""
 
 
 class LeakKind(StrEnum):
     """Ways in which an image reveals the solution."""
 
-    REFERENCE = "reference"
-    """A branch, tag, remote branch, note or stash that leads past the base commit."""
-    REFLOG = "reflog"
-    """A git log that names commits after the base."""
-    OBJECT = "object"
-    """Commits or files in the object store that the base commit does not need."""
-    STATE = "state"
-    """Git's notes of fetches, merges, work trees or submodules."""
-    SETTING = "setting"
-    """A hook, or a setting that names another place or runs a program."""
-    LINK = "link"
-    """The repository lies in, or borrows objects from, another place."""
-    COPY = "copy"
-    """Another repository on the machine, or a bundle, with the same objects."""
-    FILE = "file"
-    """A file that datasets or tools leave behind and that reveals the solution."""
     TEXT = "text"
-    """Lines of the solution or of the hidden tests in a file that the base does not have."""
-    PACKAGE = "package"
-    """An installed copy of the project that is newer than the base."""
+    """Parts of the solution or of the hidden tests in a file that the base does not have."""
     NAME = "name"
-    """The Task's id or its fixing commit, in a file, a variable or the host name."""
-    SECRET = "secret"
-    """A key or token that every user can read."""
-
-
-REASONS: Mapping[LeakKind, str] = {
-    LeakKind.REFERENCE: "it leads to commits after the base.",
-    LeakKind.REFLOG: "it names commits after the base.",
-    LeakKind.OBJECT: "git can list and show objects that the base commit does not need.",
-    LeakKind.STATE: "git keeps it beside the history, and it may name commits after the base.",
-    LeakKind.SETTING: "it names another place, or a program that git would run.",
-    LeakKind.LINK: "the repository's objects lie elsewhere.",
-    LeakKind.COPY: "it holds objects of the same project.",
-    LeakKind.FILE: "datasets and tools leave such files, and they reveal the solution.",
-    LeakKind.TEXT: "it holds lines that only the solution or the hidden tests add.",
-    LeakKind.PACKAGE: "an installed copy of the project is newer than the base.",
-    LeakKind.NAME: "a reader can look the solution up by it.",
-    LeakKind.SECRET: "every user of the sandbox can read it.",
-}
+    """The Task's id or its fixing commit, in a file or a variable: a reader can look it up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +60,7 @@ class Leak:
 
     kind: LeakKind
     name: str
-    """Reference, setting, path or variable."""
-    reason: str
-    """One sentence."""
+    """Path or variable."""
     evidence: str = ""
     """An excerpt, at most 300 characters."""
 
@@ -116,22 +75,38 @@ class LeakScan:
 
 
 async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
-    """Look for every known leak. Raises SandboxError if the sandbox runs no shell."""
+    """Search every file and variable. Raises SandboxError if the search fails."""
     solved = await solved_texts(sandbox, task)
-    lines = await _scan_git(sandbox, task, await solved_files(sandbox, task))
-    leaks = [_leak(LeakKind(line[1]), line[2], line[3]) for line in lines if line[0] == "leak"]
-    unchecked = [line[1] for line in lines if line[0] == "unchecked"]
-    files = await _scan_files(sandbox, task, solved)
-    if isinstance(files, str):
-        unchecked.append(f"text, packages, names: {files}")
-    else:
-        leaks += _hits(files)
-        done = await sandbox.run(["sh", "-c", _VERSION], cwd=task.workdir, timeout_s=60)
-        own = done.stdout.decode("utf-8", "replace").strip()
-        leaks += _packages(files, own)
-        leaks += _surroundings(files, task)
-        unchecked += [*files["unchecked"], *_packages_unchecked(files, own)]
-    return LeakScan(tuple(dict.fromkeys(leaks)), tuple(dict.fromkeys(unchecked)))
+    lines = _distinctive_lines(task)
+    request = {
+        "workdir": task.workdir,
+        "base": task.base_commit,
+        "lines": {"solution": [], "tests": [], **lines},
+        "passages": {"solution": [], "tests": [], **_passages(task)},
+        "added": sorted(_rows_added(task.gold_patch)),
+        **_whole_files(task, solved),
+        "words": _distinctive_words(task),
+        "tails": list(touched(task.gold_patch)),
+        "names": _names(task),
+        "budget_s": _BUDGET_S,
+    }
+    result = await sandbox.run(
+        ["python3", "-S", "-c", _program()],
+        cwd="/",
+        timeout_s=2 * _BUDGET_S,
+        stdin=json.dumps(request).encode(),
+    )
+    if result.exit_code in (126, 127):
+        return await _grep(sandbox, [line for found in lines.values() for line in found])
+    if result.exit_code:
+        error = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise SandboxError(
+            f"cannot scan {task.image} for leaks: {error}",
+            hint="`swerl sandbox smoke` checks if the image boots",
+        )
+    found: dict[str, Any] = json.loads(result.stdout)
+    leaks = dict.fromkeys([*_hits(found["hits"]), *_named_variables(found["environment"], task)])
+    return LeakScan(tuple(leaks), tuple(found["unchecked"]))
 
 
 def removable(leak: Leak) -> str:
@@ -144,51 +119,15 @@ def removable(leak: Leak) -> str:
     return path if can_go and not any(part in path for part in _INSTALLED) else ""
 
 
-async def _scan_git(sandbox: Sandbox, task: Task, solved: tuple[str, ...]) -> list[list[str]]:
-    argv = ["sh", "-c", _script(), "scan", task.workdir, task.base_commit]
-    telling = _distinctive_lines(task)
-    lines = [f"{label} line {line}" for label, found in telling.items() for line in found]
-    text = "\n".join([*script_input(task, Facts(solved)), *lines])
-    stdin = text.encode("utf-8", "surrogateescape")
-    done = await sandbox.run(argv, cwd="/", timeout_s=_GIT_TIMEOUT_S, stdin=stdin)
-    if done.exit_code:
-        answer = done.stderr.decode("utf-8", "replace").strip()[-300:] or f"code {done.exit_code}"
-        raise SandboxError(
-            f"cannot scan {task.image} for leaks: {answer}",
-            hint="`swerl sandbox smoke` checks if the image boots",
-        )
-    told = done.stdout.decode("utf-8", "replace").splitlines()
-    return [[*line.split("\t"), "", "", ""] for line in told if line]
-
-
-async def _scan_files(
-    sandbox: Sandbox, task: Task, solved: Mapping[str, str]
-) -> dict[str, Any] | str:
-    """Return what `_scan_leaks/scan.py` finds, or why the sandbox cannot run it."""
-    request = {
-        "workdir": task.workdir,
-        "base": task.base_commit,
-        "lines": _distinctive_lines(task),
-        "passages": _passages(task),
-        "added": sorted(_rows_added(task.gold_patch)),
-        **_whole_files(task, solved),
-        "words": _distinctive_words(task),
-        "tails": list(touched(task.gold_patch)),
-        "names": _names(task),
-        "budget_s": _FILES_S,
-    }
-    done = await sandbox.run(
-        ["python3", "-S", "-c", _program()],
-        cwd="/",
-        timeout_s=2 * _FILES_S,
-        stdin=json.dumps(request).encode(),
-    )
-    if done.exit_code:
-        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        missing = done.exit_code in (126, 127)
-        return "the image has no python3" if missing else f"the search failed: {lines[-1:]}"
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+async def _grep(sandbox: Sandbox, lines: Sequence[str]) -> LeakScan:
+    """Search plain files for whole lines, in an image without Python."""
+    reason = "the image has no python3: only plain files were searched, for long lines"
+    if not lines:
+        return LeakScan((), (reason,))
+    stdin = "\n".join(lines).encode("utf-8", "surrogateescape")
+    found = await sandbox.run(["sh", "-c", _GREP], cwd="/", timeout_s=2 * _BUDGET_S, stdin=stdin)
+    paths = found.stdout.decode("utf-8", "surrogateescape").splitlines()
+    return LeakScan(tuple(Leak(LeakKind.TEXT, path) for path in paths), (reason,))
 
 
 def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
@@ -273,7 +212,7 @@ def _telling_lines(text: str) -> set[str]:
         line
         for line in stripped
         if len(line) >= _MIN_CHARS
-        and not line.startswith(_PLAIN)
+        and not line.startswith(_COMMON_STARTS)
         and sum(map(str.isalpha, line)) >= _MIN_LETTERS
     }
 
@@ -285,72 +224,23 @@ def _names(task: Task) -> list[str]:
     return [*([task.id] if len(task.id) >= 8 else []), *commit]
 
 
-def _hits(scan: Mapping[str, Any]) -> Iterator[Leak]:
-    kinds = {"name": LeakKind.NAME, "secret": LeakKind.SECRET}
-    for hit in scan["hits"]:
-        kind = kinds.get(hit["label"], LeakKind.TEXT)
+def _hits(hits: Sequence[Mapping[str, Any]]) -> Iterator[Leak]:
+    for hit in hits:
         evidence = hit["example"]
-        if kind is LeakKind.TEXT:
-            evidence = f"{hit['count']} of {hit['total']} lines of the {hit['label']}: {evidence}"
-        yield _leak(kind, hit["path"], evidence)
+        if hit["label"] == "name":
+            yield Leak(LeakKind.NAME, hit["path"], evidence[:_MAX_EVIDENCE])
+            continue
+        evidence = f"{hit['count']} of {hit['total']} lines of the {hit['label']}: {evidence}"
+        yield Leak(LeakKind.TEXT, hit["path"], evidence[:_MAX_EVIDENCE])
 
 
-def _packages(scan: Mapping[str, Any], own: str) -> Iterator[Leak]:
-    """Yield newer copies of changed files; one with lines of the solution is already a text."""
-    texts = {hit["path"] for hit in scan["hits"]}
-    for found in scan["packages"]:
-        is_newer = own and found["version"] and _order(found["version"]) > _order(own)
-        if is_newer and found["path"] not in texts:
-            yield _leak(LeakKind.PACKAGE, found["path"], f"{found['version']}; the base is {own}")
-
-
-def _packages_unchecked(scan: Mapping[str, Any], own: str) -> Iterator[str]:
-    for found in scan["packages"]:
-        if not (own and found["version"]):
-            yield f"package: {found['path']} differs from the base, and its version is unknown"
-
-
-def _surroundings(scan: Mapping[str, Any], task: Task) -> Iterator[Leak]:
+def _named_variables(environment: Mapping[str, str], task: Task) -> Iterator[Leak]:
     words = [*_names(task), *([task.dataset] if "/" in task.dataset else [])]
-    places = {**scan["environment"], "host name": scan["hostname"]}
-    for name, value in places.items():
+    for name, value in environment.items():
         if any(word.lower() in value.lower() for word in words):
-            yield _leak(LeakKind.NAME, name, value)
-        elif value and _SECRET_NAME.search(name):
-            yield _leak(LeakKind.SECRET, name, f"a variable of {len(value)} characters")
-
-
-_VERSION = r"""
-for file in *.egg-info/PKG-INFO src/*.egg-info/PKG-INFO lib/*.egg-info/PKG-INFO PKG-INFO; do
-  [ -f "$file" ] && sed -n 's/^Version: *//p' "$file" | head -n 1 && exit
-done
-sed -n 's/^ *_*version_* *= *["'\'']\{0,1\}\([0-9][^"'\'' ]*\).*/\1/p' \
-  pyproject.toml setup.cfg setup.py */__init__.py src/*/__init__.py */_version.py 2>/dev/null |
-  head -n 1
-"""
-
-
-def _order(version: str) -> tuple[int, ...]:
-    """Return a version's leading numbers."""
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
-
-
-def _leak(kind: LeakKind, name: str, evidence: str) -> Leak:
-    return Leak(kind, name, REASONS[kind], evidence[:_MAX_EVIDENCE])
+            yield Leak(LeakKind.NAME, name, value[:_MAX_EVIDENCE])
 
 
 @functools.cache
 def _program() -> str:
-    """Return both Python files as one, because the sandbox has no swerl to import from."""
-    folder = Path(__file__).with_name("_scan_leaks")
-    formats, scan_text = ((folder / name).read_text() for name in ("formats.py", "scan.py"))
-    return formats + scan_text.replace(_IMPORT, "")
-
-
-@functools.cache
-def _script() -> str:
-    folder = Path(__file__).parents[1]
-    hiding = "tasks/_hide_future"
-    names = (f"{hiding}/common.sh", f"{hiding}/copies.sh", "checks/_scan_leaks/git.sh")
-    return "\n".join([*((folder / name).read_text() for name in names), "main"])
+    return Path(__file__).with_name("_scan_inside.py").read_text()

@@ -38,7 +38,7 @@ from swerl.core.turn import seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
 from swerl.recipe.schema import BudgetsSection, RolloutSection
-from swerl.tasks.hide_future import Facts, Stage, hide_future, to_remove
+from swerl.tasks.hide_future import SCRIPT, Stage, hide_future, to_remove
 from swerl.tasks.set_up import set_up
 from swerl.tasks.worktree import TreeListing, is_older, list_start, read_clean
 
@@ -121,7 +121,6 @@ class Provisioner:
     def __init__(self, backend: SandboxBackend, limits: Limits, *, concurrency: int) -> None:
         self._backend = backend
         self._limits = limits
-        self._facts: dict[str, Facts] = {}
         self._builds: dict[_Kept, asyncio.Future[bool]] = {}
         """Snapshot -> whether it was kept, once the build has ended."""
         self._opened: dict[str, tuple[_Kept, float]] = {}
@@ -245,9 +244,7 @@ class Provisioner:
         writes = bool(name and (task.setup or task.files))
         unkept = await _unkept(sandbox) if writes else b""
         await set_up(sandbox, task)
-        known = self._facts.get(task.id)
-        hidden = await hide_future(sandbox, task, stage=stage, facts=known)
-        self._facts[task.id] = hidden.facts
+        hidden = await hide_future(sandbox, task, stage=stage)
         if not (name and isinstance(sandbox, SnapshotSandbox) and sandbox.snapshot_root):
             return False
         root = sandbox.snapshot_root.rstrip("/")
@@ -322,8 +319,7 @@ def _code_version() -> str:
     """Return a digest of the code that prepares sandboxes."""
     # The modules' own files: an edit of either, or of a script beside them, is a new version.
     codes = [hide_future.__code__, set_up.__code__]
-    files = [Path(code.co_filename) for code in codes]
-    files += sorted(files[0].with_name("_hide_future").glob("*.sh"))
+    files = [SCRIPT, *(Path(code.co_filename) for code in codes)]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

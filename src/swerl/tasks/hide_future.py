@@ -1,8 +1,8 @@
 """Hide a repository's future from an agent: later git history, solutions and hidden tests.
 
-One shell command in the sandbox removes them; `_hide_future/` holds its functions. The command
-keeps only parts that are known to be harmless: the objects that the base commit, its past and the
-index need, and of git's folder the objects, settings and the index.
+The shell script beside this file runs in the sandbox. It replaces the repository by a new one that
+gets only the base commit and its past, removes other copies of the project, and files that are
+known to reveal the solution. `swerl tasks vet` scans for what remains.
 """
 
 from __future__ import annotations
@@ -13,36 +13,24 @@ import posixpath
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import BrokenImageError, SandboxError
-from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 
 MAX_OBJECTS = 50_000
 """Maximum objects of a store that keeps its past: about 0.3 s of work."""
 MAX_KIB = 128 * 2**10
 """Maximum KiB of a store that keeps its past, which is copied into the sandbox's layer."""
+SCRIPT = Path(__file__).with_suffix(".sh")
 _TIMEOUT_S = 600.0
-_SCRIPTS = ("common.sh", "main.sh", "repository.sh", "objects.sh", "files.sh", "copies.sh")
-_BROKEN, _FOREIGN = 93, 94
+_BROKEN = 93
 _MIN_BLOB_BYTES = 32
 """Smaller files, such as empty ones, do not prove that the past has a solution."""
-
-
-class History(StrEnum):
-    """History that an agent sees."""
-
-    AUTO = "auto"
-    """`full` if the object store is within MAX_OBJECTS and MAX_KIB, else `none`."""
-    FULL = "full"
-    """Every ancestor of the base commit."""
-    NONE = "none"
-    """Only the base commit, as in a clone of depth 1."""
 
 
 class Stage(StrEnum):
@@ -51,24 +39,10 @@ class Stage(StrEnum):
     AGENT = "agent"
     """Before an agent starts: everything."""
     GRADING = "grading"
-    """In a sandbox for grading, before the patch: everything but the files that grading reads, and
-    the repository, if the Task has a `test_setup` that needs it."""
+    """In a sandbox for grading, before the patch: everything except the files that grading reads,
+    and except repositories if the Task has a `test_setup`, which may need them."""
     TESTS = "tests"
-    """After the `test_setup`: the repository's future."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts of a Task's image, found in its first sandbox and reused in the next ones."""
-
-    solved: tuple[str, ...] = ()
-    """Object ids of the files after the solution and after the hidden tests."""
-    copies: tuple[str, ...] | None = None
-    """Repositories, packs, bundles and archives of them; None before the first search."""
-    clean: tuple[Stage, ...] = ()
-    """Stages at which nothing has to be removed, so a sandbox needs no command."""
-    base: str = ""
-    """Commit of HEAD."""
+    """After the `test_setup`: the futures of repositories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,76 +52,72 @@ class HiddenFuture:
     base: str
     """Commit of HEAD; empty without a repository or without a commit."""
     history: str = ""
-    """`full` or `none`."""
-    changed: bool = False
-    """True if anything was removed or changed."""
+    """`full`, or `none` if only the base commit is left, as in a clone of depth 1."""
     removed: tuple[str, ...] = ()
     """Removed files and folders outside git's folder."""
     duration_s: float = 0.0
-    facts: Facts = field(default_factory=Facts)
-    """Facts for the next sandbox of the same Task."""
 
 
-async def hide_future(
-    sandbox: Sandbox,
-    task: Task,
-    *,
-    history: History = History.AUTO,
-    stage: Stage = Stage.AGENT,
-    facts: Facts | None = None,
-) -> HiddenFuture:
+async def hide_future(sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGENT) -> HiddenFuture:
     """Remove everything from a sandbox that reveals the solution or the tests.
 
-    The base commit keeps its id, HEAD points to it, and work tree and index are unchanged. The base
-    is the Task's if HEAD descends from it, else HEAD. Raises BrokenImageError on a repository that
-    git cannot read, SandboxError if the sandbox forbids it.
+    HEAD becomes the base commit with its own id; the files of the work tree are unchanged, and what
+    was staged is not staged any more. The base is the Task's if HEAD descends from it, else HEAD.
+    Raises BrokenImageError on a repository that git cannot read, SandboxError if the sandbox cannot
+    be changed.
     """
     started = time.monotonic()
-    if facts and stage in facts.clean and not to_remove(task):
-        return HiddenFuture(base=facts.base, history=History.FULL, facts=facts)
-    known = facts or Facts(solved=await solved_files(sandbox, task, stage=stage))
-    reported = await _run(sandbox, task, history, stage, known)
-    base = reported.get("base", [""])[-1]
-    if known.copies is None and "borrows" not in reported:
-        known = replace(known, copies=tuple(reported.get("found", ())))
-    changed = bool({"changed", "removed", "borrows"} & set(reported))
-    if not changed and reported.get("history", [History.FULL])[-1] == History.FULL:
-        # An agent's sandbox loses all that one for grading loses, and more.
-        stages = (stage, Stage.GRADING) if stage is Stage.AGENT else (stage,)
-        known = replace(known, clean=tuple({*known.clean, *stages}), base=base)
+    waits = stage is Stage.GRADING and task.grading.test_setup
+    part = "repository" if stage is Stage.TESTS else "files" if waits else "all"
+    settings = [task.workdir, task.base_commit, str(MAX_OBJECTS), str(MAX_KIB), part]
+    solved = await _solved_ids(sandbox, task, stage)
+    result = await sandbox.run(
+        ["sh", "-c", _script(), "hide_future", *settings],
+        cwd="/",
+        user="root",
+        timeout_s=_TIMEOUT_S,
+        stdin="".join(_script_input(task, solved, stage)).encode("utf-8", "surrogateescape"),
+    )
+    if result.exit_code or result.truncated:
+        message = result.stderr.decode("utf-8", "replace").strip()[-300:]
+        if result.exit_code == _BROKEN:
+            message = f"the repository of {task.image} cannot be used: {message}"
+            raise BrokenImageError(message, hint="build or pull the image again")
+        reason = f"it ran past {_TIMEOUT_S:g} s" if result.timed_out else message or "no message"
+        raise SandboxError(
+            f"cannot hide the future of {task.image}: {reason} (exit code {result.exit_code})",
+            hint="`swerl tasks vet` reports what the image reveals",
+        )
+    lines = [line.partition(" ") for line in result.stdout.decode("utf-8", "replace").splitlines()]
+    values = {kind: value for kind, _, value in lines}
     return HiddenFuture(
-        base=base,
-        history=reported.get("history", [""])[-1],
-        changed=changed,
-        removed=tuple(reported.get("removed", ())),
+        base=values.get("base", ""),
+        history=values.get("history", ""),
+        removed=tuple(value for kind, _, value in lines if kind == "removed"),
         duration_s=time.monotonic() - started,
-        facts=known,
     )
 
 
-def script_input(task: Task, facts: Facts, stage: Stage = Stage.AGENT) -> list[str]:
-    """Return the standard input of the shell scripts, one instruction per line."""
-    hidden = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
-    tests = [path for path in hidden if _is_plain(path)]
-    is_read = _reading(task) if stage is Stage.GRADING else lambda _: False
+def _script_input(task: Task, solved: Sequence[str], stage: Stage) -> list[str]:
+    hidden_tests = dict.fromkeys((*task.grading.test_files, *touched(task.grading.test_patch)))
+    is_read = _read_by_grading(task) if stage is Stage.GRADING else lambda _: False
     return [
-        *(f"hidden {pattern}" for pattern in outside() if not is_read(pattern)),
-        *(f"inside {pattern}" for pattern in inside() if not is_read(pattern)),
-        *(f"given {path}" for path in to_remove(task) if not is_read(path)),
-        *(f"test {path}" for path in tests),
-        *(f"copy {path}" for path in facts.copies or ()),
-        *(f"solved {blob}" for blob in facts.solved),
+        *(f"outside {pattern}\n" for pattern in OUTSIDE.split() if not is_read(pattern)),
+        *(f"inside {pattern}\n" for pattern in INSIDE.split() if not is_read(pattern)),
+        *(f"file {path}\n" for path in to_remove(task) if not is_read(path)),
+        *(f"test {path}\n" for path in hidden_tests if _is_plain(path)),
+        *(f"solved {blob}\n" for blob in solved),
     ]
 
 
 def to_remove(task: Task) -> list[str]:
-    """Return the files that vetting found to reveal the solution, as its Certificate has them."""
-    found = task.certificate.get("removed")
-    paths = found if isinstance(found, list) else []
+    """Return the files that vetting found to reveal the solution, from the Task's Certificate."""
+    removed = task.certificate.get("removed")
+    paths = removed if isinstance(removed, list) else []
     return [path for path in map(str, paths) if path.startswith("/") and "\n" not in path]
 
 
-def _reading(task: Task) -> Callable[[str], bool]:
+def _read_by_grading(task: Task) -> Callable[[str], bool]:
     """Return a test for a pattern of files that the grading of a Task reads."""
     spec = task.grading
     commands = "\n".join((spec.test_setup, spec.test_command, spec.report_command))
@@ -168,52 +138,6 @@ def _reading(task: Task) -> Callable[[str], bool]:
     return is_read
 
 
-async def _run(
-    sandbox: Sandbox, task: Task, history: History, stage: Stage, facts: Facts
-) -> dict[str, list[str]]:
-    """Run the script as the ordinary user, then as root for files that need root."""
-    look = "1" if facts.copies is None and stage is not Stage.TESTS else "0"
-    waits = stage is Stage.GRADING and task.grading.test_setup
-    part = "repository" if stage is Stage.TESTS else "files" if waits else "all"
-    settings = [task.workdir, task.base_commit, str(history), str(MAX_OBJECTS), str(MAX_KIB)]
-    argv = ["sh", "-c", _script(), "hide_future", *settings, look, part]
-    stdin = "\n".join(script_input(task, facts, stage)).encode("utf-8", "surrogateescape")
-    reported: dict[str, list[str]] = {}
-    denied: set[str] | None = None
-    for user in (None, "root"):
-        done = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
-        if done.truncated or done.exit_code not in (0, _FOREIGN):
-            raise _failure(task, done)
-        own: set[str] = set()
-        for line in done.stdout.decode("utf-8", "replace").splitlines():
-            kind, _, value = line.partition(" ")
-            own |= {value} if kind == "denied" else set()
-            reported.setdefault(kind, []).append(value)
-        if done.exit_code == 0:
-            denied = own if denied is None else denied & own
-        if denied is not None and not denied:
-            return reported
-    names = ", ".join(sorted(denied or ())[:3]) or done.stderr.decode("utf-8", "replace").strip()
-    raise SandboxError(
-        f"cannot hide the future of {task.image}: no user of the sandbox can change {names}",
-        hint="`swerl tasks vet` lists what the image reveals",
-    )
-
-
-def _failure(task: Task, done: Exec) -> BrokenImageError | SandboxError:
-    stderr = done.stderr.decode("utf-8", "replace").strip()[-300:]
-    if done.exit_code == _BROKEN:
-        message = f"the repository of {task.image} cannot be used: {stderr}"
-        return BrokenImageError(message, hint="build or pull the image again")
-    reason = (
-        f"{_TIMEOUT_S:g} s passed without an end"
-        if done.timed_out
-        else stderr or f"exit code {done.exit_code}"
-    )
-    message = f"cannot hide the future of {task.image}: {reason}"
-    return SandboxError(message, hint="`swerl tasks vet` lists what the image reveals")
-
-
 def _is_plain(path: str) -> bool:
     """Return True if a path stays inside the workdir and has no line break."""
     clean = posixpath.normpath(path)
@@ -222,50 +146,43 @@ def _is_plain(path: str) -> bool:
 
 @functools.cache
 def _script() -> str:
-    folder = Path(__file__).with_name("_hide_future")
-    return "\n".join([*((folder / name).read_text() for name in _SCRIPTS), "main"])
+    return SCRIPT.read_text()
 
 
-async def solved_files(
-    sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGENT
-) -> tuple[str, ...]:
-    """Return git's object ids of the files after the solution and after the hidden tests.
+async def _solved_ids(sandbox: Sandbox, task: Task, stage: Stage) -> list[str]:
+    """Return the object ids of the files after the solution and after the hidden tests.
 
-    This process computes them, so no part of the solution enters the sandbox.
+    They are computed outside, so no part of the solution enters the sandbox.
     """
-    texts = (await solved_texts(sandbox, task, stage=stage)).values()
-    blobs = [text.encode("utf-8", "surrogateescape") for text in texts]
-    return tuple(
-        name for blob in blobs if len(blob) >= _MIN_BLOB_BYTES for name in object_names(blob)
-    )
+    base = (task.base_commit or "HEAD") if stage is Stage.TESTS else ""
+    texts = await solved_texts(sandbox, task, base=base)
+    blobs = [text.encode("utf-8", "surrogateescape") for text in texts.values()]
+    return [name for blob in blobs if len(blob) >= _MIN_BLOB_BYTES for name in object_names(blob)]
 
 
-async def solved_texts(
-    sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGENT
-) -> Mapping[str, str]:
+async def solved_texts(sandbox: Sandbox, task: Task, *, base: str = "") -> Mapping[str, str]:
     """Return the files by path as the solution and the hidden tests leave them.
 
-    The work tree is at the base, but after a `test_setup` the base is read from git.
+    The files before are read from the work tree, or from the commit `base`.
     """
-    contents: dict[str, str] = dict(task.grading.test_files)
-    base = (task.base_commit or "HEAD") if stage is Stage.TESTS else ""
+    texts = dict(task.grading.test_files)
     for patch in (task.gold_patch, task.grading.test_patch):
-        contents |= await _patched(sandbox, task.workdir, base, patch)
-    return contents
+        texts |= await _patched(sandbox, task.workdir, base, patch)
+    return texts
 
 
 async def _patched(sandbox: Sandbox, workdir: str, base: str, patch: str) -> Mapping[str, str]:
     """Return the files of a patch with its edits applied, without files that do not match."""
-    contents: dict[str, str] = {}
-    failed: set[str] = set()
+    texts: dict[str, str] = {}
+    mismatched: set[str] = set()
     for edit in edits(patch):
-        if edit.path not in contents:
-            contents[edit.path] = await _read(sandbox, workdir, base, edit.path)
-        before = contents[edit.path]
+        if edit.path not in texts:
+            texts[edit.path] = await _read(sandbox, workdir, base, edit.path)
+        before = texts[edit.path]
         if edit.old not in before or (not edit.old and before):
-            failed.add(edit.path)
-        contents[edit.path] = before.replace(edit.old, edit.new, 1) if edit.old else edit.new
-    return {path: text for path, text in contents.items() if path not in failed}
+            mismatched.add(edit.path)
+        texts[edit.path] = before.replace(edit.old, edit.new, 1) if edit.old else edit.new
+    return {path: text for path, text in texts.items() if path not in mismatched}
 
 
 async def _read(sandbox: Sandbox, workdir: str, base: str, path: str) -> str:
@@ -285,103 +202,30 @@ def object_names(blob: bytes) -> Sequence[str]:
     return hashlib.sha1(data, usedforsecurity=False).hexdigest(), hashlib.sha256(data).hexdigest()
 
 
-OUTSIDE: Mapping[str, tuple[str, ...]] = {
-    "r2e-gym": (
-        "/r2e_tests",
-        "/run_tests.sh",
-        "/expected_test_output.json",
-        "/execution_result.json",
-        "/parsed_commit.json",
-        "/syn_issue.json",
-        "/root/r2e_tests",
-        "/root/run_tests.sh",
-        "/home/*/r2e_tests",
-        "/home/*/run_tests.sh",
-    ),
-    "multi-swe-bench": (
-        "/home/*.patch",
-        "/home/run.sh",
-        "/home/*-run.sh",
-        "/home/prepare.sh",
-    ),
-    "swe-bench": (
-        "/eval.sh",
-        "/root/eval.sh",
-        "/tmp/*.patch",
-        "/tmp/*.diff",
-        "/root/*.patch",
-        "/root/*.diff",
-    ),
-    "swe-bench-pro": (
-        "/workspace/*.patch",
-        "/workspace/*.diff",
-        "/workspace/run_script.sh",
-        "/workspace/parser.py",
-        "/workspace/output.json",
-        "/before.sh",
-        "/before_repo_set_cmd*",
-        "/run_script.sh",
-        "/parser.py",
-    ),
-    "harbor": (
-        "/solution",
-        "/oracle",
-        "/verifier",
-        "/tests",
-        "/logs/verifier",
-        "/logs/agent",
-    ),
-    "any": (
-        "/*.patch",
-        "/*.diff",
-        "/reward*",
-        "/gold*",
-        "/root/.git-credentials",
-        "/root/.netrc",
-        "/home/*/.git-credentials",
-        "/home/*/.netrc",
-        "/root/.config/git/credentials",
-        "/home/*/.config/git/credentials",
-    ),
-    "image authors": (
-        "/root/.*_history",
-        "/home/*/.*_history",
-        "/root/.viminfo",
-        "/home/*/.viminfo",
-    ),
-    "package caches": (
-        "/root/.cache/pip",
-        "/root/.cache/uv",
-        "/home/*/.cache/pip",
-        "/home/*/.cache/uv",
-        "/opt/*conda*/pkgs/*.conda",
-        "/opt/*conda*/pkgs/*.tar.bz2",
-    ),
-}
-"""Absolute shell patterns by the dataset whose images have such files; `*` matches no slash."""
-
-INSIDE: Mapping[str, tuple[str, ...]] = {
-    "r2e-gym": (
-        "r2e_tests",
-        "run_tests.sh",
-        "expected_test_output.json",
-        "execution_result.json",
-        "parsed_commit.json",
-        "syn_issue.json",
-        "modified_files.json",
-        "modified_entities.json",
-    ),
-    "swe-bench-pro": ("before.sh", "run_script.sh", "parser.py"),
-    "scale-swe": ("test_fail_to_pass.py",),
-    "harbor": ("verifier", "oracle.patch", "reward.txt", "reward.json"),
-    "any": ("fix.patch", "test.patch", "gold.patch", "model.patch", "solution.patch", "fix.diff"),
-}
-"""Shell patterns relative to the repository. Files of the base commit stay."""
-
-
-def outside() -> list[str]:
-    return [pattern for patterns in OUTSIDE.values() for pattern in patterns]
-
-
-def inside() -> list[str]:
-    return [pattern for patterns in INSIDE.values() for pattern in patterns]
+OUTSIDE = """
+/r2e_tests /run_tests.sh /expected_test_output.json /execution_result.json /parsed_commit.json
+/syn_issue.json /root/r2e_tests /root/run_tests.sh /home/*/r2e_tests /home/*/run_tests.sh
+/home/*.patch /home/run.sh /home/*-run.sh /home/prepare.sh
+/eval.sh /root/eval.sh /tmp/*.patch /tmp/*.diff /root/*.patch /root/*.diff
+/workspace/*.patch /workspace/*.diff /workspace/run_script.sh /workspace/parser.py
+/workspace/output.json /before.sh /before_repo_set_cmd* /run_script.sh /parser.py
+/solution /oracle /verifier /tests /logs/verifier /logs/agent
+/*.patch /*.diff /reward* /gold*
+/root/.git-credentials /root/.netrc /home/*/.git-credentials /home/*/.netrc
+/root/.config/git/credentials /home/*/.config/git/credentials
+/root/.*_history /home/*/.*_history /root/.viminfo /home/*/.viminfo
+/root/.cache/pip /root/.cache/uv /home/*/.cache/pip /home/*/.cache/uv
+/opt/*conda*/pkgs/*.conda /opt/*conda*/pkgs/*.tar.bz2
+"""
+"""Absolute shell patterns of files that reveal a solution; `*` matches no slash. By line: R2E-Gym
+(2), Multi-SWE-bench, SWE-bench, SWE-bench Pro (2), Harbor, others, credentials (2), histories,
+caches."""
+INSIDE = """
+r2e_tests run_tests.sh expected_test_output.json execution_result.json parsed_commit.json
+syn_issue.json modified_files.json modified_entities.json
+before.sh run_script.sh parser.py
+test_fail_to_pass.py verifier oracle.patch reward.txt reward.json
+fix.patch test.patch gold.patch model.patch solution.patch fix.diff
+"""
+"""Such patterns relative to the repository; files of the base commit stay. By line: R2E-Gym (2),
+SWE-bench Pro, Scale-SWE and Harbor, others."""

@@ -6,10 +6,8 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from swerl.checks.scan_leaks import LeakKind as Kind
 from swerl.core.contracts import Sandbox
 from swerl.core.sandbox import Exec, Limits
 from swerl.core.task import GradingSpec, Task
@@ -46,17 +44,6 @@ _IDENTITY = {
     **{f"GIT_{who}_NAME": "dev" for who in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{who}_EMAIL": "dev@localhost" for who in ("AUTHOR", "COMMITTER")},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """One leak: how it is made, and how a scan must report it."""
-
-    kind: Kind
-    name: str
-    """Part of the leak's name."""
-    script: str
-    """Shell, run in the work tree; `$fix` is the fixing commit, `/tmp/fix` its repository."""
 
 
 def git(folder: Path, *argv: str, **env: str) -> str:
@@ -146,177 +133,145 @@ fetch_fix() {{
 """
 """Makes the fix in a repository aside; `fetch_fix` brings its objects in, without a reference."""
 
-PLANTED: Mapping[str, Planted] = {
-    "branch": Planted(Kind.REFERENCE, "refs/heads/solution", "fetch_fix; git branch solution $fix"),
-    "remote branch": Planted(
-        Kind.REFERENCE,
+LISTING = r"""
+set +e
+find / /repo /tmp /dev/shm -xdev -path /proc -prune -o -path /tmp/fix -prune -o -print
+git for-each-ref
+git config --list
+git config -f /root/.gitconfig --list
+git --no-pager diff --cached
+for path in $(find / /repo /tmp -xdev -path /proc -prune -o \( -name .git -o -name HEAD \) -print)
+do
+  git -c safe.directory='*' --git-dir="${path%/HEAD}" cat-file --batch-all-objects --batch
+done
+grep -r -a -s -h start_of_summation /repo /opt /srv /home /verifier /r2e_tests
+true
+"""
+"""Prints the files, references, settings, objects and solutions that an agent can list."""
+
+LEAKS: Mapping[str, tuple[str, str]] = {
+    "branch": ("refs/heads/solution", "fetch_fix; git branch solution $fix"),
+    "remote branch": (
         "refs/remotes/origin/main",
         "fetch_fix; git update-ref refs/remotes/origin/main $fix",
     ),
-    "tag": Planted(Kind.REFERENCE, "refs/tags/v2.0", "fetch_fix; git tag v2.0 $fix"),
-    "annotated tag": Planted(
-        Kind.REFERENCE, "refs/tags/v2.1", "fetch_fix; git tag -a -m release v2.1 $fix"
-    ),
-    "note": Planted(
-        Kind.REFERENCE, "refs/notes/commits", "git notes add -m 'use sum(filter(None, values))'"
-    ),
-    "stash": Planted(
-        Kind.REFERENCE,
+    "tag": ("refs/tags/v2.0", "fetch_fix; git tag v2.0 $fix"),
+    "annotated tag": ("refs/tags/v2.1", "fetch_fix; git tag -a -m release v2.1 $fix"),
+    "note": ("refs/notes/commits", "git notes add -m 'use sum(filter(None, values))'"),
+    "stash": (
         "refs/stash",
         "cp README.md /tmp/r; echo fix >>pkg/total.py; git stash -q; cp /tmp/r README.md",
     ),
-    "replace reference": Planted(
-        Kind.REFERENCE, "refs/replace/", "fetch_fix; git replace HEAD~1 $fix"
+    "replace reference": ("refs/replace", "fetch_fix; git replace HEAD~1 $fix"),
+    "pull request": ("refs/pull/7/head", "fetch_fix; git update-ref refs/pull/7/head $fix"),
+    "bisect": ("refs/bisect/good", "fetch_fix; git update-ref refs/bisect/good $fix"),
+    "packed reference": (
+        "refs/heads/later",
+        "fetch_fix; git branch later $fix; git pack-refs --all",
     ),
-    "pull request": Planted(
-        Kind.REFERENCE, "refs/pull/7/head", "fetch_fix; git update-ref refs/pull/7/head $fix"
-    ),
-    "bisect": Planted(
-        Kind.REFERENCE, "refs/bisect/good", "fetch_fix; git update-ref refs/bisect/good $fix"
-    ),
-    "packed reference": Planted(
-        Kind.REFERENCE, "refs/heads/later", "fetch_fix; git branch later $fix; git pack-refs --all"
-    ),
-    "reflog": Planted(
-        Kind.REFLOG,
-        "logs/HEAD",
+    "reflog": (
+        "/repo/.git/logs",
         "fetch_fix; git update-ref --create-reflog HEAD $fix; git update-ref HEAD $fix~1",
     ),
-    "back-dated commit": Planted(
-        Kind.REFERENCE,
+    "back-dated commit": (
         "refs/heads/old",
-        "fetch_fix; git branch old $(GIT_COMMITTER_DATE='2001-01-01T00:00:00Z' "
+        "fetch_fix; "
+        "git branch old $(GIT_COMMITTER_DATE='2001-01-01T00:00:00Z' "
         "git commit-tree -m 'Mend long ago' -p HEAD $fix^{tree})",
     ),
-    "ORIG_HEAD": Planted(Kind.STATE, "ORIG_HEAD", "fetch_fix; echo $fix >.git/ORIG_HEAD"),
-    "FETCH_HEAD": Planted(Kind.STATE, "FETCH_HEAD", "git fetch -q /tmp/fix HEAD"),
-    "MERGE_HEAD": Planted(Kind.STATE, "MERGE_HEAD", "fetch_fix; echo $fix >.git/MERGE_HEAD"),
-    "loose object": Planted(
-        Kind.OBJECT,
-        "1 objects",
+    "ORIG_HEAD": ("ORIG_HEAD", "fetch_fix; echo $fix >.git/ORIG_HEAD"),
+    "FETCH_HEAD": ("FETCH_HEAD", "git fetch -q /tmp/fix HEAD"),
+    "MERGE_HEAD": ("MERGE_HEAD", "fetch_fix; echo $fix >.git/MERGE_HEAD"),
+    "loose object": (
+        "",
         "printf 'the fix is to use sum(filter(None, values))' | git hash-object -w --stdin",
     ),
-    "packed object": Planted(
-        Kind.OBJECT, "objects", "fetch_fix; git repack -qad --keep-unreachable"
-    ),
-    "pack without an index": Planted(
-        Kind.OBJECT,
-        ".pack",
+    "packed object": ("", "fetch_fix; git repack -qad --keep-unreachable"),
+    "pack without an index": (
+        "",
         "git -C /tmp/fix pack-objects -q --all /tmp/p </dev/null; "
         "cp /tmp/p-*.pack .git/objects/pack/",
     ),
-    "stray file among objects": Planted(
-        Kind.OBJECT,
-        "objects",
+    "stray file among objects": (
+        "tmp_obj_x",
         "mkdir -p .git/objects/aa; cp /tmp/fix/pkg/total.py .git/objects/aa/tmp_obj_x",
     ),
-    "commit graph": Planted(
-        Kind.STATE,
+    "commit graph": (
         "commit-graph",
         "fetch_fix; git branch x $fix; git commit-graph write --reachable",
     ),
-    "remote address": Planted(
-        Kind.SETTING, "remote.origin.url", "git remote add origin https://example.invalid/acme/total"
+    "remote address": (
+        "remote.origin.url",
+        "git remote add origin https://example.invalid/acme/total",
     ),
-    "hook": Planted(
-        Kind.SETTING, "post-checkout", "mkdir .git/hooks; echo 'cat /fix' >.git/hooks/post-checkout"
-    ),
-    "external diff": Planted(Kind.SETTING, "diff.external", "git config diff.external /tmp/show"),
-    "text conversion": Planted(Kind.SETTING, "diff.py.textconv", "git config diff.py.textconv cat"),
-    "alias": Planted(Kind.SETTING, "alias.answer", "git config alias.answer '!cat /tmp/fix'"),
-    "included settings": Planted(
-        Kind.SETTING, "includeif", "git config includeIf.gitdir:/repo/.path /tmp/more"
-    ),
-    "credential helper": Planted(
-        Kind.SETTING, "credential.helper", "git config credential.helper store"
-    ),
-    "borrowed objects": Planted(
-        Kind.LINK,
+    "hook": ("post-checkout", "mkdir .git/hooks; echo 'cat /fix' >.git/hooks/post-checkout"),
+    "external diff": ("diff.external", "git config diff.external /tmp/show"),
+    "text conversion": ("diff.py.textconv", "git config diff.py.textconv cat"),
+    "alias": ("alias.answer", "git config alias.answer '!cat /tmp/fix'"),
+    "included settings": ("includeif", "git config includeIf.gitdir:/repo/.path /tmp/more"),
+    "credential helper": ("credential.helper", "git config credential.helper store"),
+    "borrowed objects": (
         "alternates",
         "mkdir -p .git/objects/info; echo /tmp/fix/.git/objects >.git/objects/info/alternates",
     ),
-    "work tree aside": Planted(
-        Kind.STATE, ".git/worktrees", "fetch_fix; git worktree add -q --detach /tmp/aside $fix"
+    "work tree aside": ("/tmp/aside", "fetch_fix; git worktree add -q --detach /tmp/aside $fix"),
+    "linked git folder": ("/srv-git", "mv .git /srv-git; echo 'gitdir: /srv-git' >.git"),
+    "symbolic link to the git folder": ("/srv-git", "mv .git /srv-git; ln -s /srv-git .git"),
+    "grafts": ("info/grafts", "fetch_fix; mkdir -p .git/info; echo $fix >.git/info/grafts"),
+    "shallow file": (".git/shallow", "fetch_fix; echo $fix >.git/shallow"),
+    "second repository": ("/opt/total/.git", "mkdir /opt; cp -r /tmp/fix /opt/total"),
+    "bare repository": (
+        "/srv/total.git",
+        "mkdir /srv; git clone -q --bare /tmp/fix /srv/total.git",
     ),
-    "linked git folder": Planted(
-        Kind.LINK, "/repo/.git", "mv .git /srv-git; echo 'gitdir: /srv-git' >.git"
-    ),
-    "symbolic link to the git folder": Planted(
-        Kind.LINK, "/repo/.git", "mv .git /srv-git; ln -s /srv-git .git"
-    ),
-    "grafts": Planted(
-        Kind.STATE, "info/grafts", "fetch_fix; mkdir -p .git/info; echo $fix >.git/info/grafts"
-    ),
-    "shallow file": Planted(Kind.STATE, "shallow", "fetch_fix; echo $fix >.git/shallow"),
-    "second repository": Planted(
-        Kind.COPY, "/opt/total/.git", "mkdir /opt; cp -r /tmp/fix /opt/total"
-    ),
-    "bare repository": Planted(
-        Kind.COPY, "/srv/total.git", "mkdir /srv; git clone -q --bare /tmp/fix /srv/total.git"
-    ),
-    "bundle": Planted(
-        Kind.COPY,
+    "bundle": (
         "/srv/fix.bundle",
         "mkdir /srv; git -C /tmp/fix bundle create -q /srv/fix.bundle HEAD",
     ),
-    "bundle in the work tree": Planted(
-        Kind.FILE, "/repo/fix.bundle", "git -C /tmp/fix bundle create -q /repo/fix.bundle HEAD"
+    "bundle in the work tree": (
+        "/repo/fix.bundle",
+        "git -C /tmp/fix bundle create -q /repo/fix.bundle HEAD",
     ),
-    "repository of another tool": Planted(Kind.FILE, "/repo/.hg", "mkdir .hg; echo fix >.hg/store"),
-    "rejected hunk": Planted(Kind.FILE, "pkg/total.py.rej", "echo '+fix' >pkg/total.py.rej"),
-    "original file": Planted(Kind.FILE, "pkg/total.py.orig", "echo fix >pkg/total.py.orig"),
-    "hidden test": Planted(
-        Kind.FILE, "tests/test_total.py", "mkdir tests; echo 'assert 1' >tests/test_total.py"
-    ),
-    "compiled hidden test": Planted(
-        Kind.FILE,
+    "repository of another tool": ("/repo/.hg", "mkdir .hg; echo fix >.hg/store"),
+    "rejected hunk": ("pkg/total.py.rej", "echo '+fix' >pkg/total.py.rej"),
+    "original file": ("pkg/total.py.orig", "echo fix >pkg/total.py.orig"),
+    "hidden test": ("tests/test_total.py", "mkdir tests; echo 'assert 1' >tests/test_total.py"),
+    "compiled hidden test": (
         "test_total.cpython-311.pyc",
         "mkdir -p tests/__pycache__; echo x >tests/__pycache__/test_total.cpython-311.pyc",
     ),
-    "compiled solution": Planted(
-        Kind.FILE,
+    "compiled solution": (
         "total.cpython-311.pyc",
         "mkdir pkg/__pycache__; echo x >pkg/__pycache__/total.cpython-311.pyc; "
         "touch -d 2001-01-01 pkg/__pycache__/total.cpython-311.pyc",
     ),
-    "compiled file that the solution adds": Planted(
-        Kind.FILE,
+    "compiled file that the solution adds": (
         "added.cpython-311.pyc",
         "mkdir 'pkg/__pycache__'; echo x >pkg/__pycache__/added.cpython-311.pyc",
     ),
-    "types of the solution": Planted(
-        Kind.FILE, "/repo/.mypy_cache", "mkdir .mypy_cache; echo '{}' >.mypy_cache/total.data.json"
+    "types of the solution": (
+        "/repo/.mypy_cache",
+        "mkdir .mypy_cache; echo '{}' >.mypy_cache/total.data.json",
     ),
-    "staged solution": Planted(
-        Kind.TEXT,
-        ".git/index",
-        "cp pkg/total.py /tmp/r; cp /tmp/fix/pkg/total.py pkg/total.py; git add pkg/total.py; "
-        "cp /tmp/r pkg/total.py",
+    "staged solution": (
+        "",
+        "cp pkg/total.py /tmp/r; cp /tmp/fix/pkg/total.py pkg/total.py; "
+        "git add pkg/total.py; cp /tmp/r pkg/total.py",
     ),
-    "resolved conflict": Planted(
-        Kind.STATE,
-        ".git/index",
-        r"""fetch_fix; blob=$(git rev-parse $fix:pkg/total.py); git rm -q --cached pkg/total.py
-        for n in 1 2 3; do printf '100644 %s %s\tpkg/total.py\n' $blob $n; done |
-          git update-index --index-info; git add pkg/total.py""",
+    "resolved conflict": (
+        "",
+        "fetch_fix; blob=$(git rev-parse $fix:pkg/total.py); git rm -q --cached pkg/total.py\n"
+        "for n in 1 2 3; do printf '100644 %s %s\\tpkg/total.py\\n' $blob $n; done |\n"
+        "git update-index --index-info; git add pkg/total.py",
     ),
-    "dataset's tests": Planted(
-        Kind.FILE, "/r2e_tests", "mkdir /r2e_tests; echo x >/r2e_tests/test_1.py"
-    ),
-    "dataset's result": Planted(
-        Kind.FILE, "/repo/execution_result.json", "echo '{}' >execution_result.json"
-    ),
-    "dataset's patch": Planted(
-        Kind.FILE, "/home/fix.patch", "cp /tmp/fix/pkg/total.py /home/fix.patch"
-    ),
-    "typed commands": Planted(
-        Kind.FILE, "/root/.bash_history", "echo 'git apply fix.patch' >/root/.bash_history"
-    ),
-    "oracle": Planted(Kind.FILE, "/verifier", "mkdir /verifier; echo x >/verifier/oracle.patch"),
-    "user's setting": Planted(
-        Kind.SETTING,
+    "dataset's tests": ("/r2e_tests", "mkdir /r2e_tests; echo x >/r2e_tests/test_1.py"),
+    "dataset's result": ("/repo/execution_result.json", "echo '{}' >execution_result.json"),
+    "dataset's patch": ("/home/fix.patch", "cp /tmp/fix/pkg/total.py /home/fix.patch"),
+    "typed commands": ("/root/.bash_history", "echo 'git apply fix.patch' >/root/.bash_history"),
+    "oracle": ("/verifier", "mkdir /verifier; echo x >/verifier/oracle.patch"),
+    "user's setting": (
         "url.",
         "git config -f /root/.gitconfig url.https://mirror.invalid/.insteadOf git:",
     ),
-}  # fmt: skip
-"""Each is found by a scan, and gone after the future is hidden."""
+}
+"""Leak -> a word of `LISTING` that must be gone, and a script that plants the leak."""

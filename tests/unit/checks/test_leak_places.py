@@ -220,5 +220,5 @@ async def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     ],
 )
 def test_only_a_file_outside_packages_can_go(path: str, file: str) -> None:
-    assert removable(Leak(LeakKind.TEXT, path, "")) == file
-    assert removable(Leak(LeakKind.NAME, path, "")) == ""
+    assert removable(Leak(LeakKind.TEXT, path)) == file
+    assert removable(Leak(LeakKind.NAME, path)) == ""

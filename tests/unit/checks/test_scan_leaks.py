@@ -48,9 +48,8 @@ def archive(name: str, text: str) -> bytes:
 
 async def test_an_image_with_nothing_in_it_raises_no_alarm(task: Task) -> None:
     async with opened(task) as sandbox:
-        raw = await scan(sandbox, task)
-    assert {leak.kind for leak in raw.leaks} <= {LeakKind.REFLOG}
-    assert not raw.unchecked
+        result = await scan(sandbox, task)
+    assert (result.leaks, result.unchecked) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -84,28 +83,6 @@ async def test_lines_that_the_base_has_give_nothing_away(task: Task) -> None:
     assert await leaks_after(own, {"/srv/copy.py": f"{FIXED_LINE}\n".encode()}) == ()
 
 
-@pytest.mark.parametrize(("version", "kinds"), [("9.0", [LeakKind.PACKAGE]), ("0.5", [])])
-async def test_an_installed_copy_counts_where_it_is_newer(
-    task: Task, version: str, kinds: list[LeakKind]
-) -> None:
-    site = "/opt/venv/lib/python3.11/site-packages"
-    found = await leaks_after(
-        task,
-        {
-            f"{site}/pkg/total.py": b"def total(values):\n    return 'another way to do it'\n",
-            f"{site}/pkg-{version}.dist-info/METADATA": b"Name: pkg\n",
-            "/repo/setup.py": b'version = "1.0"\n',
-        },
-    )
-    assert [leak.kind for leak in found] == kinds
-
-
-async def test_a_private_key_that_everybody_can_read_is_a_secret(task: Task) -> None:
-    key = b"-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n"
-    found = await leaks_after(task, {"/root/deploy": key}, "chmod 644 /root/deploy")
-    assert [(leak.kind, leak.name) for leak in found] == [(LeakKind.SECRET, "/root/deploy")]
-
-
 async def test_the_name_of_the_task_is_found_in_files_and_their_names(task: Task) -> None:
     files = {f"/srv/{task.id}.log": b"x", "/srv/job": f"run {task.id}".encode()}
     found = await leaks_after(task, files)
@@ -129,21 +106,13 @@ class Without:
         return await self._real.run(argv, **{"env": self._env, **options})
 
 
-async def test_variables_with_the_task_or_a_secret_are_found(task: Task) -> None:
+async def test_variables_with_the_task_are_found(task: Task) -> None:
     async with opened(task) as sandbox:
         await hide_future(sandbox, task)
-        marked = Without(sandbox, INSTANCE=task.id, FORGE_TOKEN="abc", DATA=task.dataset)
+        marked = Without(sandbox, INSTANCE=task.id, DATA=task.dataset)
         found = await scan(marked, task)
-    names = {(LeakKind.NAME, "INSTANCE"), (LeakKind.SECRET, "FORGE_TOKEN"), (LeakKind.NAME, "DATA")}
+    names = {(LeakKind.NAME, "INSTANCE"), (LeakKind.NAME, "DATA")}
     assert {(leak.kind, leak.name) for leak in found.leaks} == names
-    assert all("abc" not in leak.evidence for leak in found.leaks)
-
-
-async def test_what_cannot_be_checked_is_said(task: Task) -> None:
-    async with opened(task) as sandbox:
-        await hide_future(sandbox, task)
-        found = await scan(Without(sandbox, "python3"), task)
-    assert any("python3" in reason for reason in found.unchecked)
 
 
 TOOLS = "sh git find sed sort comm grep head tr cut wc mktemp rm mkdir cat stat readlink xargs tar"
@@ -180,4 +149,4 @@ async def test_files_that_there_is_no_time_to_read_are_counted(
     async with opened(task) as sandbox:
         found = await scan(sandbox, task)
     [reason] = found.unchecked
-    assert re.fullmatch(r"text: out of time: [\d,]+ files of [\d,]+ MiB were not read", reason)
+    assert re.fullmatch(r"out of time: [\d,]+ files of [\d,]+ MiB were not read", reason)

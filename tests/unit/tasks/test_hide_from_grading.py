@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 
 from swerl.core.changes import Changes, TreeFile
-from swerl.core.contracts import Sandbox
-from swerl.core.sandbox import Exec, Limits
+from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.prepare import prepare
 from swerl.rollout.parts import Provisioner
 from swerl.sandboxes import local
-from swerl.tasks import twin
 from swerl.tasks.hide_future import Stage, hide_future
 from tests.unit.checks.leaks import (
     BROKEN,
@@ -146,33 +143,6 @@ async def test_files_that_grading_reads_stay(folder: Path) -> None:
         await hide_future(sandbox, task, stage=Stage.GRADING)
         left = await sh(sandbox, "ls -d /tests/data /run_tests.sh /reward /gold r2e_tests || true")
         assert left.split() == ["/reward", "/run_tests.sh", "/tests/data"]
-
-
-class Counting:
-    """A sandbox that counts the commands it runs."""
-
-    def __init__(self, real: Sandbox) -> None:
-        self._real = real
-        self.commands = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    async def run(self, argv: Sequence[str], **options: Any) -> Exec:
-        self.commands += 1
-        return await self._real.run(argv, **options)
-
-
-async def test_an_image_without_a_future_costs_later_sandboxes_no_command(tmp_path: Path) -> None:
-    [task] = twin.make_tasks(tmp_path, split="train", count=1, seed=0)
-    facts = None
-    for stage, commands in ((Stage.AGENT, 1), (Stage.GRADING, 0), (Stage.AGENT, 0)):
-        async with opened(task) as sandbox:
-            counting = Counting(sandbox)
-            done = await hide_future(counting, task, stage=stage, facts=facts)
-            assert (done.changed, counting.commands) == (False, commands)
-            assert done.base == task.base_commit
-            facts = done.facts
 
 
 async def test_what_vetting_found_goes_at_both_stages(folder: Path) -> None:

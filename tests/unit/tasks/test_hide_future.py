@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks.scan_leaks import scan
 from swerl.core.task import Task
-from swerl.tasks.hide_future import History, hide_future
+from swerl.tasks import hide_future as hiding
+from swerl.tasks.hide_future import hide_future
 from tests.unit.checks.leaks import (
     FIXED,
     FIXED_LINE,
+    LEAKS,
+    LISTING,
     MAKE_FIX,
-    PLANTED,
     git,
     make_repository,
     opened,
@@ -32,9 +33,8 @@ git --no-pager log --format=%H%d%s
 """
 FILES = """
 find . -path ./.git -prune -o -type f -exec stat -c '%a %n' {} + -exec sha256sum {} + | sort
-sha256sum <"$(git rev-parse --git-path index)"
 """
-LEAKS_BESIDE_HISTORY = {
+BESIDE_HISTORY = {
     "bundle in the work tree",
     "repository of another tool",
     "rejected hunk",
@@ -44,10 +44,9 @@ LEAKS_BESIDE_HISTORY = {
     "compiled solution",
     "compiled file that the solution adds",
     "types of the solution",
-    "staged solution",
-    "resolved conflict",
     "dataset's result",
 }
+"""Leaks in the work tree."""
 
 
 @pytest.fixture
@@ -55,27 +54,22 @@ def task(tmp_path: Path) -> Task:
     return make_repository(tmp_path / "image")
 
 
-@pytest.mark.parametrize("name", PLANTED)
-async def test_a_planted_leak_is_found_and_then_hidden(task: Task, name: str) -> None:
-    planted = PLANTED[name]
+@pytest.mark.parametrize("name", LEAKS)
+async def test_a_leak_is_hidden_and_the_rest_stays(task: Task, name: str) -> None:
+    word, script = LEAKS[name]
     async with opened(task) as sandbox:
-        before = await sh(sandbox, STATE)
-        await sh(sandbox, f"{MAKE_FIX}\n{planted.script}")
-        if name not in {"borrowed objects"}:
+        before, files = await sh(sandbox, STATE), await sh(sandbox, FILES)
+        await sh(sandbox, f"{MAKE_FIX}\n{script}")
+        if name != "borrowed objects":
             await sh(sandbox, "rm -rf /tmp/fix /tmp/r /tmp/p-*")
-        files = await sh(sandbox, FILES)
-        raw = await scan(sandbox, task)
-        found = [
-            leak for leak in raw.leaks if leak.kind is planted.kind and planted.name in leak.name
-        ]
-        assert found, raw.leaks
+        assert word in await sh(sandbox, LISTING)
         done = await hide_future(sandbox, task)
-        assert done.changed
         assert done.base == task.base_commit
-        left = await scan(sandbox, task)
-        assert left.leaks == ()
+        listing = await sh(sandbox, LISTING)
+        assert "start_of_summation" not in listing
+        assert not word or word not in listing
         assert await sh(sandbox, STATE) == before
-        if name not in LEAKS_BESIDE_HISTORY:
+        if name not in BESIDE_HISTORY:
             assert await sh(sandbox, FILES) == files
 
 
@@ -115,28 +109,21 @@ async def test_an_agent_cannot_read_the_fix(task: Task, attempt: str) -> None:
         assert "start_of_summation" not in told.text
 
 
-async def test_a_clean_repository_is_left_alone(task: Task) -> None:
-    async with opened(task) as sandbox:
-        await hide_future(sandbox, task)
-        listing = "find .git -type f -exec stat -c '%n %i %s' {} + | sort | grep -v -e HEAD -e refs"
-        before = await sh(sandbox, listing)
-        again = await hide_future(sandbox, task)
-        assert not again.changed
-        assert await sh(sandbox, listing) == before
-
-
-@pytest.mark.parametrize(("history", "commits"), [(History.FULL, 3), (History.NONE, 1)])
-async def test_the_past_is_kept_or_cut(task: Task, history: History, commits: int) -> None:
+@pytest.mark.parametrize(("limit", "commits"), [(50_000, 3), (2, 1)])
+async def test_a_large_past_is_cut(
+    task: Task, monkeypatch: pytest.MonkeyPatch, limit: int, commits: int
+) -> None:
+    monkeypatch.setattr(hiding, "MAX_OBJECTS", limit)
     async with opened(task) as sandbox:
         await sh(sandbox, f"{MAKE_FIX} fetch_fix; git branch later $fix; rm -rf /tmp/fix")
-        done = await hide_future(sandbox, task, history=history)
-        assert done.history == history
-        assert len((await sh(sandbox, "git log --oneline --all")).splitlines()) == commits
-        assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
-        assert "words of the image" in await sh(sandbox, "git --no-pager diff")
-        assert len((await sh(sandbox, "git --no-pager blame pkg/total.py")).splitlines()) == 5
-        assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
-        assert (await scan(sandbox, task)).leaks == ()
+        for history in ("full" if commits == 3 else "none", "full"):  # a cut past has no parents
+            done = await hide_future(sandbox, task)
+            assert done.history == history
+            assert len((await sh(sandbox, "git log --oneline --all")).splitlines()) == commits
+            assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
+            assert "words of the image" in await sh(sandbox, "git --no-pager diff")
+            assert len((await sh(sandbox, "git --no-pager blame pkg/total.py")).splitlines()) == 5
+            assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
 
 
 async def test_a_past_that_holds_the_solution_is_cut(tmp_path: Path) -> None:
@@ -161,7 +148,8 @@ async def test_commits_on_top_of_the_base_become_changes_of_the_work_tree(task: 
         done = await hide_future(sandbox, task)
         assert done.base == task.base_commit
         assert (await sh(sandbox, "git rev-parse HEAD")).strip() == task.base_commit
-        assert "words of the image" in await sh(sandbox, "git --no-pager diff --cached")
+        assert "words of the image" in await sh(sandbox, "git --no-pager diff")
+        assert await sh(sandbox, "git --no-pager diff --cached") == ""
         assert "set the image up" not in (await sh(sandbox, "git log --all")).lower()
 
 
@@ -209,11 +197,8 @@ async def test_compiled_files_of_their_sources_stay(task: Task) -> None:
             echo x >committed.cpython-311.pyc; git add -f committed.cpython-311.pyc
             git commit -qm 'Commit a compiled file'""",
         )
-        done = await hide_future(sandbox, replace(task, base_commit=""))
+        await hide_future(sandbox, replace(task, base_commit=""))
         assert await sh(sandbox, "ls pkg/__pycache__ | wc -l") == "2\n"
-        assert not (
-            await hide_future(sandbox, replace(task, base_commit=""), facts=done.facts)
-        ).changed
 
 
 async def test_a_test_of_the_base_stands_as_the_base_has_it(task: Task) -> None:
@@ -242,10 +227,6 @@ async def test_tags_of_the_past_stay_so_that_a_project_knows_its_version(task: T
         everything = await sh(sandbox, "git cat-file --batch-all-objects --batch")
         assert "filter" not in everything
         assert not (await sh(sandbox, "git fsck --no-progress --full 2>&1")).strip()
-        assert (await scan(sandbox, task)).leaks == ()
-        assert not (await hide_future(sandbox, task)).changed
-        await hide_future(sandbox, task, history=History.NONE)
-        assert (await sh(sandbox, "git tag")) == ""
 
 
 async def test_a_file_of_the_base_stays_where_datasets_leave_one_of_that_name(task: Task) -> None:
@@ -258,5 +239,4 @@ async def test_a_file_of_the_base_stays_where_datasets_leave_one_of_that_name(ta
     async with opened(own) as sandbox:
         done = await hide_future(sandbox, own)
         assert done.removed == ("/workspace/output.json",)
-        assert (await scan(sandbox, own)).leaks == ()
         assert await sandbox.read("/workspace/parser.py") == b"the project's own\n"

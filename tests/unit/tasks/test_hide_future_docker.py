@@ -41,7 +41,6 @@ async def test_the_future_is_hidden_and_the_owner_of_the_repository_stays(
         planted = await sandbox.run(["sh", "-ec", PLANT, "sh", workdir], user=owner, cwd="/")
         assert planted.exit_code == 0, planted.text
         done = await hide_future(sandbox, task)
-        assert done.changed
         assert "/r2e_tests" in done.removed
         told = await sandbox.run(["sh", "-c", READ], cwd=task.workdir)
         assert "base" in told.text
