@@ -26,7 +26,7 @@ TERMINATED = 143
 """Exit code after SIGTERM: 128 + SIGTERM."""
 
 
-class _ToldToEndError(Exception):
+class _SignalError(Exception):
     """Ctrl-C, or SIGTERM from a scheduler, container runtime or service manager."""
 
     def __init__(self, code: int) -> None:
@@ -41,31 +41,31 @@ def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
     """
     try:
         with asyncio.Runner(loop_factory=PatientLoop) as runner:
-            return runner.run(_until_told(work))
+            return runner.run(_until_signal(work))
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except _ToldToEndError as told:
-        code = told.code
+    except _SignalError as error:
+        code = error.code
     stderr().print(f"[yellow]interrupted[/]: {after}", soft_wrap=True)
     raise typer.Exit(code) from None
 
 
-async def _until_told(work: Coroutine[Any, Any, T]) -> T:
-    """Await work; a signal cancels it. Raises _ToldToEndError after its cleanup."""
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Await work; a signal cancels it. Raises _SignalError after its cleanup."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    told: list[int] = []
+    codes: list[int] = []
 
     def end(code: int) -> None:
-        if not told:
+        if not codes:
             stderr().print("[yellow]stopping[/]; Ctrl-C again stops at once", soft_wrap=True)
-        told.append(code)
+        codes.append(code)
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, end_at_once)
         task.cancel()
 
     def end_at_once(*_: object) -> None:
-        told.append(INTERRUPTED)
+        codes.append(INTERRUPTED)
         raise KeyboardInterrupt
 
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
@@ -73,11 +73,11 @@ async def _until_told(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await work
     except asyncio.CancelledError:
-        if len(told) == 1:
-            raise _ToldToEndError(told[0]) from None
+        if len(codes) == 1:
+            raise _SignalError(codes[0]) from None
         raise
     except KeyboardInterrupt:
-        raise _ToldToEndError(INTERRUPTED) from None
+        raise _SignalError(INTERRUPTED) from None
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)

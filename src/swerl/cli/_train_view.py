@@ -114,11 +114,11 @@ class TrainView:
     def _status_line(self, now: float) -> str:
         if not self._expected:
             return f"  {self._stage}"
-        done = sum(self._verdicts.values())
+        num_ended = sum(self._verdicts.values())
         sandboxes = self._open_phases["agent"] + self._open_phases["grade"]
         rate = self._tokens / max(now - self._since, 1e-9)
         return (
-            f"  {self._stage}: {done}/{self._expected} episodes, "
+            f"  {self._stage}: {num_ended}/{self._expected} episodes, "
             f"{self._verdicts['solved']} solved, {sandboxes} sandboxes busy, {rate:,.0f} tokens/s"
         )
 
@@ -130,12 +130,12 @@ class TrainView:
         if self._recipe.schedule.mode == "sync":  # otherwise rollouts continue in parallel
             own_s -= m.get("train_s", 0.0) + m.get("publish_s", 0.0)
         rate = m["sampled_tokens"] / max(own_s, 1e-9)
-        found = f"reward {m['reward']:.2f}  {rate:>6,.0f} tokens/s  "
-        found += f"mismatch {m.get('mismatch', 0):.0e}"
+        figures = f"reward {m['reward']:.2f}  {rate:>6,.0f} tokens/s  "
+        figures += f"mismatch {m.get('mismatch', 0):.0e}"
         if self._recipe.sft.sources:
-            found = f"loss {m.get('loss', 0):.4f}  {m['trained_tokens']:,.0f} tokens"
+            figures = f"loss {m.get('loss', 0):.4f}  {m['trained_tokens']:,.0f} tokens"
         return (
-            f"  step {event.step + 1:>3}/{self._recipe.steps}  {found}  "
+            f"  step {event.step + 1:>3}/{self._recipe.steps}  {figures}  "
             f"grad {m.get('grad_norm', 0):.2f}  "
             f"{m['step_s']:.1f} s (train {m.get('train_s', 0):.1f}, other {m['other_share']:.0%})"
             f"{_left(left_s)}"
@@ -147,15 +147,15 @@ def _left(seconds: float) -> str:
     if seconds <= 0:
         return ""
     minutes = seconds / 60
-    shown = f"{minutes:,.0f} min" if 1 <= minutes < 120 else f"{minutes / 60:,.1f} h"
-    return f"  {f'{seconds:.0f} s' if minutes < 1 else shown} left"
+    text = f"{minutes:,.0f} min" if 1 <= minutes < 120 else f"{minutes / 60:,.1f} h"
+    return f"  {f'{seconds:.0f} s' if minutes < 1 else text} left"
 
 
 def show_summary(folder: Path, past: RunHistory) -> None:
     """Print a finished run's result, its reward curve, and the next command."""
     out = console()
-    shown = "loss" if all("nll" in metrics for metrics in past.steps.values()) else "reward"
-    out.print(f"\n{shown} by step  {_sparkline(past.series(shown))}", soft_wrap=True)
+    name = "loss" if all("nll" in metrics for metrics in past.steps.values()) else "reward"
+    out.print(f"\n{name} by step  {_sparkline(past.series(name))}", soft_wrap=True)
     table = simple_table("evaluation", "before", "after", box=None)
     for split, points in past.evals.items():
         table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
@@ -177,8 +177,8 @@ def _matrix(columns: Mapping[str, Mapping[str, tuple[float, float]]]) -> Table |
     table = simple_table("solved by agent", *columns, numbers=[*columns])
     for agent in dict.fromkeys(agent for column in columns.values() for agent in column):
         ends = [column.get(agent) for column in columns.values()]
-        shown = (f"{each[0]:.2f} → {each[1]:.2f}" if each else "held out" for each in ends)
-        table.add_row(safe(agent), *shown)
+        rates = (f"{end[0]:.2f} → {end[1]:.2f}" if end else "held out" for end in ends)
+        table.add_row(safe(agent), *rates)
     return table
 
 
@@ -210,8 +210,8 @@ def _accounts(past: RunHistory) -> Iterator[str]:
 def _machines(past: RunHistory) -> Iterator[str]:
     """Yield the figures of a paid run or a run on GPUs."""
     if planned := past.series(PLANNED):
-        told = compare_memory(planned[-1], max(past.series(MEASURED)))
-        yield f"memory          {told}, tensors of the trainer's fullest GPU"
+        comparison = compare_memory(planned[-1], max(past.series(MEASURED)))
+        yield f"memory          {comparison}, tensors of the trainer's fullest GPU"
     if mfu := past.series("mfu"):
         yield f"MFU             {sum(mfu) / len(mfu):.1%} of the GPUs' peak while training"
     if dollars := max(past.series("dollars"), default=0.0):

@@ -54,17 +54,17 @@ def export(
     root = _find(run, runs)
     options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes, adapter=adapter)
     with waiting("reading and writing the weights"):
-        done = write(root, out, options)
+        result = write(root, out, options)
     if as_json:
-        print_json(done)
+        print_json(result)
         return
     # The peak resident memory of this process.
     peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     say = console()
-    say.print(f"step {done.step} of {root}: {done.num_params:,} parameters", soft_wrap=True)
-    say.print(f"folder    {done.folder}", soft_wrap=True)
-    say.print(f"size      {_size(done.num_bytes)}")
-    say.print(f"checksum  {done.checksum}", soft_wrap=True)
+    say.print(f"step {result.step} of {root}: {result.num_params:,} parameters", soft_wrap=True)
+    say.print(f"folder    {result.folder}", soft_wrap=True)
+    say.print(f"size      {_size(result.num_bytes)}")
+    say.print(f"checksum  {result.checksum}", soft_wrap=True)
     say.print(f"memory    {peak_gib:.2f} GiB at most")
 
 

@@ -35,8 +35,8 @@ def status(
 ) -> None:
     """Show a run's state, or list all runs; reads only run folders, on any machine."""
     if run is None:
-        found = all_runs(runs)
-        rows = [_facts_or_problem(root) for root in found]
+        roots = all_runs(runs)
+        rows = [_facts_or_problem(root) for root in roots]
         if as_json:
             print_json(rows)
         elif not rows:
@@ -65,26 +65,26 @@ def facts_of(root: Path) -> dict[str, Any]:
     """Return all facts about a run."""
     recipe, progress = stored_recipe(root), read_progress(root)
     run = FoundRun(root.name, root, is_trained=True)
-    seen = run_status(root)
+    report = run_status(root)
     return {
         "run": root.name,
         "called": called(root),
         "folder": str(root),
-        "standing": "evaluated" if run.is_evaluated and run.stages() else str(seen.status),
+        "standing": "evaluated" if run.is_evaluated and run.stages() else str(report.status),
         "steps": recipe.steps,
-        "process": asdict(seen.process) if seen.process else None,
-        "beat_s": round(seen.beat_s, 1),
+        "process": asdict(report.process) if report.process else None,
+        "beat_s": round(report.beat_s, 1),
         "asked_to_stop": requested_stop(root),
         "step": progress.step,
         "doing": progress.doing,
         "episodes": [progress.episodes_done, progress.episodes_expected],
         "phases": {name: count for name, count in progress.phases.items() if count > 0},
         "metrics": dict(progress.metrics),
-        "dollars": _dollars(recipe, progress, seen),
+        "dollars": _dollars(recipe, progress, report),
     }
 
 
-def _dollars(recipe: Recipe, progress: RunProgress, seen: StatusReport) -> dict[str, float]:
+def _dollars(recipe: Recipe, progress: RunProgress, report: StatusReport) -> dict[str, float]:
     """Return the cost so far: sandboxes by this machine's ledger, and GPUs.
 
     `run` is the run's own account of both, which `cost.max_dollars` limits.
@@ -144,13 +144,13 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         yield f"asked      to end {_WHEN[facts['asked_to_stop']]}"
     yield f"steps      {facts['step']} of {facts['steps']} committed"
     if standing == "running" and facts["doing"]:
-        done, expected = facts["episodes"]
+        num_ended, expected = facts["episodes"]
         phases = ", ".join(f"{count} in {name}" for name, count in facts["phases"].items())
-        episodes = f": {done} of {expected} episodes" if expected else ""
+        episodes = f": {num_ended} of {expected} episodes" if expected else ""
         yield f"doing      {facts['doing']}{episodes}{'; ' + phases if phases else ''}"
     if facts["metrics"]:
-        shown = ((key, facts["metrics"][key]) for key in _METRICS if key in facts["metrics"])
-        yield "last step  " + "  ".join(f"{key} {value:.4g}" for key, value in shown)
+        figures = ((key, facts["metrics"][key]) for key in _METRICS if key in facts["metrics"])
+        yield "last step  " + "  ".join(f"{key} {value:.4g}" for key, value in figures)
     money = ", ".join(f"{name} ${value:,.2f}" for name, value in facts["dollars"].items())
     yield f"cost       {money}"
     yield f"folder     {facts['folder']}"
@@ -188,8 +188,8 @@ RECIPE = "recipe.resolved.json"
 
 def all_runs(runs: Path) -> list[Path]:
     """Return every run folder in `runs`, the newest first."""
-    found = [path.parent for path in runs.glob(f"*/{RECIPE}")]
-    return sorted(found, key=_last_use, reverse=True)
+    roots = [path.parent for path in runs.glob(f"*/{RECIPE}")]
+    return sorted(roots, key=_last_use, reverse=True)
 
 
 def find_run(run: str, runs: Path) -> Path:

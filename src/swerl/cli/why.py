@@ -29,12 +29,12 @@ def why(
     """Name the most likely cause of a sick run first; exit code 1 if there is one."""
     places = [runs] if run is None else [runs / run, Path(run)]
     # The newest run, if the folder has several.
-    runs_there = [each for place in places for each in find_runs(place).values()]
-    found = [each.root for each in runs_there if not each.is_closed]
-    if run is None and not found:
+    candidates = [candidate for place in places for candidate in find_runs(place).values()]
+    roots = [candidate.root for candidate in candidates if not candidate.is_closed]
+    if run is None and not roots:
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
-    root = found[0] if found else find_run(str(run), runs)
+    root = roots[0] if roots else find_run(str(run), runs)
     diagnosis = diagnose(root)
     if as_json:
         print_json(diagnosis)
@@ -47,11 +47,11 @@ def why(
 def print_cause(root: Path, *, says_healthy: bool = False) -> None:
     """Print the first cause of a run in up to three lines; a healthy one if asked for."""
     try:
-        found = diagnose(root)
+        diagnosis = diagnose(root)
     except SwerlError:  # The command's own result must not be lost for it.
         return
-    if found.findings or says_healthy:
-        for title, line in zip(("why", "", ""), found.lines(), strict=False):
+    if diagnosis.findings or says_healthy:
+        for title, line in zip(("why", "", ""), diagnosis.lines(), strict=False):
             console().print(f"{title:15} {safe(line)}", soft_wrap=True)
 
 
@@ -62,13 +62,17 @@ def show(diagnosis: Diagnosis, name: str) -> None:
     def say(text: str, style: str = "") -> None:
         out.print(safe(text), style=style, soft_wrap=True)
 
-    for place, each in enumerate(diagnosis.findings):
-        say(f"{each.cause}: {each.says}", "bold red" if not place else "yellow")
-        for line in each.evidence:
+    for place, finding in enumerate(diagnosis.findings):
+        say(f"{finding.cause}: {finding.says}", "bold red" if not place else "yellow")
+        for line in finding.evidence:
             say(f"  evidence   {line}")
         if diagnosis.steps:
-            say(f"  since      step {each.step}")
-        say(f"  change     {each.key}: {each.fix}" if each.key else f"  do         {each.fix}")
+            say(f"  since      step {finding.step}")
+        say(
+            f"  change     {finding.key}: {finding.fix}"
+            if finding.key
+            else f"  do         {finding.fix}"
+        )
     if not diagnosis.findings:
         say(f"{diagnosis.run}: {next(diagnosis.lines())}", "green")
     for problem in diagnosis.problems[:_NUM_SHOWN]:

@@ -83,10 +83,10 @@ def result_of(group: Group, repo: str = "") -> TaskResult:
         solved=sum(episode.verdict is Verdict.SOLVED for episode in counted),
         verdicts=tuple(str(episode.verdict) for episode in group.episodes),
         repo=repo,
-        sampled_tokens=sum(each.trajectory.num_sampled_tokens for each in counted),
-        prompt_tokens=sum(each.trajectory.num_prompt_tokens for each in counted),
-        turns=sum(len(each.trajectory.turns) for each in counted),
-        seconds=round(sum(each.timings.get("total", 0.0) for each in counted), 2),
+        sampled_tokens=sum(episode.trajectory.num_sampled_tokens for episode in counted),
+        prompt_tokens=sum(episode.trajectory.num_prompt_tokens for episode in counted),
+        turns=sum(len(episode.trajectory.turns) for episode in counted),
+        seconds=round(sum(episode.timings.get("total", 0.0) for episode in counted), 2),
     )
 
 
@@ -95,20 +95,22 @@ def summary(results: Sequence[TaskResult], k: int) -> dict[str, Any]:
 
     A Task without a learnable attempt is in neither mean; one with fewer than k is not in pass@k.
     """
-    counted = [each for each in results if each.attempts]
-    full = [each for each in counted if each.attempts >= k]
+    counted = [result for result in results if result.attempts]
+    full = [result for result in counted if result.attempts >= k]
     return {
         "k": k,
-        "pass_at_1": asdict(rate([each.value for each in counted])),
-        "pass_at_k": asdict(rate([pass_at_k(each.attempts, each.solved, k) for each in full])),
-        "verdicts": dict(Counter(verdict for each in results for verdict in each.verdicts)),
-        "num_attempts": sum(each.attempts for each in results),
-        "num_lost": sum(each.num_lost for each in results),
-        "noise_floor": noise_floor((each.attempts, each.solved) for each in counted),
-        "sampled_tokens": sum(each.sampled_tokens for each in results),
-        "prompt_tokens": sum(each.prompt_tokens for each in results),
-        "seconds": round(sum(each.seconds for each in results), 2),
-        "tasks": [asdict(each) for each in results],
+        "pass_at_1": asdict(rate([result.value for result in counted])),
+        "pass_at_k": asdict(
+            rate([pass_at_k(result.attempts, result.solved, k) for result in full])
+        ),
+        "verdicts": dict(Counter(verdict for result in results for verdict in result.verdicts)),
+        "num_attempts": sum(result.attempts for result in results),
+        "num_lost": sum(result.num_lost for result in results),
+        "noise_floor": noise_floor((result.attempts, result.solved) for result in counted),
+        "sampled_tokens": sum(result.sampled_tokens for result in results),
+        "prompt_tokens": sum(result.prompt_tokens for result in results),
+        "seconds": round(sum(result.seconds for result in results), 2),
+        "tasks": [asdict(result) for result in results],
     }
 
 
@@ -125,13 +127,13 @@ def find(text: str, runs: Path) -> Evaluation:
         return read(root)
     require_open(root)
     files = {_label(path.stem): path for path in sorted(root.glob("evals/*.json"))}
-    found = [path for name, path in files.items() if which in ("", name, name.rpartition("-")[2])]
-    if len(found) == 1:
-        return read(found[0])
-    known = [f"{run}@{name}" for name, path in files.items() if path in found or not found]
+    paths = [path for name, path in files.items() if which in ("", name, name.rpartition("-")[2])]
+    if len(paths) == 1:
+        return read(paths[0])
+    names = [f"{run}@{name}" for name, path in files.items() if path in paths or not paths]
     raise InputError(
-        f"{text} names {len(found)} finished evaluations",
-        hint=f"name one: {', '.join(known[-6:])}" if known else "the command that began it resumes",
+        f"{text} names {len(paths)} finished evaluations",
+        hint=f"name one: {', '.join(names[-6:])}" if names else "the command that began it resumes",
     )
 
 
@@ -151,14 +153,14 @@ def read(path: Path) -> Evaluation:
             TaskResult(**{**row, "verdicts": tuple(row["verdicts"])}) for row in value["tasks"]
         ]
         dollars, attempts = value.get("dollars"), value["num_attempts"]
-        numbers = [getattr(each, name) for each in results for name in _NUMBERS]
-        if odd := [each for each in numbers if not isinstance(each, int | float)]:
+        numbers = [getattr(result, name) for result in results for name in _NUMBERS]
+        if odd := [number for number in numbers if not isinstance(number, int | float)]:
             raise TypeError(f"{odd[0]!r} is no number")
     except (KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path} is not an evaluation: {error!r}", hint="name a file that `swerl eval` wrote"
         ) from error
-    counted = {each.task: each for each in results if each.attempts}
+    counted = {result.task: result for result in results if result.attempts}
     each_dollars = None if dollars is None or not attempts else dollars / attempts
     return Evaluation(path, counted, len(results) - len(counted), each_dollars)
 
@@ -175,19 +177,19 @@ def compare(a: Evaluation, b: Evaluation) -> dict[str, Any]:
     by_repo: dict[str, list[tuple[TaskResult, TaskResult]]] = {}
     for pair in paired:
         by_repo.setdefault(pair[1].repo or pair[0].repo, []).append(pair)
-    found = _compared(paired)
+    overall = _compared(paired)
     sides = [[(pair[n].attempts, pair[n].solved) for pair in paired] for n in (0, 1)]
-    known = [floor for side in sides if (floor := noise_floor(side)) is not None]
+    floors = [floor for side in sides if (floor := noise_floor(side)) is not None]
     return {
         "a": str(a.path),
         "b": str(b.path),
-        **found,
+        **overall,
         "num_only_a": len(a.results) - len(paired),
         "num_only_b": len(b.results) - len(paired),
         "num_lost_tasks": [a.num_lost_tasks, b.num_lost_tasks],
         # Half of each floor's variance is one side's.
-        "noise_floor": sqrt(fmean(each**2 for each in known)) if len(known) == 2 else None,
-        "cost": _costs(a, b, paired, found["difference"]["mean"]),
+        "noise_floor": sqrt(fmean(floor**2 for floor in floors)) if len(floors) == 2 else None,
+        "cost": _costs(a, b, paired, overall["difference"]["mean"]),
         "repos": [{"repo": repo, **_compared(pairs)} for repo, pairs in sorted(by_repo.items())],
     }
 
@@ -199,8 +201,8 @@ def _compared(paired: Sequence[tuple[TaskResult, TaskResult]]) -> dict[str, Any]
         "pass_at_1": [fmean(a.value for a, _ in paired), fmean(b.value for _, b in paired)],
         "difference": asdict(difference(differences)),
         "p_value": exact_p_value(differences),
-        "num_b_better": sum(each > 0 for each in differences),
-        "num_a_better": sum(each < 0 for each in differences),
+        "num_b_better": sum(value > 0 for value in differences),
+        "num_a_better": sum(value < 0 for value in differences),
     }
 
 
@@ -209,14 +211,14 @@ def _costs(
 ) -> dict[str, Any]:
     """Return each cost of an attempt for A and B, and its increase for each point gained."""
     sides = [[pair[side] for pair in paired] for side in (0, 1)]
-    found: dict[str, Any] = {"dollars": (a.dollars_per_attempt, b.dollars_per_attempt)}
+    costs: dict[str, Any] = {"dollars": (a.dollars_per_attempt, b.dollars_per_attempt)}
     for name in ("sampled_tokens", "prompt_tokens", "seconds"):
-        found[name] = [
-            sum(getattr(each, name) for each in side) / sum(each.attempts for each in side)
+        costs[name] = [
+            sum(getattr(result, name) for result in side) / sum(result.attempts for result in side)
             for side in sides
         ]
     rows = {}
-    for name, (low, high) in found.items():
+    for name, (low, high) in costs.items():
         is_known = gain and None not in (low, high)
         point = (high - low) / (100 * gain) if is_known else None
         rows[name] = {"a": low, "b": high, "per_point": point}

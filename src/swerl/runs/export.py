@@ -69,15 +69,15 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
 
 def _readable(run: Path, steps: Sequence[int]) -> tuple[list[int], list[str]]:
     """Return the steps whose files are whole, and the errors of the others."""
-    found, damaged = [], []
+    readable, damaged = [], []
     for step in steps:
         try:
             for _ in step_rows(run, [step]):
                 pass
-            found.append(step)
+            readable.append(step)
         except RunError as error:
             damaged.append(str(error))
-    return found, damaged
+    return readable, damaged
 
 
 def _swerl_columns() -> Columns:
@@ -108,8 +108,8 @@ def _slime_columns() -> Columns:
     import pyarrow as pa
 
     about = ("step", "episode", "task", "verdict", "advantage", "share")
-    own = {name: column for name, column in _swerl_columns().items() if name in about}
-    struct = pa.struct([(name, kind) for name, (kind, _) in own.items()])
+    metadata = {name: column for name, column in _swerl_columns().items() if name in about}
+    struct = pa.struct([(name, kind) for name, (kind, _) in metadata.items()])
     numbers = {"index": lambda row: row.rollout, "rollout_id": lambda row: row.rollout}
     return {
         "group_index": (pa.int64(), lambda row: row.group),
@@ -131,7 +131,10 @@ def _slime_columns() -> Columns:
         ),
         "remove_sample": (pa.bool_(), lambda row: False),
         "status": (pa.string(), lambda row: "truncated" if row.is_truncated else "completed"),
-        "metadata": (struct, lambda row: {name: value(row) for name, (_, value) in own.items()}),
+        "metadata": (
+            struct,
+            lambda row: {name: value(row) for name, (_, value) in metadata.items()},
+        ),
     }
 
 
@@ -190,12 +193,12 @@ class _Outcome:
 
 def steps_of(run: Path) -> list[int]:
     """Return the steps whose Samples a run folder holds. Raises InputError if there are none."""
-    found = sorted(int(path.stem) for path in RunFolder(run).samples(0).parent.glob("*.parquet"))
-    if not found:
+    steps = sorted(int(path.stem) for path in RunFolder(run).samples(0).parent.glob("*.parquet"))
+    if not steps:
         raise InputError(
             f"{run} holds no samples", hint="give the folder of a run that has finished a step"
         )
-    return found
+    return steps
 
 
 def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:

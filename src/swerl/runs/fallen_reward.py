@@ -93,10 +93,10 @@ def _changed_metrics(run: Evidence, before: Sequence[int], after: Sequence[int])
     factors: dict[str, float] = {}
     for name in (*_WATCHED, *sorted(agents)):
         ends = [[run.metrics[step].get(name) for step in steps] for steps in (before, after)]
-        known = [[value for value in values if value is not None] for values in ends]
-        if not all(known):
+        recorded = [[value for value in values if value is not None] for values in ends]
+        if not all(recorded):
             continue
-        old, new = (fmean(values) for values in known)
+        old, new = (fmean(values) for values in recorded)
         low, high = sorted((abs(old), abs(new)))
         factor = high / max(low, 1e-12)
         if factor >= _CHANGE and high > _TINY.get(name, 0.0):

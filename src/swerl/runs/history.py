@@ -104,17 +104,17 @@ class RunHistory:
         The column `train` has the means over the first and the last five steps with the agent; the
         others are evaluations.
         """
-        found: dict[str, dict[str, tuple[float, float]]] = {}
+        columns: dict[str, dict[str, tuple[float, float]]] = {}
         for name in sorted({name for metrics in self.steps.values() for name in metrics}):
             if name.startswith(_BY_AGENT):
                 rates = self.series(name)
                 ends = fmean(rates[:_NUM_ENDS]), fmean(rates[-_NUM_ENDS:])
-                found.setdefault("train", {})[name.removeprefix(_BY_AGENT)] = ends
+                columns.setdefault("train", {})[name.removeprefix(_BY_AGENT)] = ends
         for name, points in self.evals.items():
             split, _, agent = name.partition("/")
             if agent:
-                found.setdefault(split, {})[agent] = (points[0][1], points[-1][1])
-        return found
+                columns.setdefault(split, {})[agent] = (points[0][1], points[-1][1])
+        return columns
 
 
 def read(path: Path) -> RunHistory:
@@ -128,16 +128,16 @@ class HistoryReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._found = RunHistory()
+        self._history = RunHistory()
 
     def read(self) -> RunHistory:
         """Return the history with the lines that were written since the last call."""
         if not self._path.exists():
-            return self._found
+            return self._history
         with self._path.open("rb") as file:
             # A shorter file is another run's, or was cut.
             if self._path.stat().st_size < self._offset:
-                self._offset, self._found = 0, RunHistory()
+                self._offset, self._history = 0, RunHistory()
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -146,20 +146,20 @@ class HistoryReader:
                 # Most lines are of Episodes; to parse them would take minutes in a long run.
                 if line.startswith(_MILESTONES):
                     self._add(line)
-        return self._found
+        return self._history
 
     def _add(self, line: bytes) -> None:
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             event = json.loads(line)
             step = event["step"]
             if event["event"] == StepEnded.__name__:
-                self._found.steps[step] = event["metrics"]
+                self._history.steps[step] = event["metrics"]
                 return
             split, rate = event["split"], event["solve_rate"]
             split += f"/{event['agent']}" if event.get("agent") else ""
-            earlier = [each for each in self._found.evals.get(split, ()) if each[0] != step]
-            self._found.evals[split] = sorted([*earlier, (step, rate)])
-            bounds = self._found.bounds.setdefault(split, {})
+            earlier = [point for point in self._history.evals.get(split, ()) if point[0] != step]
+            self._history.evals[split] = sorted([*earlier, (step, rate)])
+            bounds = self._history.bounds.setdefault(split, {})
             bounds[step] = (event.get("low", rate), event.get("high", rate))
 
 
@@ -186,31 +186,31 @@ class RunProgress:
 def read_progress(root: Path) -> RunProgress:
     """Read a run's progress from its folder. Raises RunError on a damaged state."""
     folder = RunFolder(root)
-    found = RunProgress(step=folder.read_state().step)
+    progress = RunProgress(step=folder.read_state().step)
     for event in read_events(folder.events, last_bytes=TAIL_BYTES):
-        _add_event(found, event)
-    return found
+        _add_event(progress, event)
+    return progress
 
 
-def _add_event(found: RunProgress, event: Mapping[str, Any]) -> None:
+def _add_event(progress: RunProgress, event: Mapping[str, Any]) -> None:
     match event.get("event"):
         case StepStarted.__name__:
-            found.doing = f"step {event['step'] + 1}"
-            found.episodes_done, found.episodes_expected = 0, event["num_episodes"]
-            found.phases.clear()
+            progress.doing = f"step {event['step'] + 1}"
+            progress.episodes_done, progress.episodes_expected = 0, event["num_episodes"]
+            progress.phases.clear()
         case Progress.__name__:
             stage = Progress(event["stage"], event["done"], event["total"])
-            found.doing = stage.in_words()
-            found.episodes_done, found.episodes_expected = 0, 0
+            progress.doing = stage.in_words()
+            progress.episodes_done, progress.episodes_expected = 0, 0
         case PhaseStarted.__name__:
-            found.phases[event["phase"]] += 1
+            progress.phases[event["phase"]] += 1
         case PhaseEnded.__name__:
-            found.phases[event["phase"]] -= 1
+            progress.phases[event["phase"]] -= 1
         case EpisodeEnded.__name__:
-            found.episodes_done += 1
+            progress.episodes_done += 1
         case StepEnded.__name__:
-            found.metrics = event["metrics"]
-            found.step_seconds += event["metrics"].get("step_s", 0.0)
+            progress.metrics = event["metrics"]
+            progress.step_seconds += event["metrics"].get("step_s", 0.0)
 
 
 def read_events(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:

@@ -124,8 +124,8 @@ def plain(name: str) -> str:
 
 def find_runs(folder: Path) -> dict[str, FoundRun]:
     """Return name -> run for every run in a folder, or for the folder itself, newest first."""
-    found = sorted(_find(folder, folder, 0), key=changed, reverse=True)
-    return {run.name: run for run in found}
+    runs = sorted(_find(folder, folder, 0), key=changed, reverse=True)
+    return {run.name: run for run in runs}
 
 
 def run_at(folder: Path) -> FoundRun | None:
@@ -143,11 +143,11 @@ def _find(folder: Path, top: Path, depth: int) -> Iterator[FoundRun]:
         return
     # Episodes in hundred thousands stand side by side, so a few tell.
     some = islice(_subfolders(folder), _LOOKED_AT)
-    if is_episode(folder) or any(is_episode(folder / each) for each in some):
+    if is_episode(folder) or any(is_episode(folder / child) for child in some):
         yield FoundRun(name, folder, False)
     elif depth < _DEPTH:
-        for each in _folders(folder):
-            yield from _find(folder / each, top, depth + 1)
+        for child in _folders(folder):
+            yield from _find(folder / child, top, depth + 1)
 
 
 def is_episode(folder: Path) -> bool:
@@ -188,11 +188,11 @@ def _kept_groups(folder: Path, changed_ns: int) -> dict[str, list[str]]:
 
 
 def _grouped(folder: Path) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    attempts: dict[str, list[str]] = {}
     for name in sorted(_folders(folder), key=_natural):
         task, dot, number = name.rpartition(".")
-        found.setdefault(task if dot and number.isdecimal() else name, []).append(name)
-    return found
+        attempts.setdefault(task if dot and number.isdecimal() else name, []).append(name)
+    return attempts
 
 
 def _natural(name: str) -> list[str | int]:
@@ -208,26 +208,26 @@ def _is_summary(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("timings", {}), dict):
         return False
     numbers = (value.get(name, 0) for name in ("reward", "turns", "sampled_tokens"))
-    return all(isinstance(each, int | float) for each in numbers)
+    return all(isinstance(number, int | float) for number in numbers)
 
 
 def _attempt(folder: Path, name: str) -> Attempt:
     task, _, number = name.rpartition(".")
-    named = Attempt(name, task or name, int(number) if number.isdecimal() else 0)
+    nominal = Attempt(name, task or name, int(number) if number.isdecimal() else 0)
     path = folder / "episode.json"
     problem = "not finished: its summary was never written"
     if path.exists():
         try:
             summary = read_json(path)
             if _is_summary(summary):
-                task = str(summary.get("task_id", named.task))
-                return Attempt(name, task, named.number, summary)
+                task = str(summary.get("task_id", nominal.task))
+                return Attempt(name, task, nominal.number, summary)
             problem = f"{path} is damaged: it is no summary of an Episode"
         except RunError as error:
             problem = str(error)
     elif is_episode(folder):
         problem = "recorded without a grade"
-    return Attempt(name, named.task, named.number, {}, problem)
+    return Attempt(name, nominal.task, nominal.number, {}, problem)
 
 
 def part(read: Callable[[], T]) -> tuple[T | None, str]:

@@ -204,14 +204,14 @@ def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
     if not path.exists():
         write_json(path, recipe)
         return
-    found = _differing(_completed(read_json(path)), _completed(recipe))
-    differing = [each for each in found if not each[0].startswith(_MAY_CHANGE)]
+    changes = _differing(_completed(read_json(path)), _completed(recipe))
+    differing = [change for change in changes if not change[0].startswith(_MAY_CHANGE)]
     # Only harmless keys differ: store their new values.
-    if found and not differing:
+    if changes and not differing:
         write_json(path, recipe)
     if differing:
-        shown = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
-        message = f"{path.parent} belongs to another recipe: {shown}"
+        examples = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
+        message = f"{path.parent} belongs to another recipe: {examples}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
         raise RecipeError(message, hint=hint)
 
@@ -255,10 +255,10 @@ def _state(value: dict[str, Any]) -> RunState:
 
 def _differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        changes = []
         for key in sorted(old.keys() | new.keys()):
-            found += _differing(old.get(key), new.get(key), f"{prefix}{key}.")
-        return found
+            changes += _differing(old.get(key), new.get(key), f"{prefix}{key}.")
+        return changes
     return [] if old == new else [(prefix.rstrip("."), old, new)]
 
 
@@ -286,7 +286,7 @@ def rewind(root: Path, step: int) -> Path | None:
     """
     with open_run(root, read_json(root / "recipe.resolved.json")) as run:
         if not run.state_of(step).is_file():
-            there = ", ".join(str(found) for found in _steps(run)) or "none"
+            there = ", ".join(str(saved) for saved in _steps(run)) or "none"
             raise InputError(
                 f"{root} has no checkpoint of step {step}",
                 hint=f"steps that have one: {there}",
@@ -298,9 +298,9 @@ def rewind(root: Path, step: int) -> Path | None:
 
 
 def _steps(run: RunFolder) -> list[int]:
-    found = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
-    named = (int(path.name) for path in found if path.name.isdecimal())
-    return sorted(step for step in named if run.state_of(step).is_file())
+    folders = run.checkpoints.iterdir() if run.checkpoints.is_dir() else ()
+    numbers = (int(path.name) for path in folders if path.name.isdecimal())
+    return sorted(step for step in numbers if run.state_of(step).is_file())
 
 
 def _move_aside(run: RunFolder, step: int) -> Path | None:

@@ -81,7 +81,7 @@ def read(path: Path) -> list[GroupEntry]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [each for each in map(_read, lines) if each]
+    return [entry for entry in map(_read, lines) if entry]
 
 
 def cut(path: Path, *, steps: int) -> list[GroupEntry]:
@@ -89,11 +89,11 @@ def cut(path: Path, *, steps: int) -> list[GroupEntry]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [each for each in map(_read, lines) if each and each.step < steps]
+    entries = [entry for entry in map(_read, lines) if entry and entry.step < steps]
     # Rewritten only if a line goes.
-    if len(kept) < len(lines):
-        write_text(path, "".join(map(_line, kept)))
-    return kept
+    if len(entries) < len(lines):
+        write_text(path, "".join(map(_line, entries)))
+    return entries
 
 
 def _read(line: str) -> GroupEntry | None:
@@ -106,8 +106,8 @@ def _read(line: str) -> GroupEntry | None:
         return None
 
 
-def _line(each: GroupEntry) -> str:
-    return json.dumps(asdict(each)) + "\n"
+def _line(entry: GroupEntry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
 
 
 TENTHS = 10

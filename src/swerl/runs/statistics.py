@@ -77,7 +77,7 @@ def adjusted_mean(differences: Sequence[float]) -> tuple[float, float]:
     Tasks, the sum stays, and the sum of squares grows by 1.
     """
     count, total = len(differences) + 2, sum(differences)
-    squares = sum(each * each for each in differences) + 1
+    squares = sum(value * value for value in differences) + 1
     return total / count, sqrt(squares - total * total / count) / count
 
 
@@ -91,8 +91,8 @@ def exact_p_value(differences: Sequence[float]) -> float:
     """
     off = [max((abs(v * g - round(v * g)) for v in differences), default=0) for g in range(1, 65)]
     grid = next((number for number, most in enumerate(off, 1) if most < 1e-9), 64)
-    sizes = [size for each in differences if (size := round(abs(each) * grid))]
-    observed = abs(sum(round(each * grid) for each in differences))
+    sizes = [size for value in differences if (size := round(abs(value) * grid))]
+    observed = abs(sum(round(value * grid) for value in differences))
     # Coefficient j of the product of (1 + x^size) counts the choices with a positive sum of j. A
     # long integer holds the polynomial, with a digit a coefficient; no sum of digits overflows.
     digit, counts = len(sizes) + 1, 1
@@ -112,11 +112,13 @@ def noise_floor(tasks: Iterable[tuple[int, int]]) -> float | None:
     s^2 of the others.
     """
     counted = [(n, solved / n) for n, solved in tasks if n]
-    known = {i: p * (1 - p) * n / (n - 1) for i, (n, p) in enumerate(counted) if n > 1}
-    if not known:
+    variances = {i: p * (1 - p) * n / (n - 1) for i, (n, p) in enumerate(counted) if n > 1}
+    if not variances:
         return None
-    mean = fmean(known.values())
-    variance = sum(known.get(i, mean) / n for i, (n, _) in enumerate(counted)) / len(counted) ** 2
+    mean = fmean(variances.values())
+    variance = (
+        sum(variances.get(i, mean) / n for i, (n, _) in enumerate(counted)) / len(counted) ** 2
+    )
     return Z95 * sqrt(2 * variance)
 
 

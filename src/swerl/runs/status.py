@@ -160,8 +160,8 @@ async def own_run(root: Path) -> AsyncIterator[RunOwner]:
         _end(owner, Ending.FAILED, f"{prefix}{cause}", getattr(cause, "hint", ""))
         raise
     else:
-        done = RunFolder(root).read_state().finished
-        _end(owner, Ending.FINISHED if done else Ending.STOPPED)
+        is_finished = RunFolder(root).read_state().finished
+        _end(owner, Ending.FINISHED if is_finished else Ending.STOPPED)
     finally:
         beat.cancel()
         with suppress(asyncio.CancelledError):
@@ -213,10 +213,10 @@ def read_process(root: Path) -> RunProcess | None:
         return None
     value = read_json(path)
     try:
-        parts = tuple(RunPart(**each) for each in value.pop("parts"))
+        parts = tuple(RunPart(**part) for part in value.pop("parts"))
         ending = Ending(value.pop("ending")) if value["ending"] else value.pop("ending")
-        known = {name: value[name] for name in _FIELDS}
-        return RunProcess(**known, parts=parts, ending=ending)
+        fields = {name: value[name] for name in _FIELDS}
+        return RunProcess(**fields, parts=parts, ending=ending)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(
             f"{path} is damaged: {error!r}", hint="delete that file; it only names the run's owner"

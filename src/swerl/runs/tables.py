@@ -191,21 +191,21 @@ def write_logprobs(path: Path, rows: Sequence[tuple[str, Sequence[float]]]) -> N
 
 def read_logprobs(path: Path, episode: str) -> list[array[float]]:
     """Return the trainer's log-probabilities of each Sample of an Episode. Raises RunError."""
-    found: list[array[float]] = []
+    values: list[array[float]] = []
     with _opened(path) as file:
         for group in range(file.num_row_groups):
             names = file.read_row_group(group, columns=["episode"]).column("episode").to_pylist()
             if episode in names:
                 rows = _row_arrays(file.read_row_group(group).column("logprobs"), "f")
-                found += [row for name, row in zip(names, rows, strict=True) if name == episode]
-    return found
+                values += [row for name, row in zip(names, rows, strict=True) if name == episode]
+    return values
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return a file's own metadata. Raises RunError on a damaged file."""
     with _opened(path) as file:
-        found = file.schema_arrow.metadata or {}
-    return {key.decode(): value.decode() for key, value in found.items()}
+        metadata = file.schema_arrow.metadata or {}
+    return {key.decode(): value.decode() for key, value in metadata.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpi
     """
     import pyarrow.compute as pc
 
-    found: dict[str, TrainedEpisode] = {}
+    uses: dict[str, TrainedEpisode] = {}
     with _opened(path) as file:
         names = ["episode", "advantage", *(["mask"] if episode else ())]
         for group in range(file.num_row_groups):
@@ -235,11 +235,11 @@ def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpi
             plain = table.select(names[:2]).to_pylist()
             masks = table.column("mask").to_pylist() if episode else repeat(())
             for row, mask in zip(plain, masks, strict=False):
-                old = found.get(row["episode"], TrainedEpisode(row["advantage"], 0, 0))
+                old = uses.get(row["episode"], TrainedEpisode(row["advantage"], 0, 0))
                 num_trained = old.num_trained + sum(mask)
-                one = TrainedEpisode(row["advantage"], old.num_rows + 1, num_trained)
-                found[row["episode"]] = one
-    return found
+                use = TrainedEpisode(row["advantage"], old.num_rows + 1, num_trained)
+                uses[row["episode"]] = use
+    return uses
 
 
 def read_outcomes(path: Path) -> dict[str, tuple[str, float]]:
@@ -346,15 +346,15 @@ def _with_stored_experts(path: Path, samples: Sequence[Sample]) -> Sequence[Samp
 
     Samples may share a record, which is written once. Raises RunError.
     """
-    held = {
+    in_memory = {
         id(piece): piece
         for sample in samples
         for piece in sample.routed
         if not isinstance(piece.data, StoredBytes)
     }
-    if not held:
+    if not in_memory:
         return samples
-    moved = dict(zip(held, experts.store(path, list(held.values())), strict=True))
+    moved = dict(zip(in_memory, experts.store(path, list(in_memory.values())), strict=True))
     return [
         replace(sample, routed=tuple(moved.get(id(piece), piece) for piece in sample.routed))
         for sample in samples
@@ -368,12 +368,12 @@ def _expert_column(rows: Sequence[Sequence[RoutedExperts]], folder: Path) -> pa.
     stored = [piece.data for piece in pieces if isinstance(piece.data, StoredBytes)]
     assert len(stored) == len(pieces)
     # Relative paths stay valid if the run folder is moved.
-    names = {file: os.path.relpath(file, folder) for file in {each.file for each in stored}}
+    names = {file: os.path.relpath(file, folder) for file in {record.file for record in stored}}
     fields = list(_expert_type().value_type)
     values = [[getattr(piece, name) for piece in pieces] for name in _SHAPE]
-    values += [[getattr(each, name) for each in stored] for name in _LOCATION]
-    values.append([names[each.file] for each in stored])
-    arrays = [pa.array(each, field.type) for each, field in zip(values, fields, strict=True)]
+    values += [[getattr(record, name) for record in stored] for name in _LOCATION]
+    values.append([names[record.file] for record in stored])
+    arrays = [pa.array(record, field.type) for record, field in zip(values, fields, strict=True)]
     ends = pa.array(accumulate(map(len, rows), initial=0), pa.int32())
     return pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays(arrays, fields=fields))
 
@@ -382,7 +382,9 @@ def _read_experts(column: pa.ChunkedArray, folder: Path) -> Iterator[tuple[Route
     """Yield the records of each row. Older files hold the expert ids themselves."""
     whole = column.combine_chunks()
     names = [field.name for field in whole.type.value_type]
-    fields = dict(zip(names, (each.to_pylist() for each in whole.flatten().flatten()), strict=True))
+    fields = dict(
+        zip(names, (field.to_pylist() for field in whole.flatten().flatten()), strict=True)
+    )
     files = {name: folder / name for name in set(fields.get("file", ()))}
     if files:
         locations = zip(*(fields[name] for name in ("file", *_LOCATION)), strict=True)
@@ -398,10 +400,12 @@ def _list_array(rows: Sequence[Sequence[float]], code: str) -> pa.ListArray:
     import numpy as np
     import pyarrow as pa
 
-    held = [row if isinstance(row, array) else array(code, row) for row in rows]
-    values = np.concatenate([np.asarray(row, code) for row in held]) if held else np.empty(0, code)
+    arrays = [row if isinstance(row, array) else array(code, row) for row in rows]
+    values = (
+        np.concatenate([np.asarray(row, code) for row in arrays]) if arrays else np.empty(0, code)
+    )
     # Row n has the values from end n to end n + 1.
-    ends = np.fromiter(accumulate(map(len, held), initial=0), "i")
+    ends = np.fromiter(accumulate(map(len, arrays), initial=0), "i")
     return pa.ListArray.from_arrays(ends, pa.array(values))
 
 
