@@ -21,7 +21,7 @@ from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir, secret
 from swerl.images.http import default_config, logged_in
-from swerl.sandboxes._docker.api import Api, limits_held
+from swerl.sandboxes._docker_daemon import Daemon
 from swerl.sandboxes._local import limits
 from swerl.sandboxes.ledger import tracked
 from swerl.tasks.datasets import built_in_names
@@ -158,16 +158,16 @@ async def _node() -> Check:
 
 
 async def _docker() -> Check:
-    enables, api = 'sandbox.type = "docker"', Api("")
+    enables, daemon = 'sandbox.type = "docker"', Daemon()
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            await api.connect()
+            await daemon.connect()
     except (SwerlError, TimeoutError) as error:
         fix = "apt-get install -y docker.io && dockerd &"
         fix = fix if _version("docker") else "pip install 'swerl[docker]'"
         return _Need("docker", enables, fix).judged(str(error) or "no answer", good=False)
-    info = api.info
-    missing = sorted({"memory", "pids", "cpu"} - limits_held(info))
+    info = daemon.info
+    missing = sorted({"memory", "pids", "cpu"} - daemon.limits)
     found = f"{info.get('ServerVersion', '?')}, {info.get('Driver', '?')}"
     found += f", without limits on {', '.join(missing)}" if missing else ""
     need = _Need("docker", enables, "start the daemon on a machine with writable cgroups")

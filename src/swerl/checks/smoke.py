@@ -25,7 +25,7 @@ from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.images.local import image_folder
 from swerl.images.store import default_store
-from swerl.sandboxes._docker.api import Api
+from swerl.sandboxes._docker_daemon import Daemon
 
 _STEP_TIMEOUT_S = 60.0
 _BOOT_TIMEOUT_S = 1800.0
@@ -321,12 +321,12 @@ def _built_digest(name: str) -> str:
 
 
 def _facts_in_daemon(base_url: str) -> ReadFacts:
-    api = Api(base_url)
+    daemon = Daemon(base_url)
 
     async def read_facts(image: str) -> ImageFacts:
         try:
-            await api.connect()
-            inspected: dict[str, Any] = await api.call(lambda client: client.inspect_image(image))
+            await daemon.connect()
+            inspected: dict[str, Any] = await daemon.call(lambda client: client.inspect_image(image))
         except SwerlError:
             return await _facts_in_name(image)
         return ImageFacts(str(inspected.get("Id", "")), int(inspected.get("Size", 0)))

@@ -1,30 +1,53 @@
 """The `docker` sandbox: a container of a Docker daemon, without a network.
 
-The daemon makes and removes the container. The container's init process reads from the controller's
-connection, so it ends with the controller; the daemon then removes the rest.
+The daemon makes and removes the container. The container's first process reads from the
+controller's connection, so it ends with the controller; the daemon then removes the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import socket
 import sys
+import tarfile
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
-from swerl.sandboxes._docker import create
-from swerl.sandboxes._docker.api import Api, limits_held
-from swerl.sandboxes._docker.container import Container, DiskWatch
-from swerl.sandboxes._docker.create import ContainerPlan, DiskQuota
-from swerl.sandboxes._docker.sandbox import DockerSandbox
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, Usage, new_name
+from swerl.sandboxes import _docker_container as containers
+from swerl.sandboxes._docker_container import ContainerPlan
+from swerl.sandboxes._docker_daemon import ContainerGoneError, Daemon, NameTakenError, Stream
+from swerl.sandboxes._local import kernel
+from swerl.sandboxes._machine import (
+    LOSS_TIMEOUT_S,
+    NAME,
+    ExecRequest,
+    MachineSandbox,
+    SignallerReady,
+    WaitForExit,
+)
 
 _NAMESPACE_RUNTIMES = ("runc", "crun", "youki")
 """OCI runtimes whose containers are namespaces; others, such as gVisor, have their own network."""
+_MEASURE_S = 10.0
+"""Pause between two measurements of disk usage; a fast writer can exceed its limit in between."""
+_SNAPSHOT_DAYS = 30
+_FIRST_PROCESSES = 8
+"""Processes and threads that the daemon needs to start a command."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
+"""Pauses between two polls for a command's end; each is twice the one before."""
+_FIRST_PORT = 41414
 
 
 class Options(BaseModel):
@@ -36,14 +59,10 @@ class Options(BaseModel):
     """The daemon, `unix:///…` or `tcp://host:port`. Empty: DOCKER_HOST if it is set, or the default
     socket, as the `docker` command does."""
     runtime: str = ""
-    """OCI runtime, such as `runsc`; empty: the daemon's default."""
+    """OCI runtime, such as `crun`; empty: the daemon's default."""
     user: str = ""
     """Ordinary user of the containers, by name or number. Empty: the image's own user, for which
     the image was built."""
-    may_pull: bool = True
-    """Whether the daemon may pull an image that it lacks."""
-    output_cap_mib: float = Field(default=8.0, gt=0)
-    """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
     price_per_hour: float = Field(default=0.0, ge=0)
     """Price of one sandbox in US dollars per hour, if the daemon's machine is paid for by use."""
 
@@ -58,38 +77,15 @@ class DockerBackend:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._api = Api(options.base_url)
-        self._quota: DiskQuota | None = None
-        self._watch = DiskWatch(self._api)
+        self._daemon = Daemon(options.base_url)
+        self._has_quota: bool | None = None
+        """Whether the storage driver limits a container's disk; the first create shows it."""
+        self._watched: dict[str, DockerSandbox] = {}
+        """Open sandboxes without such a quota, by container."""
+        self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def _open(self, plan: ContainerPlan) -> AsyncIterator[DockerSandbox]:
-        await self._api.connect()
-        quota = self._quota = self._quota or _expect_quota(self._api.info)
-        plan = _adapt(plan, self._api)
-        try:
-            container = Container(self._api, plan, await create.create(self._api, plan, quota))
-        except asyncio.CancelledError:
-            with suppress(SandboxError):
-                await asyncio.shield(self.remove(plan.name))
-            raise
-        limits = frozenset(limits_held(self._api.info) | ({"disk"} if quota.works else set()))
-        sandbox = DockerSandbox(container, limits, int(self._options.output_cap_mib * 2**20))
-        if not quota.works:
-            self._watch.add(container)
-        try:
-            await sandbox.boot()
-            yield sandbox
-        finally:
-            self._watch.drop(container)
-            failed = sys.exception() is not None
-            try:
-                await asyncio.shield(sandbox.close())
-            except SandboxUnavailableError:  # the error that ends the block explains more
-                if not failed:
-                    raise
-
-    def open(
+    async def open(
         self,
         image: str,
         limits: Limits,
@@ -97,77 +93,327 @@ class DockerBackend:
         workdir: str,
         mounts: Sequence[Mount] = (),
         name: str = "",
-    ) -> AbstractAsyncContextManager[DockerSandbox]:
-        options = self._options
+    ) -> AsyncIterator[DockerSandbox]:
+        daemon, options = self._daemon, self._options
+        name = name or new_name()
+        await daemon.connect()
+        runtime = options.runtime or daemon.info.get("DefaultRuntime") or "runc"
+        if self._has_quota is None:
+            self._has_quota = containers.expects_quota(daemon.info)
         plan = ContainerPlan(
-            name=name or new_name(),
+            name=name,
             image=image,
             limits=limits,
             workdir=workdir,
             mounts=tuple(mounts),
             runtime=options.runtime,
             user=options.user,
-            may_pull=options.may_pull,
+            has_quota=self._has_quota,
+            has_kernel_network=any(known in runtime for known in _NAMESPACE_RUNTIMES),
         )
-        return self._open(plan)
+        try:
+            plan, container = await containers.create(daemon, plan)
+        except asyncio.CancelledError:
+            with suppress(SandboxError):
+                await asyncio.shield(self.remove(name))
+            raise
+        self._has_quota = plan.has_quota
+        sandbox = DockerSandbox(daemon, plan, container)
+        if not plan.has_quota:
+            self._watch(sandbox)
+        try:
+            await sandbox.boot()
+            yield sandbox
+        finally:
+            self._unwatch(sandbox)
+            has_failed = sys.exception() is not None
+            try:
+                await asyncio.shield(sandbox.close())
+            except SandboxUnavailableError:  # the error that ends the block explains more
+                if not has_failed:
+                    raise
 
     async def live(self) -> Sequence[LiveSandbox]:
-        found = await self._list(create.NAME)
         return [
             LiveSandbox(
-                name=entry["Labels"][create.NAME],
-                id=entry["Id"],
-                image=entry["Image"],
-                started_unix_s=float(entry["Created"]),
+                name=container["Labels"][NAME],
+                id=container["Id"],
+                image=container["Image"],
+                started_unix_s=float(container["Created"]),
             )
-            for entry in found
+            for container in await self._list(NAME)
         ]
 
     async def remove(self, name: str) -> None:
-        for entry in await self._list(f"{create.NAME}={name}"):
-            await create.remove(self._api, entry["Id"])
+        for container in await self._list(f"{NAME}={name}"):
+            await containers.remove(self._daemon, container["Id"])
 
     def price(self, limits: Limits) -> float:
         return self._options.price_per_hour
 
     async def identify(self, image: str) -> str:
-        await self._api.connect()
-        return await create.image_id(self._api, image)
+        await self._daemon.connect()
+        return await containers.image_id(self._daemon, image)
 
     async def find_snapshot(self, name: str) -> str:
-        await self._api.connect()
-        image = create.snapshot_image(name)
-        return image if await create.image_id(self._api, image) else ""
+        image = containers.snapshot_image(name)
+        return image if await self.identify(image) else ""
 
     async def drop_snapshot(self, name: str) -> None:
-        await self._api.connect()
-        await create.remove_image(self._api, create.snapshot_image(name))
+        await self._daemon.connect()
+        await containers.remove_image(self._daemon, containers.snapshot_image(name))
 
     async def prune_snapshots(self, *, dry_run: bool = False) -> int:
         """Remove the unused snapshots that are older than 30 days; return their number.
 
         A dry run counts the used ones, too.
         """
-        await self._api.connect()
-        return await create.prune_snapshots(self._api, dry_run=dry_run)
+        await self._daemon.connect()
+        before_s = time.time() - _SNAPSHOT_DAYS * 86_400
+        tags = await containers.snapshots(self._daemon, before_s=before_s)
+        return sum([dry_run or await containers.remove_image(self._daemon, tag) for tag in tags])
 
     async def _list(self, label: str) -> list[dict[str, Any]]:
-        await self._api.connect()
-        return await self._api.call(
+        await self._daemon.connect()
+        return await self._daemon.call(
             lambda client: client.containers(all=True, filters={"label": label})
         )
 
+    def _watch(self, sandbox: DockerSandbox) -> None:
+        self._watched[sandbox.container] = sandbox
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.ensure_future(self._measure())
 
-def _adapt(plan: ContainerPlan, api: Api) -> ContainerPlan:
-    """Return the plan with the settings that this daemon needs."""
-    runtime = plan.runtime or api.info.get("DefaultRuntime") or "runc"
-    known = any(name in runtime for name in _NAMESPACE_RUNTIMES)
-    security = create.security_options(api.info.get("SecurityOptions") or ())
-    return replace(plan, has_kernel_network=known, security=security)
+    def _unwatch(self, sandbox: DockerSandbox) -> None:
+        self._watched.pop(sandbox.container, None)
+        if self._watching and not self._watched:
+            self._watching.cancel()
+            self._watching = None
+
+    async def _measure(self) -> None:
+        """End sandboxes whose files together exceed their limit."""
+        while True:
+            await asyncio.sleep(_MEASURE_S)
+            with suppress(SandboxError):  # other calls report a daemon that does not answer
+                sizes = await self._daemon.call(
+                    lambda client: client.containers(size=True, filters={"label": NAME})
+                )
+                for container in sizes:
+                    if sandbox := self._watched.get(container["Id"]):
+                        await sandbox.check_disk(container.get("SizeRw", 0))
 
 
-def _expect_quota(info: dict[str, Any]) -> DiskQuota:
-    """Guess whether the storage driver can limit a container's disk; the first create shows it."""
-    backing = dict(map(tuple, info.get("DriverStatus") or ())).get("Backing Filesystem", "")
-    driver = info.get("Driver", "")
-    return DiskQuota(driver in ("btrfs", "zfs") or (driver == "overlay2" and backing == "xfs"))
+class DockerSandbox(MachineSandbox):
+    """A created container; `boot` starts it."""
+
+    def __init__(self, daemon: Daemon, plan: ContainerPlan, container: str) -> None:
+        super().__init__(plan.name, plan.limits, plan.workdir)
+        self.container = container
+        """The daemon's id of it."""
+        self.limits = frozenset(daemon.limits | ({"disk"} if plan.has_quota else set()))
+        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
+        self.snapshot_root = "/"
+        self.pid = 0
+        """Pid of its first process on the daemon's machine."""
+        self._daemon = daemon
+        self._plan = plan
+
+    async def boot(self) -> None:
+        """Start the container and wait until it is ready. Raises SandboxError."""
+        params = {"stream": 1, "stdin": 1, "stdout": 1}
+        stream = await self._daemon.stream(
+            lambda client: client.attach_socket(self.container, params=params)
+        )
+        await self._daemon.call(lambda client: client.start(self.container))
+        hint = f"swerl's containers need `sh` and `id`: check image {self._plan.image}"
+        if not self._plan.has_kernel_network:
+            hint = f"{self._plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
+        ready = await self._until_ready(stream, hint)
+        self.pid = int((await self._inspect())["State"]["Pid"])
+        if not ready.has_workdir:
+            await self._make_workdir(ready)
+
+    async def snapshot(self, name: str = "") -> str:
+        """Keep its files as an image of the daemon; return the image's name.
+
+        The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
+        """
+        name = name or new_name()
+        image = containers.snapshot_image(name)
+        if not await containers.image_id(self._daemon, image):
+            await containers.commit(self._daemon, self.container, self._plan.image, name)
+        return image
+
+    async def expose(self, listener: Listener) -> str:
+        """Make `listener` reachable from inside and return its base URL there.
+
+        If this process may enter the container's network, it listens there; otherwise by a relay.
+        """
+        self._require_alive()
+        if self._plan.has_kernel_network and _runs_here(self.pid, self.container):
+            with suppress(PermissionError):
+                return await self._expose_here(listener)
+        return await super().expose(listener)
+
+    async def usage(self) -> Usage:
+        """Return its disk usage, and with cgroup version 2 its peak memory."""
+        sizes = await self._daemon.call(
+            lambda client: client.containers(size=True, filters={"id": self.container})
+        )
+        size = sizes[0].get("SizeRw") if sizes else None
+        return replace(await super().usage(), disk_mib=None if size is None else size / 2**20)
+
+    async def check_disk(self, size: int) -> None:
+        """End it if its files exceed their limit."""
+        if size > self._limits.disk_mib << 20:
+            reason = f"its files exceed disk_mib = {self._limits.disk_mib}"
+            await self._end(reason, from_inside=True)
+
+    async def _expose_here(self, listener: Listener) -> str:
+        """Listen in the container's network. Raises PermissionError."""
+        try:
+            sock = await asyncio.to_thread(_listen_in_network, self.pid)
+        except PermissionError:
+            raise
+        except OSError as error:
+            await self._require_alive_soon(LOSS_TIMEOUT_S)
+            raise SandboxError(
+                f"cannot listen in the network of sandbox {self.id}: {error.strerror}",
+                hint="open a new sandbox",
+            ) from error
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        await listener.attach(sock)
+        return url
+
+    async def _open_exec(self, request: ExecRequest) -> tuple[Stream, WaitForExit]:
+        self._require_alive()
+        command = ["/bin/sh", "-c", request.script, "swerl", *request.words]
+        try:
+            made = await self._daemon.call(
+                lambda client: client.exec_create(
+                    self.container,
+                    command,
+                    stdin=True,
+                    environment=dict(request.environment),
+                    user="root" if request.as_root else "",
+                    workdir="/",
+                )
+            )
+            stream = await self._daemon.stream(
+                lambda client: client.exec_start(made["Id"], socket=True)
+            )
+        except (ContainerGoneError, NameTakenError, SandboxUnavailableError) as error:
+            await self._require_alive_soon()
+            raise await self._refusal(str(error)) from error
+        return stream, lambda _: self._wait_for_exit(str(made["Id"]))
+
+    async def _wait_for_exit(self, number: str) -> int:
+        """Wait until the daemon reports a command's end, and return its exit code."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                state = await self._daemon.call(lambda client: client.exec_inspect(number))
+            except SandboxError:
+                await self._require_alive_soon()
+                raise
+            if not state["Running"] and state["ExitCode"] is not None:
+                return int(state["ExitCode"])
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _inspect(self) -> dict[str, Any]:
+        return await self._daemon.call(lambda client: client.inspect_container(self.container))
+
+    async def _require_running(self) -> None:
+        if not (await self._inspect())["State"]["Running"]:
+            await self._explain_end()
+        self._require_alive()
+
+    async def _make_workdir(self, ready: SignallerReady) -> None:
+        """Make the workdir for the ordinary user, through the daemon: it may change owners."""
+        entry = tarfile.TarInfo(self._workdir.strip("/"))
+        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        entry.uid, entry.gid = ready.user_id, ready.group_id
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as tar:
+            tar.addfile(entry)
+        await self._daemon.call(
+            lambda client: client.put_archive(self.container, "/", buffer.getvalue())
+        )
+
+    async def _is_crowded(self, detail: str) -> bool:
+        """Return whether its process limit leaves too little for a new command."""
+        try:
+            state = await self._daemon.call(
+                lambda client: client.stats(self.container, stream=False)
+            )
+        except SandboxError:
+            return False
+        counts = state.get("pids_stats") or {}
+        limit = int(counts.get("limit") or 0)
+        return bool(limit) and int(counts.get("current") or 0) > limit - _FIRST_PROCESSES
+
+    async def _explain_end(self) -> None:
+        if self._lost.done():
+            return
+        try:
+            state = (await self._inspect())["State"]
+        except ContainerGoneError:
+            await self._end("its init process was killed")
+        except SandboxError:
+            self._lose("the docker daemon no longer answers")
+        else:
+            is_full = bool(state.get("OOMKilled"))
+            reason = "it ran out of memory" if is_full else "its init process was killed"
+            await self._end(reason, from_inside=is_full)
+
+    async def _remove_machine(self) -> None:
+        await containers.remove(self._daemon, self.container)
+
+
+def _runs_here(pid: int, container: str) -> bool:
+    """Return whether this machine's process `pid` is in the container; the daemon may be remote."""
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _listen_in_network(pid: int) -> socket.socket:
+    """Listen on the loopback of the process's network namespace. Raises OSError.
+
+    A namespace belongs to a thread, so a new thread enters it and ends there.
+    """
+    results: list[socket.socket | OSError] = []
+
+    def listen() -> None:
+        try:
+            results.append(_listen_inside(pid))
+        except OSError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=listen, name="swerl-netns")
+    thread.start()
+    thread.join()
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return results[0]
+
+
+def _listen_inside(pid: int) -> socket.socket:
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(namespace, kernel.NEWNET)
+    finally:
+        os.close(namespace)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    for port in (*range(_FIRST_PORT, _FIRST_PORT + 100), 0):
+        with suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            break
+    try:
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
+    return sock

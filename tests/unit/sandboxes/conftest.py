@@ -14,7 +14,7 @@ from swerl.core.contracts import Sandbox, SnapshotSandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_images
 from swerl.images.store import default_store
-from swerl.sandboxes import _e2b_sandbox, docker, e2b, kubernetes, local
+from swerl.sandboxes import _e2b_sandbox, _machine, docker, e2b, kubernetes, local
 
 from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
@@ -54,11 +54,18 @@ def open_snapshot(request: pytest.FixtureRequest) -> Target:
     return Target(stored.backend, asyncio.run(take()))
 
 
+def cap_output(request: pytest.FixtureRequest) -> None:
+    patch = pytest.MonkeyPatch()
+    request.addfinalizer(patch.undo)
+    patch.setattr(_machine, "OUTPUT_CAP_BYTES", int(OUTPUT_CAP_MIB * 2**20))
+
+
 def open_docker(request: pytest.FixtureRequest) -> Target:
     """The test image, from a real dockerd."""
     name = request.getfixturevalue("docker_image")
     url = request.getfixturevalue("dockerd")
-    options = docker.Options(base_url=url, output_cap_mib=OUTPUT_CAP_MIB)
+    cap_output(request)
+    options = docker.Options(base_url=url)
     return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
 
 
@@ -75,7 +82,8 @@ def open_kubernetes(request: pytest.FixtureRequest) -> Target:
     """The test image, from a stand-in for a cluster whose pods are containers of a real dockerd."""
     name = request.getfixturevalue("docker_image")
     _, path = request.getfixturevalue("kube")
-    options = kubernetes.Options(kubeconfig=str(path), user="agent", output_cap_mib=OUTPUT_CAP_MIB)
+    cap_output(request)
+    options = kubernetes.Options(kubeconfig=str(path), user="agent")
     return Target(kubernetes.build(options), name, {"disk quota": "the kubelet evicts the pod"})
 
 

@@ -28,8 +28,8 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from swerl.core.errors import ImageError, SandboxError
-from swerl.sandboxes._docker.api import Api, open_stream
-from swerl.sandboxes._docker.create import remove, security_options
+from swerl.sandboxes._docker_container import remove, security_options
+from swerl.sandboxes._docker_daemon import Daemon
 
 TOKEN = "the-token-of-a-test"
 _LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
@@ -53,7 +53,7 @@ class KubeServer:
     """One namespace, `swerl`, whose only node has all the images of the daemon."""
 
     def __init__(self, daemon: str) -> None:
-        self.api = Api(daemon)
+        self.api = Daemon(daemon)
         self.url = ""
         self.minor = "32"
         self.statuses: list[tuple[int, str]] = []
@@ -309,16 +309,17 @@ class KubeServer:
         wants = {key for key in ("stdin", "stdout", "stderr") if request.query.get(key) == "true"}
         number = ""
         if request.match_info["kind"] == "attach":
-            path = f"/containers/{found.container}/attach?stream=1&stdin=1&stdout=1&stderr=1"
-            stream = await open_stream(self.api.address, self.api.path(path))
+            params = {"stream": 1, "stdin": 1, "stdout": 1, "stderr": 1}
+            stream = await self.api.stream(
+                lambda client: client.attach_socket(found.container, params=params)
+            )
         else:
             words = request.query.getall("command")
             made = await self.api.call(
                 lambda client: client.exec_create(found.container, words, stdin="stdin" in wants)
             )
             number = made["Id"]
-            path = self.api.path(f"/exec/{number}/start")
-            stream = await open_stream(self.api.address, path, {"Detach": False, "Tty": False})
+            stream = await self.api.stream(lambda client: client.exec_start(number, socket=True))
         feeding = asyncio.ensure_future(_feed(socket, stream))
         try:
             with suppress(ConnectionError):

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -16,10 +15,7 @@ import pytest
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import docker
-from swerl.sandboxes._docker import create
-from swerl.sandboxes._docker import sandbox as docker_sandbox
-from swerl.sandboxes._docker.commands import ContainerCommands
-from swerl.sandboxes._docker.container import Container, SignallerReady
+from swerl.sandboxes import _docker_container as containers
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
 
@@ -58,13 +54,12 @@ async def test_another_controller_sees_and_removes_it(
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_code_of_a_command_counts_only_if_its_container_runs(runs: bool) -> None:
     """A daemon that restarts may report the end of a command before that of its container."""
-    client, api = Mock(), Mock()
+    client, daemon = Mock(), Mock(limits=set())
     client.inspect_container.return_value = {"State": {"Running": runs}}
     client.exec_inspect.return_value = {"Running": False, "ExitCode": 137}
-    api.call = AsyncMock(side_effect=lambda work: work(client))
-    container = Container(api, Mock(limits=LIMITS), "container")
-    commands = ContainerCommands(container, SignallerReady(0, 0, "root", True))
-    ended = commands._explain_cut(partial(container._wait_for_exit, "exec"), b"")
+    daemon.call = AsyncMock(side_effect=lambda work: work(client))
+    sandbox = docker.DockerSandbox(daemon, Mock(limits=LIMITS, has_quota=False), "container")
+    ended = sandbox._explain_cut(lambda _: sandbox._wait_for_exit("exec"), b"")
     if runs:
         assert await ended == 137
     else:
@@ -148,7 +143,7 @@ async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) 
 async def test_a_relay_is_used_if_the_network_cannot_be_entered(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_sandbox, "_runs_here", lambda *_: False)
+    monkeypatch.setattr(docker, "_runs_here", lambda *_: False)
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         listener = Echo(b"by stream")
         url = await sandbox.expose(listener)
@@ -201,7 +196,7 @@ async def test_the_container_has_the_limits(
 async def test_files_that_together_exceed_the_disk_limit_end_the_sandbox(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend._watch, "_period_s", 0.05)
+    monkeypatch.setattr(docker, "_MEASURE_S", 0.05)
     limits = Limits(memory_mib=256, num_processes=32, disk_mib=4, lifetime_s=60)
     async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
         if "disk" in sandbox.limits:
@@ -219,11 +214,11 @@ def test_the_price_comes_from_the_settings() -> None:
 def test_a_filter_of_the_daemons_owner_is_kept() -> None:
     own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
     assert (
-        create.security_options(own)
-        == create.security_options(["name=seccomp,profile=builtin"])
+        containers.security_options(own)
+        == containers.security_options(["name=seccomp,profile=builtin"])
         == []
     )
-    [option] = create.security_options(["name=seccomp,profile=default"])
+    [option] = containers.security_options(["name=seccomp,profile=default"])
     assert "mount" in option
 
 
@@ -250,31 +245,18 @@ async def test_a_snapshot_keeps_files_and_opens_again(
     await backend.drop_snapshot(name)
 
 
-async def test_old_snapshots_are_collected_and_new_ones_and_used_ones_stay(
-    backend: docker.DockerBackend, docker_image: str
+async def test_old_snapshots_are_pruned_and_new_ones_and_used_ones_stay(
+    backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, old, new = docker_image, new_name(), new_name()
-    ended = await asyncio.create_subprocess_exec("true")
-    await ended.wait()
-    dead = new_name().replace(f"-{os.getpid()}-", f"-{ended.pid}-")
-    # The test image is some years old.
-    repository, _, tag = create.snapshot_image(old).partition(":")
-    await backend.identify(image)
-    await backend._api.call(lambda client: client.tag(image, repository, tag))
-    async with backend.open(image, LIMITS, workdir=WORKDIR) as sandbox:
-        taken = await sandbox.snapshot(new)
-        await sandbox.snapshot(dead)
-    month_ago_s = time.time() - 30 * 86_400
-    try:
-        async with backend.open(taken, LIMITS, workdir=WORKDIR):
-            await backend.drop_snapshot(new)
-            assert await backend.find_snapshot(new)
-        assert await backend.collect_snapshots(before_s=month_ago_s, dry_run=True) == 2
-        assert await backend.find_snapshot(old) and await backend.find_snapshot(dead)
-        assert await backend.collect_snapshots(before_s=month_ago_s) == 2
-        assert await backend.find_snapshot(old) == await backend.find_snapshot(dead) == ""
-        assert await backend.find_snapshot(new) and await backend.identify(image)
-        assert await backend.collect_snapshots(before_s=month_ago_s) == 0
-    finally:
-        await backend.drop_snapshot(new)
-    assert await backend.find_snapshot(new) == ""
+    name, other = f"test-{new_name()}", f"test-{new_name()}"
+    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        image = await sandbox.snapshot(name)
+        await sandbox.snapshot(other)
+    assert await backend.prune_snapshots() == 0
+    monkeypatch.setattr(docker, "_SNAPSHOT_DAYS", -1)
+    async with backend.open(image, LIMITS, workdir=WORKDIR):
+        assert await backend.prune_snapshots(dry_run=True) == 2
+        assert await backend.prune_snapshots() == 1
+        assert await backend.find_snapshot(name) and not await backend.find_snapshot(other)
+    assert await backend.prune_snapshots() == 1
+    assert await backend.identify(docker_image)

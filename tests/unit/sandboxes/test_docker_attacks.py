@@ -9,7 +9,7 @@ import pytest
 
 from swerl.core.errors import SandboxLostError
 from swerl.sandboxes import docker
-from swerl.sandboxes._docker import commands
+from swerl.sandboxes import _machine
 
 from .helpers import LIMITS, WORKDIR, host_processes, processes, sh, until
 
@@ -113,7 +113,7 @@ sleep 600
 async def test_a_command_that_stops_the_signaller_is_still_a_timeout(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "_KILL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(_machine, "_KILL_TIMEOUT_S", 0.5)
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         done = await sandbox.run(["sh", "-c", BLIND], timeout_s=0.5)
         assert (done.exit_code, done.timed_out) == (124, True)

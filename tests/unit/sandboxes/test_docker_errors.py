@@ -55,12 +55,6 @@ async def test_an_image_that_the_registry_lacks(
     assert "check the name" in error.hint
 
 
-async def test_an_image_that_may_not_be_pulled(dockerd: str, registry: str) -> None:
-    backend = docker.build(docker.Options(base_url=dockerd, may_pull=False))
-    error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
-    assert "may_pull" in error.hint
-
-
 async def test_a_wrong_digest(backend: docker.DockerBackend, pushed_image: str) -> None:
     name = pushed_image.rpartition(":")[0]
     error = await refuse(backend, f"{name}@sha256:{'0' * 64}", ImageError)
@@ -197,10 +191,8 @@ async def test_no_daemon(url: str) -> None:
 
 
 async def test_a_daemon_behind_ssh_gives_a_hint_to_forward_its_socket() -> None:
-    from swerl.sandboxes._docker import api
-
     with pytest.raises(SandboxUnavailableError) as raised:
-        api._address("http+docker://ssh", "ssh://me@machine")
+        await docker.build(docker.Options(base_url="ssh://me@machine")).live()
     assert "ssh -nNT -L" in raised.value.hint
 
 

@@ -17,7 +17,7 @@ from .test_sdk_versions import FLOW, run_flow
 @pytest.fixture(scope="module")
 def containers(dockerd: str, docker_image: str) -> Iterator[Service]:
     """A server over a real dockerd."""
-    backend = docker.build(docker.Options(base_url=dockerd, may_pull=False))
+    backend = docker.build(docker.Options(base_url=dockerd))
     with serving(backend, templates={"base": docker_image}) as running:
         yield running
 

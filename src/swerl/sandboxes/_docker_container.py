@@ -1,4 +1,4 @@
-"""Create and remove containers, and pull images that the daemon lacks.
+"""Create and remove containers, pull images that the daemon lacks, and keep snapshots.
 
 Some daemons' own system call filter permits sockets to the host's hypervisor (vsock); Docker's
 refuses them from version 23 on. For the older ones, which call it `default`, the filter here
@@ -12,26 +12,22 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import re
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swerl.core.chat import Json
 from swerl.core.errors import ImageError, SandboxError
 from swerl.core.sandbox import Limits, Mount
-from swerl.sandboxes._docker import scripts
-from swerl.sandboxes._docker.api import Api, ContainerGoneError, NameTakenError
+from swerl.sandboxes import _machine_scripts as scripts
+from swerl.sandboxes._docker_daemon import ContainerGoneError, Daemon, NameTakenError, hint_for
+from swerl.sandboxes._machine import labels
 
-NAME, OWNER, DEADLINE = "swerl.name", "swerl.owner", "swerl.deadline"
 _HOSTNAME = "sandbox"
 _SNAPSHOTS = "swerl-snapshot"
 _SNAPSHOT_NAME = "swerl.snapshot"
-_SNAPSHOT_DAYS = 30
 _OVERHEAD_PROCESSES = 8
 """Init process, signaller, timer and the shells around commands: they count as processes too."""
 _CLOCK_SLACK_S = 5
@@ -78,39 +74,29 @@ class ContainerPlan:
     limits: Limits
     workdir: str
     mounts: Sequence[Mount]
-    runtime: str = ""
-    user: str = ""
+    runtime: str
+    user: str
     """The ordinary user; empty: the image's own."""
-    may_pull: bool = True
-    security: Sequence[str] = ()
-    """Additional security options."""
-    has_kernel_network: bool = True
+    has_quota: bool
+    """Whether the storage driver is expected to limit its disk."""
+    has_kernel_network: bool
     """Whether its network is a kernel namespace that another process can enter."""
 
 
-@dataclass(slots=True)
-class DiskQuota:
-    """The storage driver's support for a disk limit, measured by the first create."""
+async def create(daemon: Daemon, plan: ContainerPlan) -> tuple[ContainerPlan, str]:
+    """Create the container without starting it; return the plan as it was possible, and its id.
 
-    works: bool
-
-
-async def create(api: Api, plan: ContainerPlan, quota: DiskQuota) -> str:
-    """Create the container without starting it; return its id. Raises ImageError, SandboxError."""
+    Raises ImageError, SandboxError.
+    """
     _require_valid(plan)
     try:
-        return await _create(api, plan, quota)
-    except ImageError as error:
-        if not plan.may_pull:
-            raise ImageError(
-                f"the docker daemon has no image {plan.image}",
-                hint="pull it first, or set may_pull = true",
-            ) from error
-    await pull(api, plan.image)
-    return await _create(api, plan, quota)
+        return await _create(daemon, plan)
+    except ImageError:
+        await pull(daemon, plan.image)
+    return await _create(daemon, plan)
 
 
-async def pull(api: Api, image: str) -> None:
+async def pull(daemon: Daemon, image: str) -> None:
     """Pull an image to the daemon. Raises ImageError."""
     repository, at, tag = image.partition("@")
     if not at:
@@ -123,11 +109,29 @@ async def pull(api: Api, image: str) -> None:
         return next((str(line["error"]) for line in lines if "error" in line), "")
 
     try:
-        detail = await api.call(request)
+        detail = await daemon.call(request)
     except SandboxError as error:
         detail = str(error).removeprefix("docker: ")
     if detail:
-        raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=_pull_hint(detail))
+        hint = hint_for(detail, "check that the daemon can reach the registry: `docker pull`")
+        raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=hint)
+
+
+async def remove(daemon: Daemon, container: str) -> None:
+    """Kill and remove a container, if it exists, and wait until it is gone."""
+    with suppress(ContainerGoneError, NameTakenError):  # its removal is already in progress
+        await daemon.call(lambda client: client.remove_container(container, v=True, force=True))
+        return
+    for _ in range(_REMOVAL_ROUNDS):
+        try:
+            await daemon.call(lambda client: client.inspect_container(container))
+        except ContainerGoneError:
+            return
+        await asyncio.sleep(_REMOVAL_PAUSE_S)
+    raise SandboxError(
+        f"the docker daemon does not finish removing {container[:12]}",
+        hint="see `docker ps -a` and the daemon's log",
+    )
 
 
 def snapshot_image(name: str) -> str:
@@ -135,14 +139,14 @@ def snapshot_image(name: str) -> str:
     return f"{_SNAPSHOTS}:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
-async def image_id(api: Api, image: str) -> str:
+async def image_id(daemon: Daemon, image: str) -> str:
     """Return the daemon's id of an image; empty if it has none."""
     with suppress(ImageError, ContainerGoneError):
-        return str((await api.call(lambda client: client.inspect_image(image)))["Id"])
+        return str((await daemon.call(lambda client: client.inspect_image(image)))["Id"])
     return ""
 
 
-async def commit(api: Api, container: str, image: str, name: str) -> None:
+async def commit(daemon: Daemon, container: str, image: str, name: str) -> None:
     """Keep a container's files as the snapshot `name`, with the settings of its own image."""
     repository, _, tag = snapshot_image(name).rpartition(":")
 
@@ -151,44 +155,28 @@ async def commit(api: Api, container: str, image: str, name: str) -> None:
         label = f"LABEL {_SNAPSHOT_NAME}={json.dumps(name)}"
         client.commit(container, repository=repository, tag=tag, changes=label, conf=settings)
 
-    await api.call(request)
+    await daemon.call(request)
 
 
-async def remove_image(api: Api, name: str) -> bool:
+async def snapshots(daemon: Daemon, *, before_s: float) -> list[str]:
+    """Return the names of the snapshots that are older than a Unix time."""
+    images = await daemon.call(lambda client: client.images(filters={"label": _SNAPSHOT_NAME}))
+    return [tag for image in images if image["Created"] < before_s for tag in image["RepoTags"]]
+
+
+async def remove_image(daemon: Daemon, name: str) -> bool:
     """Remove an image unless a container uses it; return whether it was removed."""
     with suppress(ImageError, ContainerGoneError, NameTakenError):
-        await api.call(lambda client: client.remove_image(name))
+        await daemon.call(lambda client: client.remove_image(name))
         return True
     return False
 
 
-async def prune_snapshots(api: Api, *, dry_run: bool) -> int:
-    """Remove the snapshots that are older than 30 days and that no container uses.
-
-    Returns their number; with `dry_run`, with the used ones.
-    """
-    old_s = time.time() - _SNAPSHOT_DAYS * 86_400
-    images = await api.call(lambda client: client.images(filters={"label": _SNAPSHOT_NAME}))
-    old = [image for image in images if image["Created"] < old_s]
-    tags = [tag for image in old for tag in image["RepoTags"] or ()]
-    return sum([dry_run or await remove_image(api, tag) for tag in tags])
-
-
-async def remove(api: Api, container: str) -> None:
-    """Kill and remove a container, if it exists, and wait until it is gone."""
-    with suppress(ContainerGoneError, NameTakenError):  # its removal is already in progress
-        await api.call(lambda client: client.remove_container(container, v=True, force=True))
-        return
-    for _ in range(_REMOVAL_ROUNDS):
-        try:
-            await api.call(lambda client: client.inspect_container(container))
-        except ContainerGoneError:
-            return
-        await asyncio.sleep(_REMOVAL_PAUSE_S)
-    raise SandboxError(
-        f"the docker daemon does not finish removing {container[:12]}",
-        hint="see `docker ps -a` and the daemon's log",
-    )
+def expects_quota(info: Mapping[str, Any]) -> bool:
+    """Guess whether the storage driver of a daemon with this info can limit a container's disk."""
+    backing = dict(map(tuple, info.get("DriverStatus") or ())).get("Backing Filesystem", "")
+    driver = info.get("Driver", "")
+    return driver in ("btrfs", "zfs") or (driver == "overlay2" and backing == "xfs")
 
 
 def _require_valid(plan: ContainerPlan) -> None:
@@ -209,11 +197,11 @@ def _require_valid(plan: ContainerPlan) -> None:
             )
 
 
-async def _create(api: Api, plan: ContainerPlan, quota: DiskQuota) -> str:
-    tries_quota = quota.works
-    making = api.begin(lambda client: _request(client, plan, with_quota=tries_quota))
+async def _create(daemon: Daemon, plan: ContainerPlan) -> tuple[ContainerPlan, str]:
+    security = security_options(daemon.info.get("SecurityOptions") or ())
+    making = daemon.begin(lambda client: _request(client, plan, security))
     try:
-        return await asyncio.shield(making)
+        return plan, await asyncio.shield(making)
     except asyncio.CancelledError:
         await asyncio.wait([making])  # otherwise a container could appear that is never removed
         raise
@@ -223,18 +211,17 @@ async def _create(api: Api, plan: ContainerPlan, quota: DiskQuota) -> str:
             hint=f"use another name, or `docker rm -f {plan.name}`",
         ) from error
     except SandboxError as error:
-        if not (tries_quota and "storage" in str(error)):
+        if not (plan.has_quota and "storage" in str(error)):
             raise
-    quota.works = False
-    return await _create(api, plan, quota)
+    return await _create(daemon, replace(plan, has_quota=False))
 
 
-def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
+def _request(client: Any, plan: ContainerPlan, security: Sequence[str]) -> str:
     limits, disk = plan.limits, plan.limits.disk_mib << 20
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
-        security_opt=["no-new-privileges", *plan.security],
+        security_opt=["no-new-privileges", *security],
         mem_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
         memswap_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
         pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
@@ -247,7 +234,7 @@ def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
             {"Name": key, "Soft": value, "Hard": value}
             for key, value in {"core": 0, "fsize": disk}.items()
         ],
-        storage_opt={"size": f"{limits.disk_mib}M"} if with_quota else None,
+        storage_opt={"size": f"{limits.disk_mib}M"} if plan.has_quota else None,
         mounts=[_mount(mount) for mount in plan.mounts],
         runtime=plan.runtime or None,
     )
@@ -273,28 +260,6 @@ def _request(client: Any, plan: ContainerPlan, *, with_quota: bool) -> str:
 def _mount(mount: Mount) -> Mapping[str, object]:
     source = str(mount.source.absolute())
     return {"Type": "bind", "Source": source, "Target": mount.target, "ReadOnly": True}
-
-
-def labels(name: str, lifetime_s: float) -> dict[str, str]:
-    """Return the labels by which a sandbox is found after its owner's death."""
-    return {
-        NAME: name,
-        OWNER: f"{socket.gethostname()}:{os.getpid()}",
-        DEADLINE: str(int(time.time() + lifetime_s)),
-    }
-
-
-def _pull_hint(detail: str) -> str:
-    detail = detail.lower()
-    if "toomanyrequests" in detail or re.search(r"\b429\b", detail):
-        return "the registry limits pulls: `docker login`, wait, or mirror (`swerl images mirror`)"
-    if "unauthorized" in detail or "denied" in detail or re.search(r"\b401\b", detail):
-        return "check the name; log in on the daemon's machine: `docker login REGISTRY`"
-    if "no space left" in detail:
-        return "the daemon's disk is full: `docker system df`, then `docker system prune`"
-    if "manifest" in detail or "not found" in detail:
-        return "check the name, and its tag or digest"
-    return "check that the daemon can reach the registry: `docker pull` prints details"
 
 
 def security_options(daemon_options: Sequence[str]) -> list[str]:
