@@ -222,7 +222,7 @@ def _packages() -> Iterator[Check]:
         ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
         ("fla-core", "fast Qwen3.5 and Qwen3.6 training on GPUs", "pip install 'swerl[gpu]'"),
         ("e2b", 'sandbox.type = "e2b"', "pip install 'swerl[e2b]'"),
-        ("pyyaml", 'sandbox.type = "kubernetes"', "pip install 'swerl[kubernetes]'"),
+        ("kubernetes-asyncio", 'sandbox.type = "kubernetes"', "pip install 'swerl[kubernetes]'"),
         ("ray", "runs on more than one machine", "pip install 'swerl[cluster]'"),
         ("datasets", "datasets from a hub", "pip install 'swerl[datasets]'"),
         ("zstandard", "zstd layers and request bodies", "pip install 'swerl[zstd]'"),

@@ -153,7 +153,7 @@ class KubeServer:
         return web.json_response(found.pod) if found else _not_found(request)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        if request.query.get("watch") in ("1", "true"):
+        if request.query.get("watch", "").lower() in ("1", "true"):
             return await self._watch(request)
         items = [each.pod for each in self.pods.values() if _matches(each.pod, request)]
         version = {"resourceVersion": str(len(self._events))}
@@ -489,7 +489,7 @@ def _write_kubeconfig(folder: Path, url: str, certificate: Path) -> Path:
     plugin = folder / "login"
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
     plugin.chmod(0o755)
-    login = {"apiVersion": version, "command": "./login", "interactiveMode": "Never"}
+    login = {"apiVersion": version, "command": str(plugin), "interactiveMode": "Never"}
     path = folder / "kubeconfig"
     cluster = {"server": url, "certificate-authority-data": authority}
     context = {"cluster": "test", "user": "tester", "namespace": "swerl"}

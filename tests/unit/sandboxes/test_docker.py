@@ -14,8 +14,8 @@ import pytest
 
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits, new_name
-from swerl.sandboxes import docker
 from swerl.sandboxes import _docker_container as containers
+from swerl.sandboxes import docker
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
 

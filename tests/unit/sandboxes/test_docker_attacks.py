@@ -8,8 +8,7 @@ import time
 import pytest
 
 from swerl.core.errors import SandboxLostError
-from swerl.sandboxes import docker
-from swerl.sandboxes import _machine
+from swerl.sandboxes import _machine, docker
 
 from .helpers import LIMITS, WORKDIR, host_processes, processes, sh, until
 

@@ -23,7 +23,7 @@ from swerl.core.errors import (
 )
 from swerl.core.sandbox import Mount, new_name
 from swerl.sandboxes import kubernetes
-from swerl.sandboxes._kubernetes import Cluster, read_login
+from swerl.sandboxes._kubernetes import Cluster
 from swerl.sandboxes.ledger import Outcome, default_ledger, reap
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, eventually, sh
@@ -40,7 +40,7 @@ def kube(
 
 
 def backend(kube: tuple[KubeServer, Path], **settings: object) -> kubernetes.KubernetesBackend:
-    settings = {"user": "agent", "boot_timeout_s": 30.0, **settings}
+    settings = {"user": "agent", **settings}
     return kubernetes.build(kubernetes.Options(kubeconfig=str(kube[1]), **settings))  # type: ignore[arg-type]
 
 
@@ -98,14 +98,15 @@ async def test_kubectl_and_swerl_use_the_same_pod(
 async def test_a_pod_has_no_token_no_privilege_and_known_fields_only(
     kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
 ) -> None:
-    settings = {"pull_secrets": ("registry",), "pod": {"nodeSelector": {"pool": "big"}}}
+    secrets = [{"name": "registry"}]
+    settings = {"pod": {"imagePullSecrets": secrets, "nodeSelector": {"pool": "big"}}}
     async with backend(kube, **settings).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         pod = kube[0].pods[sandbox.id].pod
     spec = pod["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert (spec["restartPolicy"], spec["nodeSelector"]) == ("Never", {"pool": "big"})
-    assert spec["imagePullSecrets"] == [{"name": "registry"}]
-    assert spec["activeDeadlineSeconds"] == 155  # lifetime, slack, boot
+    assert spec["imagePullSecrets"] == secrets
+    assert spec["activeDeadlineSeconds"] == 725  # lifetime, slack, boot
     security = spec["containers"][0]["securityContext"]
     assert security["capabilities"]["drop"] == ["ALL"]
     assert spec["containers"][0]["resources"]["limits"] == {
@@ -209,7 +210,8 @@ async def test_no_cluster_an_old_one_and_a_wrong_login(
         server.minor = "32"
     config["users"][0]["user"] = {"token": "wrong"}
     await _refused_by(config, tmp_path, SandboxError, "401")
-    config["users"][0]["user"] = {"exec": {"command": "./no-such-program"}}
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "./no-such-program"}
+    config["users"][0]["user"] = {"exec": program}
     await _refused_by(config, tmp_path, SandboxUnavailableError, "no-such-program")
     config["users"][0]["user"] = {"token": TOKEN}
     config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
@@ -217,7 +219,8 @@ async def test_no_cluster_an_old_one_and_a_wrong_login(
     config["current-context"] = "other"
     await _refused_by(config, tmp_path, SandboxUnavailableError, "other")
     with pytest.raises(SandboxUnavailableError, match="no kubeconfig"):
-        read_login(str(tmp_path / "missing"), "")
+        async with Cluster(str(tmp_path / "missing"), "", "").opened():
+            pass
 
 
 async def test_a_pod_logs_in_with_its_service_account_and_a_user_with_a_certificate(
@@ -225,7 +228,7 @@ async def test_a_pod_logs_in_with_its_service_account_and_a_user_with_a_certific
 ) -> None:
     folder, port = kube[1].parent, kube[0].url.rpartition(":")[2]
     for name, text in (
-        ("token", f"{TOKEN}\n"),
+        ("token", TOKEN),
         ("namespace", "swerl"),
         ("ca.crt", (folder / "certificate.pem").read_text()),
     ):
