@@ -326,10 +326,10 @@ def _facts_in_daemon(base_url: str) -> ReadFacts:
     async def read_facts(image: str) -> ImageFacts:
         try:
             await daemon.connect()
-            inspected: dict[str, Any] = await daemon.call(lambda client: client.inspect_image(image))
+            facts: dict[str, Any] = await daemon.call(lambda client: client.inspect_image(image))
         except SwerlError:
             return await _facts_in_name(image)
-        return ImageFacts(str(inspected.get("Id", "")), int(inspected.get("Size", 0)))
+        return ImageFacts(str(facts.get("Id", "")), int(facts.get("Size", 0)))
 
     return read_facts
 
