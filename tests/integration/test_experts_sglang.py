@@ -29,8 +29,8 @@ from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.weight_sync.sync import TrainerSource
 from tests.sglang_cpu.interpreter import sglang_python
+from tests.unit.engines._updates import TrainerSource, receive
 from tests.unit.engines.families.lines import build
 from tests.unit.gateway.test_server import body, post
 from tests.unit.training.rank.references import blocks, record_experts, records
@@ -220,7 +220,7 @@ async def test_every_parameter_is_confirmed_after_a_step_with_replay(live: Live)
     stats = await live.trainer.step(Batch(0, tuple(rows), 1))
     assert stats.num_tokens == sum(row.num_trained_tokens for row in rows)
     old = await sample(live.engine)
-    received = await live.engine.receive(TrainerSource(live.trainer, "tensor"))
+    received = await receive(live.engine, TrainerSource(live.trainer, "tensor"))
     assert received.num_confirmed == received.num_parameters > 20
     new = await sample(live.engine)
     assert {row.weight_versions for row in new} == {(received.version,)}
@@ -233,7 +233,7 @@ async def test_every_parameter_is_confirmed_after_a_step_with_replay(live: Live)
 async def test_a_reply_over_an_update_is_recorded_whole(live: Live) -> None:
     under_way = asyncio.create_task(live.engine.generate(PROMPT, Sampling(300), "a session"))
     await until(lambda: bool(live.engine._flights))
-    received = await live.engine.receive(TrainerSource(live.trainer, "tensor"))
+    received = await receive(live.engine, TrainerSource(live.trainer, "tensor"))
     reply = await under_way
     versions = {reply.weight_version, *(change.version for change in reply.weight_changes)}
     assert received.version in versions

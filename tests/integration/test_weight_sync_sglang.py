@@ -30,8 +30,8 @@ from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 from swerl.training.weight_sync import sync as weight_sync
-from swerl.training.weight_sync.sync import TrainerSource
 from tests.sglang_cpu.interpreter import sglang_python
+from tests.unit.engines._updates import TrainerSource, receive, resending
 from tests.unit.training.weight_sync._live_servers import (
     has_connection,
     kill_server,
@@ -157,18 +157,18 @@ async def test_five_updates_leave_engine_and_trainer_in_agreement(
 async def test_every_parameter_is_confirmed_by_its_checksum(
     engine: HttpEngine, trainer: MegatronTrainer, way: str
 ) -> None:
-    received = await engine.receive(TrainerSource(trainer, way))
+    received = await receive(engine, TrainerSource(trainer, way))
     assert received.num_confirmed == NUM_PARAMETERS
 
 
 async def test_replies_under_way_go_on_over_an_update(
     engine: HttpEngine, trainer: MegatronTrainer, random_batch: Callable[..., Batch]
 ) -> None:
-    old = (await engine.receive(TrainerSource(trainer, "tensor"))).version
+    old = (await receive(engine, TrainerSource(trainer, "tensor"))).version
     long = asyncio.create_task(sample(engine, 200))
     await until(lambda: bool(engine._flights))
     await trainer.step(random_batch(9))
-    new = (await engine.receive(TrainerSource(trainer, "distributed"))).version
+    new = (await receive(engine, TrainerSource(trainer, "distributed"))).version
     replies = await long
     spans = {
         (reply.weight_version, *(c.version for c in reply.weight_changes)) for reply in replies
@@ -180,7 +180,7 @@ async def test_an_engine_that_slept_wakes_with_the_next_weights(
     engine: HttpEngine, trainer: MegatronTrainer
 ) -> None:
     await engine.sleep()
-    received = await engine.receive(TrainerSource(trainer, "tensor"))
+    received = await receive(engine, TrainerSource(trainer, "tensor"))
     replies = await sample(engine)
     assert received.num_confirmed == NUM_PARAMETERS
     assert await mismatch(trainer, replies) <= 1e-4
@@ -217,10 +217,10 @@ async def test_no_token_comes_from_an_update_that_was_cut_off(
         sglang.open(sglang.Options(url=urls), setup) as another,
     ):
         with pytest.raises(TrainerError, match="rank 0 died"):
-            await another.receive(_CutOff())
+            await receive(another, _CutOff())
         with pytest.raises(EngineLostError, match="interrupted"):
             await another.generate(PROMPT, Sampling(4), "a session")
-    received = await engine.receive(TrainerSource(trainer, "distributed"))
+    received = await receive(engine, TrainerSource(trainer, "distributed"))
     assert received.num_confirmed == NUM_PARAMETERS
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
@@ -255,12 +255,12 @@ async def test_a_server_that_hangs_in_a_broadcast_is_replaced_without_delay_for_
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 1.0)
     await both_serve(engine)
     source = TrainerSource(trainer, "distributed")
-    old = (await engine.receive(source)).version  # both servers are in the trainer's group
+    old = (await receive(engine, source)).version  # both servers are in the trainer's group
     under_way = asyncio.create_task(sample(engine, 200))
     await until(lambda: bool(engine._flights))
     await trainer.step(random_batch(11))
     first, second = engine.pool.servers
-    received = await engine.receive(_Hanging(source, second.url, trainer.pids[0]))
+    received = await receive(engine, _Hanging(source, second.url, trainer.pids[0]))
     assert received.num_confirmed == NUM_PARAMETERS
     assert second.lost and not first.lost
     assert {reply.weight_version for reply in await under_way} <= {old, received.version}
@@ -316,7 +316,7 @@ class _Start:
         sender, victim = trainer.pids[0], trainer.pids[rank]
         source = _Dying(TrainerSource(trainer, way), self._servers[1].url, sender, victim)
         with pytest.raises(RankLostError, match=f"rank {rank} .*killed by SIGKILL"):
-            await engine.receive(source)
+            await receive(engine, source)
         for server in self._servers:
             info = await server.get("/model_info")
             assert str(info["weight_version"]).startswith("partial:")
@@ -343,20 +343,20 @@ async def test_after_a_rank_is_killed_in_an_update_only_whole_weights_serve(
             await doomed.step(random_batch(0))
             await doomed.save(1)
             await doomed.saved()
-            committed = (await served.receive(TrainerSource(doomed, "tensor"))).version
+            committed = (await receive(served, TrainerSource(doomed, "tensor"))).version
             await doomed.step(random_batch(1))
             await start.lose(served, doomed, "tensor", rank=1)
         async with start.open() as (served, doomed):
             await refuse(served)
             await doomed.restore(1)
-            received = await served.receive(TrainerSource(doomed, "distributed"))
+            received = await receive(served, TrainerSource(doomed, "distributed"))
             assert (received.version, received.num_confirmed) == (committed, NUM_PARAMETERS)
             replies = await sample(served)
             assert {reply.weight_version for reply in replies} == {committed}
             assert await mismatch(doomed, replies) <= 1e-4
             await doomed.step(random_batch(1))
             await start.lose(served, doomed, "distributed", rank=0)
-    received = await engine.receive(TrainerSource(trainer, "distributed"))
+    received = await receive(engine, TrainerSource(trainer, "distributed"))
     assert received.num_confirmed == NUM_PARAMETERS
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
 
@@ -369,15 +369,17 @@ async def both_serve(engine: HttpEngine) -> None:
 async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
     engine: HttpEngine, trainer: MegatronTrainer
 ) -> None:
-    version = (await engine.receive(TrainerSource(trainer, "tensor"))).version
-    under_way = asyncio.create_task(sample(engine, 300))
-    await until(lambda: bool(engine._flights))
-    victim = engine.pool.servers[0]
-    kill_server(victim.url)
-    replies = await under_way
-    assert {reply.weight_version for reply in replies} == {version}
-    assert await mismatch(trainer, replies) <= 1e-4
-    await both_serve(engine)
+    source = TrainerSource(trainer, "tensor")
+    version = (await receive(engine, source)).version
+    async with resending(engine, source):
+        under_way = asyncio.create_task(sample(engine, 300))
+        await until(lambda: bool(engine._flights))
+        victim = engine.pool.servers[0]
+        kill_server(victim.url)
+        replies = await under_way
+        assert {reply.weight_version for reply in replies} == {version}
+        assert await mismatch(trainer, replies) <= 1e-4
+        await both_serve(engine)
     for server in engine.pool.servers:
         assert (await server.get("/model_info"))["weight_version"] == version
     assert await mismatch(trainer, await sample(engine)) <= 1e-4

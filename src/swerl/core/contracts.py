@@ -282,33 +282,39 @@ class Engine(Protocol):
         """Release the client's connections; the server lives on."""
 
 
-class WeightSource(Protocol):
-    """Holds the weights and sends them into the memory of running engines."""
+class WeightUpdate(Protocol):
+    """An open update of engine servers, which sample nothing meanwhile."""
 
-    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
-        """Send all weights to every server; each server must be ready to receive.
+    @property
+    def targets(self) -> Sequence[EngineTarget]:
+        """The servers that receive."""
 
-        Raises TrainerError if the source no longer holds `version`; None sends its current one.
+    @property
+    def version(self) -> str | None:
+        """The version that must be sent; None for the trainer's newest."""
+
+    async def finish(self, sent: Sent) -> Received:
+        """Compare what arrived with what was sent; servers that hold all weights serve them.
+
+        Raises EngineError if no server received all of them, EngineLostError if none answers.
         """
 
 
 @runtime_checkable
 class StreamedEngine(Protocol):
-    """An Engine that receives weights without a folder in between."""
+    """An Engine that receives weights without a folder, and lends its memory to the trainer."""
 
-    async def receive(self, source: WeightSource) -> Received:
-        """Receive all weights of a source; the version that it names serves from then on.
+    def update(self, *, missed: bool = False) -> AbstractAsyncContextManager[WeightUpdate]:
+        """Open an update of all servers, or of those that `missed` the last one.
 
-        Raises EngineError if no server received all of them; a server with some never serves.
+        If the block does not finish the update, none of its servers serves.
         """
 
-
-@runtime_checkable
-class ColocatedEngine(Protocol):
-    """An Engine that lends its GPUs to the trainer."""
+    async def await_missed(self) -> None:
+        """Wait until a server answers without the weights that serve."""
 
     async def sleep(self) -> None:
-        """Free the memory of weights and cache until the next `load` or `receive`."""
+        """Free the memory of weights and cache until the next `load` or `update`."""
 
 
 class ChatEngine(Protocol):
@@ -415,6 +421,14 @@ class Trainer(Protocol):
 
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step."""
+
+    async def send(
+        self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
+    ) -> Sent:
+        """Send the weights into running engines, by `tensor` or by `distributed`.
+
+        Raises TrainerError if they are no longer those of `version`.
+        """
 
     async def publish(self, *, adapters: bool = False) -> WeightRef:
         """Write the current weights to a folder that engines can load."""

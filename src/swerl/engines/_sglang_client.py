@@ -9,7 +9,7 @@ import math
 import resource
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import aiohttp
 
 from swerl.core.chat import Finish
-from swerl.core.contracts import WeightSource
+from swerl.core.contracts import WeightUpdate
 from swerl.core.errors import EngineError, EngineLostError
-from swerl.core.learning import Received, WeightRef
+from swerl.core.learning import WeightRef
 from swerl.core.turn import Completion, Sampling
 from swerl.engines import _sglang_update as updates
 from swerl.engines._sglang_pool import POLL_S, ClientSettings, ServerPool
@@ -200,7 +200,7 @@ class HttpEngine:
 
     @property
     def streams(self) -> bool:
-        """True if `receive` and `sleep` can be used."""
+        """True if `update` and `sleep` can be used."""
         return self._settings.streams
 
     @property
@@ -222,7 +222,7 @@ class HttpEngine:
                 answer = await self._sample(prompt, sampling, session, server)
                 if answer is None:
                     served = self.pool.served
-                    version = served[-1].version if served else ""
+                    version = served[-1] if served else ""
                     return Completion((), (), Finish.ABORT, version, len(ids))
                 routed_from = sampling.num_routed if self._settings.routed_experts else None
                 completion = read_completion(
@@ -271,15 +271,29 @@ class HttpEngine:
         Raises EngineError if a server refuses them or then serves another version; the old weights
         then still serve.
         """
-        await self._update(lambda: updates.load(self.pool, weights))
+        for attempt in range(self._settings.retries + 1):
+            await self.pool.await_one()
+            try:
+                await updates.load(self.pool, weights)
+                break
+            except EngineError:
+                # If every server was lost in it, load again once one answers.
+                if attempt == self._settings.retries or await self.pool.any_answers():
+                    raise
         return weights.version
 
-    async def receive(self, source: WeightSource) -> Received:
-        """Receive all weights of a source. Implements StreamedEngine."""
-        return await self._update(lambda: updates.receive(self.pool, source))
+    @asynccontextmanager
+    async def update(self, *, missed: bool = False) -> AsyncIterator[WeightUpdate]:
+        """Open an update of all servers, or of those that missed the last one."""
+        async with updates.update(self.pool, missed=missed) as opened:
+            yield opened
+
+    async def await_missed(self) -> None:
+        """Wait until a server answers without the weights that serve."""
+        await self.pool.await_missed()
 
     async def sleep(self) -> None:
-        """Lend the GPUs' memory until the next weights arrive. Implements ColocatedEngine."""
+        """Lend the GPUs' memory until the next weights arrive."""
         await updates.sleep(self.pool)
 
     async def close(self) -> None:
@@ -311,17 +325,6 @@ class HttpEngine:
         if self.pool.router or len(self.pool.servers) > 1:
             return {}
         return await self.pool.servers[0].get("/server_info")
-
-    async def _update(self, update: Callable[[], Awaitable[_T]]) -> _T:
-        """Update weights; if every server was lost in it, try again once one answers."""
-        for attempt in range(self._settings.retries + 1):
-            await self.pool.await_one()
-            try:
-                return await update()
-            except EngineError:
-                if attempt == self._settings.retries or await self.pool.any_answers():
-                    raise
-        raise AssertionError
 
     async def _place(self, session: str) -> SglangServer:
         """Return the server for a request; if none is left, wait for one."""
@@ -415,7 +418,7 @@ class HttpEngine:
             )
         if not num_updates:
             return
-        known = {weights.version for weights in self.pool.served[num_updates - 1 :]}
+        known = set(self.pool.served[num_updates - 1 :])
         if wrong := [version for version in given if version not in known]:
             raise EngineLostError(
                 f"{self.url} answered with weights {wrong[0]!r}; {known} serve",

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from swerl.core.contracts import WeightSource
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import WeightRef
 from swerl.engines._process import how_ended
@@ -57,14 +56,6 @@ class ClientSettings:
     """True if the servers answer while they load weights; then one that does not answer hangs."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedWeights:
-    """Weights that serve, which only their source can send again."""
-
-    version: str
-    source: WeightSource
-
-
 class ServerPool:
     """The servers, reached directly or through a router that was running already."""
 
@@ -88,8 +79,13 @@ class ServerPool:
         self.may_start.set()
         self._starting: set[asyncio.Event] = set()
         """One per start under way, set at its end."""
-        self.served: list[WeightRef | StreamedWeights] = []
-        """Every update that all servers took, oldest first."""
+        self.served: list[str] = []
+        """Version of every update that all servers took, oldest first."""
+        self.folder: WeightRef | None = None
+        """Folder of the weights that serve; None if the trainer sent them without one."""
+        self._missed: set[SglangServer] = set()
+        """Servers that answer and lack the weights that serve."""
+        self._any_missed = asyncio.Event()
         self.first_version = "default"
         """Version that the servers had at the start."""
         self.changing = asyncio.Lock()
@@ -263,6 +259,24 @@ class ServerPool:
                         return
                     await asyncio.sleep(POLL_S)
 
+    def add_missed(self, server: SglangServer) -> None:
+        """Record that a server answers and lacks the weights that serve."""
+        self._missed.add(server)
+        self._any_missed.set()
+
+    async def await_missed(self) -> None:
+        """Wait until a server lacks the weights that serve."""
+        await self._any_missed.wait()
+
+    def take_missed(self) -> list[SglangServer]:
+        """Return the servers that lack the weights that serve. Raises EngineError if none does."""
+        servers = [server for server in self._missed if not server.in_use]
+        self._missed.clear()
+        self._any_missed.clear()
+        if self.paused or not servers:
+            raise EngineError("no server lacks weights", hint="the next update serves all")
+        return servers
+
     async def pause(self, servers: Sequence[SglangServer] | None = None) -> list[SglangServer]:
         """Pause every server, or these; return those that answered."""
         self.paused = True
@@ -361,8 +375,8 @@ class ServerPool:
         if server.state in (ServerState.LOST, ServerState.PARTIAL):
             is_partial = version.startswith(PARTIAL)
             server.move(ServerState.PARTIAL if is_partial else ServerState.LOST)
-        if self.served and version != self.served[-1].version:
-            server.lose(f"it holds weights {version!r}, and {self.served[-1].version!r} serve")
+        if self.served and version != self.served[-1]:
+            server.lose(f"it holds weights {version!r}, and {self.served[-1]!r} serve")
         return not server.in_use
 
     async def _check_scheduler(self, server: SglangServer) -> None:

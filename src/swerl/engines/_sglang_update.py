@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from swerl.core.chat import Json
-from swerl.core.contracts import WeightSource
-from swerl.core.errors import EngineError, EngineLostError, TrainerError
+from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
-from swerl.engines._sglang_pool import ServerPool, StreamedWeights
+from swerl.engines._sglang_pool import ServerPool
 from swerl.engines._sglang_server import ServerState, SglangServer
 from swerl.engines._sglang_wire import ADAPTER, PARTIAL, PauseMode
 from swerl.engines._weights import checksum
@@ -69,7 +68,8 @@ async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: 
                 server.use()
         await _reclaim(pool, pool.in_use(), "kv_cache")
         pool.asleep = False
-        pool.served.append(weights)
+        pool.served.append(weights.version)
+        pool.folder = weights
         return
     changed = [server for server in servers if server.state is ServerState.UPDATING]
     await asyncio.gather(*(_put_back(pool, server) for server in changed))
@@ -78,52 +78,156 @@ async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: 
 
 async def _put_back(pool: ServerPool, server: SglangServer) -> None:
     """Load the weights that serve into a server that holds others."""
-    if not pool.served:
+    if pool.folder is None:
         why = "it holds weights that the other servers refused"
         server.lose(why, to=ServerState.STALE)
         return
     try:
-        await _take(pool, server, pool.served[-1], flush=True)
+        await _take(pool, server, pool.folder, flush=True)
         server.use()
-    except (EngineError, TrainerError) as error:
+    except EngineError as error:
         server.lose(error, to=ServerState.STALE)
 
 
-async def receive(pool: ServerPool, source: WeightSource) -> Received:
-    """Send a source's weights into every server; one that does not take all is marked as stale.
+@asynccontextmanager
+async def update(pool: ServerPool, *, missed: bool = False) -> AsyncIterator[ServerUpdate]:
+    """Open an update of every server that answers, or of those that `missed` the last one.
 
-    Servers out of use take part if they answer. Raises EngineError if no server holds all weights,
-    and TrainerError if the source failed, which leaves no server in use.
+    The servers are paused meanwhile. One that does not take all weights is marked as stale, and all
+    of them are if the block raises. Raises EngineError if there is no server to update.
     """
-    # The trainer sleeps by now: a server that died meanwhile may start.
-    pool.may_start.set()
-    await pool.await_one()
+    if not missed:
+        # The trainer sleeps by now: a server that died meanwhile may start.
+        pool.may_start.set()
+        await pool.await_one()
     async with pool.changing:
-        servers = await pool.reachable()
-        resumes = not pool.paused or pool.asleep
-        servers = await pool.pause(servers)
+        servers = pool.take_missed() if missed else await pool.reachable()
+        resumes = missed or not pool.paused or pool.asleep
+        if missed:
+            servers = await pool.call_all(_retract, servers)
+        else:
+            servers = await pool.pause(servers)
+        version = pool.served[-1] if missed else None
+        opened = ServerUpdate(pool, version, flush=missed or _flushes(pool))
         try:
-            servers = await _reclaim(pool, servers, "weights")
-            try:
-                outcome = await _stream(pool, servers, source, flush=_flushes(pool))
-            except BaseException:
-                for server in servers:
-                    why = "an update of its weights was interrupted"
-                    server.lose(why, to=ServerState.STALE)
-                raise
+            opened.begin(servers)
+            if not missed:
+                opened.begin(await _reclaim(pool, servers, "weights"))
+            await opened.open()
+            yield opened
+            if not opened.is_finished:
+                raise EngineError("an update ended without weights", hint="report this bug")
+        except BaseException:
             for server in servers:
-                if failure := outcome.failures.get(server.url):
-                    server.lose(failure, to=ServerState.STALE)
-                elif server.state in (ServerState.UPDATING, ServerState.STALE):
-                    server.use()
-            received = outcome.received
-            await _reclaim(pool, pool.in_use(), "kv_cache")
-            pool.asleep = False
-            pool.served.append(StreamedWeights(received.version, source))
+                server.lose("an update of its weights was interrupted", to=ServerState.STALE)
+            raise
         finally:
-            if resumes:
+            if missed:
+                await asyncio.shield(_continue(servers))
+            elif resumes:
                 await asyncio.shield(pool.resume_remaining())
-    return received
+
+
+async def _retract(server: SglangServer) -> None:
+    await server.post("/pause_generation", {"mode": PauseMode.RETRACT})
+
+
+async def _continue(servers: Sequence[SglangServer]) -> None:
+    for server in servers:
+        if server.in_use:
+            with contextlib.suppress(EngineError):
+                await server.post("/continue_generation", {})
+
+
+class ServerUpdate:
+    """Implements WeightUpdate for paused servers."""
+
+    def __init__(self, pool: ServerPool, version: str | None, *, flush: bool) -> None:
+        """`version`: the one that must be sent; None for any."""
+        self.version = version
+        self._pool = pool
+        self._flush = flush
+        self._servers: Sequence[SglangServer] = ()
+        self._targets: Mapping[str, EngineTarget] = {}
+        self._failures: dict[str, EngineError] = {}
+        self.is_finished = False
+
+    @property
+    def targets(self) -> Sequence[EngineTarget]:
+        return list(self._targets.values())
+
+    def begin(self, servers: Sequence[SglangServer]) -> None:
+        """Set the servers to update; from here on their old weights are gone."""
+        self._servers = servers
+        for server in servers:
+            server.begin_update()
+
+    async def open(self) -> None:
+        """Open the update at every server. Raises EngineError if none can take weights."""
+        places = {server.url: place for place, server in enumerate(self._pool.servers)}
+
+        async def begin(server: SglangServer) -> EngineTarget:
+            return await _begin(server, places[server.url])
+
+        self._targets, self._failures = await _each(self._servers, begin)
+        if not self._targets:
+            raise await self._give_up()
+        kinds = {(target.num_ranks, target.dtype, target.device) for target in self.targets}
+        if len(kinds) > 1:
+            raise EngineError(
+                f"the servers differ in ranks, type or device: {sorted(kinds)}",
+                hint="start all servers of a run with the same settings",
+            )
+
+    async def finish(self, sent: Sent) -> Received:
+        """Check what arrived, and let the servers with all weights serve.
+
+        Returns the report with the fewest confirmed parameters. Raises EngineError if no server
+        holds all weights.
+        """
+        for url, why in sent.failures.items():
+            message = f"{url} did not take the weights: {why}"
+            self._failures[url] = EngineError(message, hint="it must load all of them again")
+
+        async def close(server: SglangServer) -> Received:
+            await server.post("/end_weight_update", {})
+            if self._flush:
+                await server.post("/flush_cache", {})
+            confirmed = await _confirm(server, sent)
+            await _set_version(server, sent.version)
+            await _require_version(server, sent.version, "taking")
+            return confirmed
+
+        complete = [
+            server
+            for server in self._servers
+            if server.url in self._targets and server.url not in self._failures
+        ]
+        confirmed, late = await _each(complete, close)
+        self._failures |= late
+        if not confirmed:
+            raise await self._give_up()
+        pool = self._pool
+        for server in self._servers:
+            if failure := self._failures.get(server.url):
+                server.lose(failure, to=ServerState.STALE)
+            else:
+                server.use()
+        await _reclaim(pool, [s for s in self._servers if s.in_use], "kv_cache")
+        pool.asleep = False
+        pool.served.append(sent.version)
+        pool.folder = None
+        self.is_finished = True
+        return min(confirmed.values(), key=lambda report: report.num_confirmed)
+
+    async def _give_up(self) -> EngineError:
+        """Mark every server as stale; return the reason, as a lost engine if none answers."""
+        for server in self._servers:
+            server.lose(self._failures[server.url], to=ServerState.STALE)
+        error = next(iter(self._failures.values()))
+        if await self._pool.any_answers():
+            return error
+        return EngineLostError(str(error), hint=error.hint)
 
 
 async def sleep(pool: ServerPool) -> None:
@@ -143,7 +247,7 @@ async def sleep(pool: ServerPool) -> None:
 
     async def release(server: SglangServer) -> None:
         server.begin_update()
-        kinds: list[Json] = [each for each in _KINDS if each not in server.released]
+        kinds: list[Json] = [kind for kind in _KINDS if kind not in server.released]
         if kinds:
             await server.post("/release_memory_occupation", {"tags": kinds})
             server.released |= set(_KINDS)
@@ -160,16 +264,20 @@ async def sleep(pool: ServerPool) -> None:
 async def take_back(pool: ServerPool, server: SglangServer) -> None:
     """Use a server that answers again, after it has loaded the weights that serve.
 
-    If the trainer no longer has those weights or the pool is paused, it waits for the next update.
+    Weights that no folder holds are sent again by the trainer (`update` with `missed`). While the
+    pool is paused, the server waits for the next update.
     """
     async with pool.changing:
         if server.in_use or pool.paused:
             return
+        if pool.served and pool.folder is None:
+            pool.add_missed(server)
+            return
         # A failed attempt leaves it out of use; the next check tries again.
-        with contextlib.suppress(EngineError, TrainerError):
-            if pool.served:
-                await server.post("/pause_generation", {"mode": PauseMode.RETRACT})
-                await _take(pool, server, pool.served[-1], flush=True)
+        with contextlib.suppress(EngineError):
+            if pool.folder is not None:
+                await _retract(server)
+                await _take(pool, server, pool.folder, flush=True)
                 await server.post("/continue_generation", {})
                 server.use()
             elif server.state is ServerState.RESTARTED:
@@ -198,16 +306,8 @@ async def _reclaim(
     return await pool.call_all(reclaim, servers)
 
 
-async def _take(
-    pool: ServerPool, server: SglangServer, weights: WeightRef | StreamedWeights, *, flush: bool
-) -> None:
-    """Load weights into one paused server, from their folder or from their source."""
-    if isinstance(weights, StreamedWeights):
-        outcome = await _stream(
-            pool, [server], weights.source, flush=flush, version=weights.version
-        )
-        _ = outcome.received  # raises the server's failure
-        return
+async def _take(pool: ServerPool, server: SglangServer, weights: WeightRef, *, flush: bool) -> None:
+    """Load a folder of weights into one paused server."""
     server.begin_update()
     if pool.settings.adapters == "endpoint":
         await _take_adapter(server, weights, timeout_s=pool.settings.load_s)
@@ -266,69 +366,6 @@ async def _require_version(server: SglangServer, version: str, doing: str) -> Ma
 async def _set_version(server: SglangServer, version: str) -> None:
     body: dict[str, Json] = {"new_version": version, "abort_all_requests": False}
     await server.post("/update_weight_version", body)
-
-
-@dataclass(frozen=True, slots=True)
-class _UpdateOutcome:
-    """Result of a streamed update of some servers, by URL."""
-
-    confirmed: Mapping[str, Received]
-    """Servers that hold all weights."""
-    failures: Mapping[str, EngineError]
-
-    @property
-    def received(self) -> Received:
-        """Return the report with the fewest confirmed parameters. Raises EngineError if none."""
-        if not self.confirmed:
-            raise next(iter(self.failures.values()))
-        return min(self.confirmed.values(), key=lambda each: each.num_confirmed)
-
-
-async def _stream(
-    pool: ServerPool,
-    servers: Sequence[SglangServer],
-    source: WeightSource,
-    *,
-    flush: bool,
-    version: str | None = None,
-) -> _UpdateOutcome:
-    """Send a source's weights into servers that the caller has paused.
-
-    Raises TrainerError if the source fails: then all of the servers are mixed.
-    """
-    for server in servers:
-        server.begin_update()
-    places = {server.url: place for place, server in enumerate(pool.servers)}
-
-    async def begin(server: SglangServer) -> EngineTarget:
-        return await _begin(server, places[server.url])
-
-    targets, failures = await _each(servers, begin)
-    if not targets:
-        return _UpdateOutcome({}, failures)
-    kinds = {(each.num_ranks, each.dtype, each.device) for each in targets.values()}
-    if len(kinds) > 1:
-        raise EngineError(
-            f"the servers differ in ranks, type or device: {sorted(kinds)}",
-            hint="start all servers of a run with the same settings",
-        )
-    sent = await source.send(list(targets.values()), version=version)
-    for url, why in sent.failures.items():
-        message = f"{url} did not take the weights: {why}"
-        failures[url] = EngineError(message, hint="it must load all of them again")
-    whole = [server for server in servers if server.url in targets and server.url not in failures]
-
-    async def finish(server: SglangServer) -> Received:
-        await server.post("/end_weight_update", {})
-        if flush:
-            await server.post("/flush_cache", {})
-        confirmed = await _confirm(server, sent)
-        await _set_version(server, sent.version)
-        await _require_version(server, sent.version, "taking")
-        return confirmed
-
-    confirmed, late = await _each(whole, finish)
-    return _UpdateOutcome(confirmed, failures | late)
 
 
 async def _each(

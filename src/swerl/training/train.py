@@ -49,6 +49,7 @@ from swerl.training.options import TrainerOptions
 from swerl.training.step_metrics import StepTimer
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import warm_start
+from swerl.training.weight_sync import sync as weight_sync
 from swerl.training.weight_sync.sync import choose_way, shares_gpus
 
 
@@ -154,6 +155,7 @@ async def _with_rollouts(
         with open_spool(training.folder.spool) as spool:
             # The gateway closes before the sandboxes whose agents call it.
             async with (
+                weight_sync.resending(trainer, engine, recipe.cluster),
                 open_sandboxes(recipe, nodes.all, logs=setup.log_dir, emit=emit) as backend,
                 gateway_of(recipe, engine, setup, emit, spool=spool) as gateway,
             ):

@@ -24,6 +24,7 @@ from swerl.engines._sglang_pool import ClientSettings
 from swerl.training.weight_sync.transport import Caller, failures
 from tests.unit.engines._fake_sglang import SHAPE, FakeServer, opened
 from tests.unit.engines._launched import until
+from tests.unit.engines._updates import receive, resending
 
 Fault = Callable[[], None]
 
@@ -72,7 +73,7 @@ async def versions(engine: HttpEngine) -> set[str]:
 
 async def test_all_servers_serve_what_was_sent(servers: list[FakeServer]) -> None:
     async with opened(servers) as engine:
-        received = await engine.receive(Source("1"))
+        received = await receive(engine, Source("1"))
         assert (received.version, received.num_confirmed) == ("1", 2)
         assert await versions(engine) == {"1"}
     assert not any(server.paused or server.session for server in servers)
@@ -81,7 +82,7 @@ async def test_all_servers_serve_what_was_sent(servers: list[FakeServer]) -> Non
 async def test_an_update_that_was_left_open_is_closed_first(servers: list[FakeServer]) -> None:
     servers[1].session = True
     async with opened(servers) as engine:
-        await engine.receive(Source("1"))
+        await receive(engine, Source("1"))
         assert await versions(engine) == {"1"}
 
 
@@ -91,7 +92,7 @@ async def test_a_server_that_dies_in_the_middle_is_taken_out(
     loop = asyncio.get_running_loop()
     source = Source("1", lambda: void(loop.create_task(servers[0].stop())))
     async with opened(servers) as engine:
-        await engine.receive(source)
+        await receive(engine, source)
         assert await versions(engine) == {"1"}
         assert sum(server.lost is not None for server in engine.pool.servers) == 1
 
@@ -100,22 +101,23 @@ async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
     servers: list[FakeServer],
 ) -> None:
     async with opened(servers) as engine:
-        await engine.receive(Source("1", lambda: setattr(servers[2], "refuses_weights", True)))
+        await receive(engine, Source("1", lambda: setattr(servers[2], "refuses_weights", True)))
         assert await versions(engine) == {"1"}
         assert servers[2].version.startswith("partial:")
         assert engine.pool.servers[2].lost
         servers[2].refuses_weights = False
-        await engine.receive(Source("2"))
+        await receive(engine, Source("2"))
         assert await versions(engine) == {"2"}
         assert {server.version for server in servers} == {"2"}
 
 
-async def test_a_server_that_missed_weights_gets_them_from_their_source(
+async def test_a_server_that_missed_weights_gets_them_again(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
-    async with opened(servers) as engine:
-        await engine.receive(Source("1"))
+    source = Source("1")
+    async with opened(servers) as engine, resending(engine, source):
+        await receive(engine, source)
         await servers[0].restart()
         await until(lambda: servers[0].version == "1" and not servers[0].session)
         assert await versions(engine) == {"1"}
@@ -127,9 +129,9 @@ async def test_a_server_that_comes_back_alone_keeps_its_place_and_gpus(
     """`tensor` finds the memory of a server's GPUs by them, also in an update of that server."""
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     source = Source("1")
-    async with opened(servers) as engine:
+    async with opened(servers) as engine, resending(engine, source):
         engine.pool.servers[2].gpus = ("g2",)
-        await engine.receive(source)
+        await receive(engine, source)
         assert [target.place for target in source.targets] == [0, 1, 2]
         await servers[2].restart()
         await until(lambda: servers[2].version == "1" and not servers[2].session)
@@ -141,13 +143,13 @@ async def test_a_server_waits_if_the_trainer_holds_newer_weights(
 ) -> None:
     monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
     source = Source("1")
-    async with opened(servers) as engine:
-        await engine.receive(source)
+    async with opened(servers) as engine, resending(engine, source):
+        await receive(engine, source)
         source.version = "2"
         await servers[0].restart()
         await until(lambda: servers[0].version.startswith("partial:"))
         assert await versions(engine) == {"1"}
-        await engine.receive(source)
+        await receive(engine, source)
         assert await versions(engine) == {"2"}
 
 
@@ -159,13 +161,13 @@ async def test_a_trainer_that_dies_in_the_middle_leaves_no_server_in_use(
 
     async with opened(servers) as engine:
         with pytest.raises(TrainerError, match="a rank died"):
-            await engine.receive(Source("1", die))
+            await receive(engine, Source("1", die))
         with pytest.raises(EngineLostError, match="interrupted"):
             await engine.generate([5], Sampling(2), "s")
     async with opened(servers) as after:
         with pytest.raises(EngineLostError, match="interrupted"):
             await after.generate([5], Sampling(2), "s")
-        await after.receive(Source("2"))
+        await receive(after, Source("2"))
         assert await versions(after) == {"2"}
 
 
@@ -210,7 +212,7 @@ async def test_a_controller_that_is_stopped_in_the_middle_leaves_no_server_in_us
                 await asyncio.Event().wait()
                 raise AssertionError
 
-        task = asyncio.create_task(engine.receive(Stuck("1")))
+        task = asyncio.create_task(receive(engine, Stuck("1")))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -225,7 +227,7 @@ async def test_weights_that_arrived_changed_never_serve(servers: list[FakeServer
     source.lies = "ab"
     async with opened(servers) as engine:
         with pytest.raises(EngineError, match="2 of 2 parameters arrived changed, a first"):
-            await engine.receive(source)
+            await receive(engine, source)
         with pytest.raises(EngineError, match="arrived changed"):
             await engine.generate([5], Sampling(2), "s")
 
@@ -236,7 +238,7 @@ async def test_parameters_in_a_layout_of_the_engines_own_are_not_confirmed_and_s
     source = Source("1")
     source.lies, source.certain = "b", frozenset({"a"})
     async with opened(servers) as engine:
-        received = await engine.receive(source)
+        received = await receive(engine, source)
         assert (received.num_confirmed, received.num_parameters) == (1, 2)
         assert await versions(engine) == {"1"}
 
@@ -249,7 +251,7 @@ async def test_ranks_that_share_attentions_data_may_cut_every_parameter_otherwis
     for server in servers:
         server.dp_size = 2
     async with opened(servers) as engine:
-        received = await engine.receive(source)
+        received = await receive(engine, source)
         assert (received.num_confirmed, received.num_parameters) == (1, 2)
 
 
@@ -259,10 +261,10 @@ async def test_parameters_that_agreed_once_have_to_agree_ever_after(
     source = Source("1")
     source.certain = frozenset()
     async with opened(servers) as engine:
-        assert (await engine.receive(source)).num_confirmed == 2
+        assert (await receive(engine, source)).num_confirmed == 2
         source.version, source.lies = "2", "b"
         with pytest.raises(EngineError, match="1 of 2 parameters arrived changed, b first"):
-            await engine.receive(source)
+            await receive(engine, source)
 
 
 async def test_a_server_that_reports_another_version_is_refused(
@@ -272,7 +274,7 @@ async def test_a_server_that_reports_another_version_is_refused(
         server.lies_about_version = "9"
     async with opened(servers) as engine:
         with pytest.raises(EngineError, match="serves weights '9' after taking '1'"):
-            await engine.receive(Source("1"))
+            await receive(engine, Source("1"))
 
 
 async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> None:
@@ -280,7 +282,7 @@ async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> No
         await engine.sleep()
         assert all(server.released == {"weights", "kv_cache"} for server in servers)
         held: list[set[str]] = []
-        await engine.receive(Source("1", lambda: held.extend(set(s.released) for s in servers)))
+        await receive(engine, Source("1", lambda: held.extend(set(s.released) for s in servers)))
         assert held == [{"kv_cache"}] * 3  # the cache's memory comes last
         assert not any(server.released or server.paused for server in servers)
         assert await versions(engine) == {"1"}
@@ -338,7 +340,7 @@ async def test_a_server_that_died_beside_a_working_trainer_waits_for_its_sleep(
         assert hosts[0].starts == 0
         hosts[0].trainer_holds_memory = False  # `sync` puts the trainer to sleep first
         # No server could have started before, so nothing waits for one until it may.
-        await asyncio.wait_for(engine.receive(Source("7")), 30)
+        await asyncio.wait_for(receive(engine, Source("7")), 30)
         await until(lambda: servers[0].version == "7")
         assert await versions(engine) == {"7"} and hosts[0].starts == 1
 
@@ -347,7 +349,7 @@ async def test_a_trainer_waits_for_a_start_and_gets_that_servers_memory_too(
     servers: list[FakeServer],
 ) -> None:
     async with hosted(servers) as (engine, hosts):
-        await engine.receive(Source("1"))
+        await receive(engine, Source("1"))
         hosts[0].may_end.clear()
         await hosts[0].die()
         await until(lambda: hosts[0].starts == 1)
@@ -357,7 +359,7 @@ async def test_a_trainer_waits_for_a_start_and_gets_that_servers_memory_too(
         hosts[0].may_end.set()
         await asyncio.wait_for(lending, 30)
         assert all(server.released == {"weights", "kv_cache"} for server in servers)
-        await engine.receive(Source("2"))
+        await receive(engine, Source("2"))
         assert {server.version for server in servers} == {"2"}
 
 
@@ -399,7 +401,7 @@ async def test_a_request_of_a_dead_server_begins_again_on_another(
 ) -> None:
     settings = ClientSettings(retries=1, wait_s=10.0)
     async with opened(servers, settings) as engine:
-        await engine.receive(Source("1"))
+        await receive(engine, Source("1"))
         call = asyncio.create_task(engine.generate([5, 6], Sampling(900), "s"))
         await until(lambda: any(server.running for server in servers))
         busy = next(server for server in servers if server.running)

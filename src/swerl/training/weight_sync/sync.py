@@ -7,29 +7,18 @@ serve or none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
-from swerl.core.contracts import ColocatedEngine, Engine, StreamedEngine, Trainer
-from swerl.core.errors import RecipeError
+from swerl.core.contracts import Engine, StreamedEngine, Trainer
+from swerl.core.errors import EngineError, EngineLostError, RecipeError, TrainerError
 from swerl.core.events import Emit, Notice, ignore
-from swerl.core.learning import EngineTarget, Sent
+from swerl.core.learning import Received
 from swerl.recipe.schema import ClusterSection
 
-if TYPE_CHECKING:
-    from swerl.training.trainer import MegatronTrainer
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSource:
-    """Implements WeightSource by one of the trainer's ways."""
-
-    trainer: MegatronTrainer
-    way: str
-
-    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
-        return await self.trainer.send(targets, self.way, version=version)
+_TRIES = 3
+"""Times that an update is sent because every server was lost in it."""
 
 
 def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
@@ -71,7 +60,7 @@ async def make_room(trainer: Trainer, engine: Engine | None, cluster: ClusterSec
     """
     if engine is None or not shares_gpus(cluster):
         return
-    if isinstance(engine, ColocatedEngine):
+    if isinstance(engine, StreamedEngine):
         await engine.sleep()
     await trainer.wake()
 
@@ -98,10 +87,49 @@ async def sync(
     if way == "disk" or adapters:
         return await engine.load(await trainer.publish(adapters=adapters))
     assert isinstance(engine, StreamedEngine)
-    received = await engine.receive(TrainerSource(trainer, way))  # type: ignore[arg-type]
+    received = await _send(trainer, engine, way)
     if not received.num_confirmed:
         emit(Notice(f"no checksum confirms weights {received.version}: the engine states none"))
     elif is_first and received.num_confirmed < received.num_parameters:
         share = f"{received.num_confirmed} of {received.num_parameters}"
         emit(Notice(f"checksums confirm {share} parameters that the engine holds"))
     return received.version
+
+
+async def _send(trainer: Trainer, engine: StreamedEngine, way: str) -> Received:
+    """Send all weights; if every server was lost in it, send again once one answers."""
+    for attempt in range(_TRIES):
+        try:
+            async with engine.update() as update:
+                return await update.finish(await trainer.send(update.targets, way))
+        except EngineLostError:
+            if attempt + 1 == _TRIES:
+                raise
+    raise AssertionError
+
+
+@asynccontextmanager
+async def resending(
+    trainer: Trainer, engine: Engine, cluster: ClusterSection
+) -> AsyncIterator[None]:
+    """While the block runs, send the serving weights to servers that restart without them."""
+    way = choose_way(cluster, engine, ignore)
+    if way == "disk" or not isinstance(engine, StreamedEngine):
+        yield
+        return
+    task = asyncio.create_task(_resend(trainer, engine, way))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _resend(trainer: Trainer, engine: StreamedEngine, way: str) -> None:
+    while True:
+        await engine.await_missed()
+        # A failed attempt leaves the servers out of use until the next one, or the next update.
+        with suppress(EngineError, TrainerError):
+            async with engine.update(missed=True) as update:
+                sent = await trainer.send(update.targets, way, version=update.version)
+                await update.finish(sent)
