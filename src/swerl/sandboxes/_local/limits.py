@@ -23,9 +23,6 @@ _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _SOCKET_PART = 8
 """Version 1 counts the memory of sockets apart, and allows them this part of `memory_mib`."""
-_WEIGHT, _SHARES = 25, 256
-"""CPU weight of version 2 and 1, a quarter of the kernel's normal: while no core is free, sandboxes
-have equal parts, and each has less than the controller, which answers all of them."""
 
 
 def find(proc: Path = Path("/proc/self")) -> dict[str, Path]:
@@ -223,9 +220,8 @@ def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[s
         return [("memory.max", size)] if unified else [("memory.limit_in_bytes", size)]
     quota = max(1000, int(plan.num_cpus * _PERIOD_US))
     if unified:
-        return [("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.weight", str(_WEIGHT))]
-    files = {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota, "cpu.shares": _SHARES}
-    return [(file, str(value)) for file, value in files.items()]
+        return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
 
 
 def _kill_group(folder: Path) -> None:
