@@ -15,11 +15,12 @@ from swerl.cluster.node import LocalNode, Node, ProcessEnd, ProcessSpec
 from swerl.cluster.open import Nodes, open_nodes, place
 from swerl.cluster.sglang_servers import node_servers
 from swerl.core.errors import RecipeError
+from swerl.engines import sglang
 from swerl.plan.plan import RecipePlan, plan
 from swerl.recipe.load import load
 from swerl.rollout.wiring import sglang_launch
 from swerl.training.options import TrainerOptions
-from swerl.training.trainer import MegatronTrainer
+from swerl.training.trainer import READ_BYTES_PER_S, START_S, MegatronTrainer, start_limit_s
 from tests.sglang_cpu.interpreter import sglang_python
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +104,8 @@ async def _rank_gpus(found: RecipePlan, nodes: Nodes, tmp_path: Path) -> list[tu
     await trainer.close()
     for name, specs, _ in recording:
         kept += [(name, spec) for spec in specs]
+    if not recipe.cluster.gpus_per_node:
+        return [(name, spec.env["CUDA_VISIBLE_DEVICES"]) for name, spec in kept]
     # NCCL's way of sharing memory must be the engines' one, whose setting is checked below.
     assert {spec.env["NCCL_CUMEM_ENABLE"] for _, spec in kept} == {"0"}
     assert {spec.env["CUDA_DEVICE_MAX_CONNECTIONS"] for _, spec in kept} == {"1"}
@@ -183,6 +186,24 @@ async def test_engines_beside_the_trainer_on_one_node_have_gpus_of_their_own(
     assert [_gpus(env) for *_, env in engines] == [("3", "2"), ("1", "0")]
     assert all("--enable-memory-saver" not in command for _, command, _ in engines)
     assert len(nodes.all) == 1
+
+
+async def test_a_recipe_without_gpus_hides_those_of_the_machine(tmp_path: Path) -> None:
+    found = _planned("twin_cpu", "trainer.ranks=2", "engine.type=sglang")
+    nodes = Nodes((LocalNode(name="n1"),), (LocalNode(name="n1"),))
+    assert await _rank_gpus(found, nodes, tmp_path) == [("n1", ""), ("n1", "")]
+    servers = await node_servers(
+        nodes.engines, sglang.Options(), tmp_path, cluster=found.recipe.cluster, logs=tmp_path
+    )
+    assert [server.spec.env["CUDA_VISIBLE_DEVICES"] for server in servers] == [""]
+
+
+def test_the_time_to_start_grows_with_the_model_and_the_nodes(tmp_path: Path) -> None:
+    assert start_limit_s(tmp_path, 8) == START_S
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(int(4 * READ_BYTES_PER_S))
+    assert start_limit_s(tmp_path, 1) == START_S + 4
+    assert start_limit_s(tmp_path, 8) == START_S + 32
 
 
 def test_ranks_that_leave_a_part_of_a_node_unused_are_refused() -> None:

@@ -153,7 +153,8 @@ async def _server(
     command = sglang.server_command(
         given, model, host=node.address, port=port, num_gpus=size, saver=saver
     )
-    env = sglang.environment(gpus)
+    # A run without GPUs must not take those that the machine has.
+    env = sglang.environment(gpus) or {"CUDA_VISIBLE_DEVICES": ""}
     log = (logs / f"engine-{node.name}-{number}.log").resolve()
     spec = ProcessSpec(tuple(command), log, env=env, guarded=True)
     uuids = await node.call(gpu_uuids, gpus)

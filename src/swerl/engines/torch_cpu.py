@@ -57,7 +57,8 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         "--context-length": options.context_length,
     }
     flags = [str(part) for pair in arguments.items() for part in pair]
-    async with child([sys.executable, "-m", "swerl.engines._torch_server", *flags], log) as process:
+    command = [sys.executable, "-m", "swerl.engines._torch_server", *flags]
+    async with child(command, log, env={"CUDA_VISIBLE_DEVICES": ""}) as process:
 
         async def port() -> int | None:
             return json.loads(ready.read_text())["port"] if ready.exists() else None

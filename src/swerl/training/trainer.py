@@ -39,8 +39,10 @@ from swerl.training.checkpoint.folder import wait_until_whole
 from swerl.training.crash_reason import CrashReason, crash_reason, hang_places
 from swerl.training.options import TrainerOptions, WorkerSettings
 
-START_S = 1800.0
-"""Seconds for all ranks to start and load the model; a large model takes minutes to read."""
+START_S = 600.0
+"""Seconds for all ranks to start, besides the time to read the model."""
+READ_BYTES_PER_S = 500e6
+"""Rate at which a shared disk serves all nodes together, half of a 10 Gb/s link. Assumed."""
 CLOSE_S = 10.0
 """Seconds for the ranks to end by themselves before they are killed."""
 LAST_ANSWER_S = 2.0
@@ -74,6 +76,7 @@ class MegatronTrainer:
             algorithm_options=dict(algorithm_options or {}),
             options=options,
         )
+        self._model = model
         self._options = options
         self._nodes = tuple(nodes or (LocalNode(),))
         self._ranks: Ranks | None = None
@@ -103,8 +106,9 @@ class MegatronTrainer:
         with disk_errors(self._work):
             self._work.mkdir(parents=True)
         self._ranks = Ranks(self._settings, self._options, self._nodes, self._work)
+        limit_s = start_limit_s(self._model, len(self._nodes))
         try:
-            await self._ranks.start()
+            await self._ranks.start(limit_s)
         except BaseException:
             self._ranks.kill()
             await self.close()
@@ -253,7 +257,7 @@ class Ranks:
     def has_died(self) -> bool:
         return bool(self._dead)
 
-    async def start(self) -> None:
+    async def start(self, limit_s: float) -> None:
         """Start every rank and wait until all are ready. Raises TrainerError."""
         rendezvous = await self._rendezvous()
         try:
@@ -266,7 +270,7 @@ class Ranks:
                 self.all.append(process)
         except ClusterError as error:
             raise RankLostError(f"cannot start the trainer: {error}", hint=error.hint) from error
-        answer = await self._answer("start", timeout_s=START_S)
+        answer = await self._answer("start", timeout_s=limit_s)
         if "error" in answer:
             raise TrainerError(answer["error"], hint=answer["hint"])
 
@@ -311,7 +315,7 @@ class Ranks:
         node, index = self._node_of(rank)
         settings = self._settings(rendezvous=rendezvous, address=node.address, rank=rank)
         command = (PYTHON, "-m", "swerl.training.rank.worker", settings.model_dump_json())
-        env = rank_environment(node.gpus[index]) if index < len(node.gpus) else {}
+        env = rank_environment(node.gpus[index] if index < len(node.gpus) else "")
         # Commands reach the ranks through rank 0, so only rank 0 has a link.
         return await node.start(ProcessSpec(command, self._log(rank), env=env, linked=rank == 0))
 
@@ -408,8 +412,16 @@ class Ranks:
         return crash_reason(self._log(rank), self._how(rank), num_oom_kills=killed)
 
 
+def start_limit_s(model: Path, num_nodes: int) -> float:
+    """Return the seconds that ranks may take to start: nodes read the model from one disk."""
+    num_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    return START_S + num_nodes * num_bytes / READ_BYTES_PER_S
+
+
 def rank_environment(gpu: str) -> dict[str, str]:
-    """Return the variables of a rank on a GPU."""
+    """Return the variables of a rank on a GPU; an empty name keeps it on the CPU."""
+    if not gpu:
+        return {"CUDA_VISIBLE_DEVICES": ""}
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": gpu,
