@@ -50,7 +50,7 @@ class Symptom:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRecord:
+class RecordedTurn:
     """One Turn as a row of `turns/`."""
 
     index: int
@@ -66,7 +66,7 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRecord:
+class RecordedEpisode:
     """One Episode: its summary, its Grade, and its Turns if they were read."""
 
     id: str
@@ -81,14 +81,14 @@ class EpisodeRecord:
     patch: str = ""
     log: str = ""
     """End of the agent's output and of the tests' output."""
-    turns: tuple[TurnRecord, ...] = ()
+    turns: tuple[RecordedTurn, ...] = ()
 
     @property
     def learnable(self) -> bool:
         return self.verdict in ("solved", "unsolved", "timeout", "cheat")
 
     @property
-    def sampled(self) -> tuple[TurnRecord, ...]:
+    def sampled(self) -> tuple[RecordedTurn, ...]:
         """Its Turns without those copied from another attempt."""
         return tuple(turn for turn in self.turns if not turn.replayed)
 
@@ -99,15 +99,15 @@ class EpisodeRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class RecordedStep:
     """One step whose Episodes were read."""
 
     number: int
     metrics: Mapping[str, float]
-    episodes: tuple[EpisodeRecord, ...]
+    episodes: tuple[RecordedEpisode, ...]
 
     @property
-    def learnable(self) -> tuple[EpisodeRecord, ...]:
+    def learnable(self) -> tuple[RecordedEpisode, ...]:
         return tuple(episode for episode in self.episodes if episode.learnable)
 
     def figure(self, name: str) -> str:
@@ -116,9 +116,9 @@ class StepRecord:
         return f"{name} is not recorded" if value is None else f"{name} {value:.3g}"
 
     @property
-    def groups(self) -> dict[str, list[EpisodeRecord]]:
+    def groups(self) -> dict[str, list[RecordedEpisode]]:
         """Task -> its learnable Episodes."""
-        groups: dict[str, list[EpisodeRecord]] = {}
+        groups: dict[str, list[RecordedEpisode]] = {}
         for episode in self.learnable:
             groups.setdefault(episode.task, []).append(episode)
         return groups
@@ -132,7 +132,7 @@ class Evidence:
     recipe: Mapping[str, Any]
     metrics: Mapping[int, Mapping[str, float]]
     """By step, of every step."""
-    steps: tuple[StepRecord, ...]
+    steps: tuple[RecordedStep, ...]
     eval_tasks: Set[str]
     """Names of the folders of evaluated Tasks: `/` is `_`."""
     error: str
@@ -235,8 +235,8 @@ def _stages(root: Path) -> list[str]:
 
 def _step(
     folder: RunFolder, number: int, metrics: Mapping[str, float], problems: list[str]
-) -> StepRecord:
-    turns: dict[str, list[TurnRecord]] = {}
+) -> RecordedStep:
+    turns: dict[str, list[RecordedTurn]] = {}
     if (path := folder.turns(number)).exists():
         turns = _part(lambda: _turns(path), problems) or {}
     # Of asynchronous schedules, a step's Groups are in the folders of several stages.
@@ -247,10 +247,10 @@ def _step(
     for episode_id in [*ids][:MAX_EPISODES]:
         read_it = partial(_episode, folder.root / "episodes" / episode_id, episode_id)
         episodes.append(_part(partial(read_it, turns.get(episode_id, ())), problems))
-    return StepRecord(number, metrics, tuple(e for e in episodes if e))
+    return RecordedStep(number, metrics, tuple(e for e in episodes if e))
 
 
-def _untrained(run: FoundRun, problems: list[str]) -> StepRecord:
+def _untrained(run: FoundRun, problems: list[str]) -> RecordedStep:
     """Read Episodes that no step trains, with the Turns of their own files."""
     places: list[tuple[str, str]] = []
     for stage in run.stages():
@@ -262,20 +262,20 @@ def _untrained(run: FoundRun, problems: list[str]) -> StepRecord:
     episodes, num_tokens = [], 0
     for stage, name in places[:MAX_EPISODES]:
         path = run.episode(stage, name)
-        turns: Sequence[TurnRecord] = ()
+        turns: Sequence[RecordedTurn] = ()
         if num_tokens < _TOKENS:
             turns = _part(partial(_turns_of_episode, path / "trajectory.json"), problems) or ()
         num_tokens += sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in turns)
         episode = _part(partial(_episode, path, f"{stage}/{name}", turns), problems)
         if episode is None and not run.is_trained and not (path / "episode.json").is_file():
-            episode = EpisodeRecord(f"{stage}/{name}", name, turns=tuple(turns))
+            episode = RecordedEpisode(f"{stage}/{name}", name, turns=tuple(turns))
         episodes.append(episode)
-    return StepRecord(0, {}, tuple(e for e in episodes if e))
+    return RecordedStep(0, {}, tuple(e for e in episodes if e))
 
 
-def _turns_of_episode(path: Path) -> list[TurnRecord]:
+def _turns_of_episode(path: Path) -> list[RecordedTurn]:
     rows = read_json(path)["turns"] if path.exists() else ()
-    return [TurnRecord(**{name: row[name] for name in TurnRecord.__slots__}) for row in rows]
+    return [RecordedTurn(**{name: row[name] for name in RecordedTurn.__slots__}) for row in rows]
 
 
 def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:
@@ -283,12 +283,12 @@ def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:
     return index.groups(path) if path.is_dir() else {}
 
 
-def _episode(path: Path, name: str, turns: Sequence[TurnRecord]) -> EpisodeRecord | None:
+def _episode(path: Path, name: str, turns: Sequence[RecordedTurn]) -> RecordedEpisode | None:
     """Read an Episode's folder; None for one without a summary: it has not ended."""
     if not (path / "episode.json").is_file():
         return None
     summary, grade = read_json(path / "episode.json"), read_json(path / "grade.json")
-    return EpisodeRecord(
+    return RecordedEpisode(
         id=name,
         task=str(summary["task_id"]),
         verdict=str(summary["verdict"]),
@@ -310,12 +310,12 @@ def _tail(path: Path) -> str:
         return file.read().decode("utf-8", "replace")
 
 
-def _turns(path: Path) -> dict[str, list[TurnRecord]]:
+def _turns(path: Path) -> dict[str, list[RecordedTurn]]:
     """Return Episode -> its Turns, up to the limit of tokens."""
-    turns: dict[str, list[TurnRecord]] = {}
+    turns: dict[str, list[RecordedTurn]] = {}
     num_tokens = 0
     for row in tables.read_turns(path):
-        turn = TurnRecord(**{name: row[name] for name in TurnRecord.__slots__})
+        turn = RecordedTurn(**{name: row[name] for name in RecordedTurn.__slots__})
         num_tokens += len(turn.prompt_ids) + len(turn.output_ids)
         if num_tokens > _TOKENS:
             # The Episode that the limit cuts is left out: rules may count its Turns.

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from swerl.core.errors import shortened
-from swerl.runs.evidence import EpisodeRecord, Evidence, StepRecord, Symptom, TurnRecord, read
+from swerl.runs.evidence import Evidence, RecordedEpisode, RecordedStep, RecordedTurn, Symptom, read
 from swerl.runs.fallen_reward import fallen_reward
 from swerl.runs.index import DAMAGE
 
@@ -249,7 +249,7 @@ def unread_calls(run: Evidence) -> Symptom | None:
     return None
 
 
-def _is_readable(run: Evidence, turn: TurnRecord) -> bool:
+def _is_readable(run: Evidence, turn: RecordedTurn) -> bool:
     parsed = run.family.parse(list(turn.output_ids)) if run.family else None
     return parsed is not None and bool(parsed.calls) and not parsed.malformed_calls
 
@@ -459,7 +459,7 @@ def short_budgets(run: Evidence) -> Symptom | None:
     return None
 
 
-def _late(step: StepRecord, episodes: Sequence[EpisodeRecord]) -> Symptom:
+def _late(step: RecordedStep, episodes: Sequence[RecordedEpisode]) -> Symptom:
     reason = _most_frequent(episode.reason for episode in episodes)
     match = _BUDGET.search(reason)
     name = "model_call_s" if "gave no reply within" in reason else "agent_s"
@@ -474,14 +474,14 @@ def _late(step: StepRecord, episodes: Sequence[EpisodeRecord]) -> Symptom:
     )
 
 
-def _is_full(episode: EpisodeRecord, max_tokens: int) -> bool:
+def _is_full(episode: RecordedEpisode, max_tokens: int) -> bool:
     ends: dict[int | None, int] = {None: 0}
     for turn in episode.turns:
         ends[turn.index] = ends[turn.parent] + len(turn.prompt_ids) + len(turn.output_ids)
     return max(ends.values()) >= max_tokens > 0 or "prompt is too long" in episode.log
 
 
-def _is_cut(episode: EpisodeRecord, max_tokens: int) -> bool:
+def _is_cut(episode: RecordedEpisode, max_tokens: int) -> bool:
     if not episode.turns or not max_tokens:
         return False
     last = episode.turns[-1]
@@ -526,7 +526,7 @@ _CHANCE = -12.0
 """Logarithm of the probability that chance makes the attempts of a step equal: 6 in a million."""
 
 
-def _equal_attempts(step: StepRecord) -> str:
+def _equal_attempts(step: RecordedStep) -> str:
     """Return in words how many Groups have attempts with the same tokens.
 
     Empty for few, and if chance may have made them equal: a policy that is certain repeats itself.
@@ -554,7 +554,7 @@ def failed_run(run: Evidence) -> Symptom | None:
     return Symptom(run.last, (run.error[:300],)) if run.error else None
 
 
-def _some_turns(step: StepRecord) -> list[TurnRecord]:
+def _some_turns(step: RecordedStep) -> list[RecordedTurn]:
     """Return sampled Turns of a step, spread over its Episodes."""
     turns = [turn for episode in step.episodes for turn in episode.sampled]
     return turns[:: max(1, len(turns) // _TURNS)]

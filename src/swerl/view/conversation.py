@@ -43,7 +43,7 @@ MAX_CHARS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPart:
     """One message of a prompt."""
 
     role: str
@@ -51,7 +51,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ShownCall:
     """A tool call with its arguments as text."""
 
     name: str
@@ -65,10 +65,10 @@ class ShownTurn:
     number: int
     """From 1."""
     parent: int | None
-    prompt: Sequence[Piece] = ()
+    prompt: Sequence[PromptPart] = ()
     thinking: str = ""
     text: str = ""
-    calls: Sequence[Call] = ()
+    calls: Sequence[ShownCall] = ()
     finish: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Tokens in and out, seconds, weight version."""
@@ -146,7 +146,7 @@ def _line(line: str) -> object:
 
 
 def _written(entry: Mapping[str, Any], facts: Mapping[int, Mapping[str, Any]]) -> ShownTurn:
-    prompt = entry.get("prompt", entry.get("heard", ""))
+    prompt = entry.get("prompt", "")
     said = entry.get("said") or {}
     counted = {
         "context": entry.get("tokens_in", 0),
@@ -183,29 +183,29 @@ def _decoded(turn: Turn, family: Family | None) -> ShownTurn:
     )
 
 
-def _message(message: Mapping[str, Any]) -> Piece:
+def _message(message: Mapping[str, Any]) -> PromptPart:
     calls = "".join(f"\n{call.get('name')}(…)" for call in message.get("tool_calls", ()))
-    return Piece(str(message.get("role", "?")), f"{message.get('text', '')}{calls}")
+    return PromptPart(str(message.get("role", "?")), f"{message.get('text', '')}{calls}")
 
 
-def _call(name: str, arguments: Mapping[str, Any]) -> Call:
+def _call(name: str, arguments: Mapping[str, Any]) -> ShownCall:
     texts = {
         key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         for key, value in arguments.items()
     }
-    return Call(name, texts)
+    return ShownCall(name, texts)
 
 
-def split(prompt: str) -> Iterator[Piece]:
+def split(prompt: str) -> Iterator[PromptPart]:
     """Yield the messages of a rendered prompt; a text without known markers is one piece."""
     messages = [(m[1] or m[3], m[2] if m[1] else m[4]) for m in _MESSAGE.finditer(prompt)]
     if not messages and prompt.strip():
-        yield Piece("context", prompt.strip("\n"))
+        yield PromptPart("context", prompt.strip("\n"))
     for role, text in messages:
         if results := _RESULT.findall(text):
-            yield from (Piece("tool", result) for result in results)
+            yield from (PromptPart("tool", result) for result in results)
         elif text.strip():
-            yield Piece("tool" if role == "observation" else role, text.strip("\n"))
+            yield PromptPart("tool" if role == "observation" else role, text.strip("\n"))
 
 
 def _with_branches(turns: list[ShownTurn]) -> list[ShownTurn]:

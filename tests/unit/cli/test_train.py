@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import RunError, UnknownNameError
+from swerl.core.errors import InputError, RunError, UnknownNameError
 from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
 from swerl.core.files import write_json
 from swerl.recipe.schema import Recipe
@@ -109,6 +110,17 @@ def test_a_run_in_the_usual_place_is_called_by_its_name(
     root.rename(root.parent / "runs" / "shown")
     monkeypatch.chdir(root.parent)
     assert "swerl train resume shown\n" in swerl("status", "shown").output
+
+
+def test_a_run_with_a_login_in_a_url_resumes_by_its_own_command(root: Path) -> None:
+    recipe = RECIPE.model_dump(mode="json")
+    recipe["engine"] = {"type": "openai", "base_url": "http://me:hidden@host/v1", "model": "m"}
+    shutil.rmtree(root)
+    with open_run(root, recipe):
+        pass
+    with pytest.raises(InputError, match="a URL with a login") as caught:
+        swerl("resume", str(root))
+    assert "the command that started the run" in caught.value.hint
 
 
 def test_a_mistyped_command_is_not_taken_for_a_recipe() -> None:
