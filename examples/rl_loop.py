@@ -64,7 +64,7 @@ async def roll_out(loop: Loop, step: int, num_groups: int) -> list[Group]:
 
     async def attempt(task: Task, number: int) -> Episode:
         # A slot bounds the open sandboxes. It is taken before the attempt's time budget starts.
-        async with loop.parts.provisioner.slot:
+        async with loop.parts.sandboxes.slot:
             return await episode.run(task, f"{step:05d}/{task.id}.{number}", loop.parts)
 
     async with asyncio.TaskGroup() as running:

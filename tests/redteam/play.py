@@ -21,8 +21,9 @@ from swerl.grading.log_parsers import find_parser
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode
-from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.parts import Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.tasks.set_up import set_up
 from tests.redteam.policy import Defence, Kind, Policy
 from tests.redteam.projects import limits_of, project_of, task_of
@@ -104,7 +105,7 @@ async def _episode(policy: Policy, task: Task, backend: SandboxBackend) -> Episo
         gateway = await stack.enter_async_context(Gateway(engine=engine, family=family))
         parts = Parts(
             gateway=gateway,
-            provisioner=Provisioner(backend, limits_of(policy.kind), concurrency=1),
+            sandboxes=SandboxPool(backend, limits_of(policy.kind), concurrency=1),
             harness=builtin.build(builtin.Options()),
             reward=reward_of("solved"),
             rollout=_ROLLOUT,

@@ -101,7 +101,7 @@ async def _reward(args: SlimeArgs, sample: SlimeSample) -> float:
     if sample.reward is not None:
         return float(sample.reward)
     task, parts = convert.task_of(sample), await _running_service(args).parts()
-    async with parts.provisioner.slot:
+    async with parts.sandboxes.slot:
         try:
             async with asyncio.timeout(parts.budgets.grading_s):
                 # No session exists here: the patch comes from another agent.
@@ -149,7 +149,7 @@ class _Service:
         parts = replace(await self.parts(), rollout=recipe.rollout)
         # The counter gives a sample that runs twice two names.
         name = f"slime/{task.id.replace('/', '_')}.{sample.index}-{next(self._numbers)}"
-        async with parts.provisioner.slot:
+        async with parts.sandboxes.slot:
             result = await group.run_with_refills(task, name, parts)
         if self._episodes:
             record.write(self._episodes / Path(name).name, result)

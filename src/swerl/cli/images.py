@@ -332,7 +332,7 @@ def prepare(
     from swerl.rollout import wiring
 
     recipe = load([], ["name=prepare", "steps=1", f"harness.type={agent}", *(settings or ())])
-    provisioner = wiring.provisioner_of(recipe, wiring.sandbox_backend(recipe, ignore))
+    pool = wiring.sandbox_pool_of(recipe, wiring.sandbox_backend(recipe, ignore))
     harness = wiring.harness_of(recipe)
     found = tasks_in(tasks)
     counts: dict[str, int] = {}
@@ -340,7 +340,7 @@ def prepare(
 
     async def one(task: Task) -> None:
         try:
-            counts[task.id] = await provisioner.prepare(task, harness)
+            counts[task.id] = await pool.prepare(task, harness)
         except SwerlError as error:
             failed[task.id] = str(error)
 

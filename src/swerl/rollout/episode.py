@@ -133,11 +133,13 @@ async def _run_agent(
     # Leaving the stack closes the Sandbox before grading opens another.
     async with AsyncExitStack() as stack:
         with clock.phase("boot"):
-            opened = parts.provisioner.for_agent(task, parts.harness, clock)
-            sandbox = await stack.enter_async_context(opened)
+            hiding = clock.phase("hide_future")
+            opened = parts.sandboxes.for_agent(task, parts.harness, hiding)
+            prepared = await stack.enter_async_context(opened)
+            sandbox = prepared.sandbox
         # The harness is installed already, so its files are no part of the changes.
         kept = touched(task.gold_patch)
-        start = await parts.provisioner.list_start(sandbox, task, kept=kept)
+        start = await prepared.list_start(kept=kept)
         # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
@@ -161,9 +163,8 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
         # The patch is of interest even if it is not graded.
         with suppress(SwerlError):
             if changes and changes.files:
-                async with parts.provisioner.for_grading(task) as sandbox:
-                    comparing = parts.provisioner.compare(sandbox, task, changes)
-                    await _compared(comparing, draft, clock)
+                async with parts.sandboxes.for_grading(task) as prepared:
+                    await _compared(prepared.compare(changes), draft, clock)
         return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
     if changes is None:
         return Grade(Verdict.UNSOLVED, _HUGE)
@@ -184,10 +185,9 @@ async def grade_patch(
     own = asyncio.Semaphore(1)
     async with AsyncExitStack() as first:
         with clock.phase("grade_boot"):
-            opened = [await first.enter_async_context(parts.provisioner.for_grading(task))]
+            opened = [await first.enter_async_context(parts.sandboxes.for_grading(task))]
         if isinstance(patch, Changes):
-            comparing = parts.provisioner.compare(opened[0], task, patch)
-            compared = await _compared(comparing, draft or _Draft(), clock)
+            compared = await _compared(opened[0].compare(patch), draft or _Draft(), clock)
             if compared is None:
                 return Grade(Verdict.UNSOLVED, _HUGE)
             patch = compared
@@ -195,14 +195,14 @@ async def grade_patch(
         @asynccontextmanager
         async def open_clean() -> AsyncIterator[Sandbox]:
             # The Episode's slot covers one sandbox; others run beside it only in free slots.
-            slot = parts.provisioner.slot
+            slot = parts.sandboxes.slot
             async with slot if own.locked() and not slot.locked() else own:
                 if opened:
                     async with first:
-                        yield opened.pop()
+                        yield opened.pop().sandbox
                 else:
-                    async with parts.provisioner.for_grading(task) as sandbox:
-                        yield sandbox
+                    async with parts.sandboxes.for_grading(task) as prepared:
+                        yield prepared.sandbox
 
         with clock.phase("grade"):
             grade: Grade = await grader.grade(task, patch, open_clean)

@@ -76,7 +76,7 @@ async def evaluate(
         ]
         on_done(num_attempts)
 
-    # The slots of the provisioner bound the Episodes, and this limit bounds the Groups in memory.
+    # The slots of the sandbox pool bound the Episodes, and this limit bounds the Groups in memory.
     await run_jobs(tasks, attempt, limit=parts.rollout.concurrency)
     return found
 

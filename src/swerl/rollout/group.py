@@ -59,7 +59,7 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
         if earlier.learnable:
             return earlier
         lost_tokens = _sampled_tokens(earlier)
-    async with parts.provisioner.slot:
+    async with parts.sandboxes.slot:
         try:
             log = record.TurnLog(path)
             result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
@@ -83,7 +83,7 @@ async def run_with_refills(
 ) -> Episode:
     """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
 
-    The caller holds a slot of the provisioner. `lost_tokens` is the count of earlier attempts. An
+    The caller holds a slot of the sandbox pool. `lost_tokens` is the count of earlier attempts. An
     attempt begins with the Turns that a crash or a lost sandbox left in `log`.
     """
     for attempt in (attempts := _attempt_names(name, parts)):

@@ -35,8 +35,9 @@ from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import AgentSection, PluginSection
-from swerl.rollout.parts import MixedAgent, Parts, Provisioner
+from swerl.rollout.parts import MixedAgent, Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import ledger
 from swerl.sandboxes.ledger import tracked
 from swerl.tasks import twin
@@ -139,7 +140,7 @@ def parts_of(
     mix = _mix_of(recipe)
     return Parts(
         gateway=gateway,
-        provisioner=provisioner_of(recipe, backend or sandbox_backend(recipe, emit)),
+        sandboxes=sandbox_pool_of(recipe, backend or sandbox_backend(recipe, emit)),
         harness=mix[0].harness if mix else harness_of(recipe),
         agent=mix[0].name if mix else recipe.agents[0].title,
         mix=mix,
@@ -151,11 +152,11 @@ def parts_of(
     )
 
 
-def provisioner_of(recipe: Recipe, backend: SandboxBackend) -> Provisioner:
-    """Return the Provisioner of the recipe's sandboxes."""
+def sandbox_pool_of(recipe: Recipe, backend: SandboxBackend) -> SandboxPool:
+    """Return the pool of the recipe's sandboxes."""
     # A sandbox lives no longer than its budget, even if this process is killed.
     limits = Limits(**recipe.limits.model_dump(), lifetime_s=recipe.budgets.sandbox_s)
-    return Provisioner(backend, limits, concurrency=recipe.rollout.concurrency)
+    return SandboxPool(backend, limits, concurrency=recipe.rollout.concurrency)
 
 
 def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:

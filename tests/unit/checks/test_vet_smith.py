@@ -14,7 +14,7 @@ from swerl.core.changes import Changes
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.grading.prepare import prepare
-from swerl.rollout.parts import Provisioner
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
 from tests.unit.checks.leaks import git
@@ -94,8 +94,9 @@ def task(tmp_path: Path) -> Task:
 
 
 async def test_grading_brings_the_tests_and_nothing_else_of_the_clean_files(task: Task) -> None:
-    provisioner = Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=1)
-    async with provisioner.for_grading(task) as sandbox:
+    pool = SandboxPool(local.build(local.Options()), Limits(disk_mib=256), concurrency=1)
+    async with pool.for_grading(task) as prepared:
+        sandbox = prepared.sandbox
         prepared = await prepare(task, Changes({}, {}), sandbox)
         assert prepared.failure is None, prepared.failure
         seen = await sandbox.run(["sh", "-c", SEARCH], cwd=task.workdir)

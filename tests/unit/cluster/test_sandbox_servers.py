@@ -34,8 +34,9 @@ from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import Recipe
 from swerl.rollout import group
-from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.parts import Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 from swerl.sandboxes.ledger import ListedSandbox, SandboxState, default_ledger, list_sandboxes
@@ -207,7 +208,7 @@ async def _parts(engine: Any, recipe: Recipe, backend: SandboxBackend) -> AsyncI
     async with Gateway(engine=engine, family=FAMILY) as gateway:
         yield Parts(
             gateway=gateway,
-            provisioner=Provisioner(backend, LIMITS, concurrency=SIZE),
+            sandboxes=SandboxPool(backend, LIMITS, concurrency=SIZE),
             harness=builtin.build(builtin.Options()),
             reward=reward_of("solved"),
             rollout=recipe.rollout,

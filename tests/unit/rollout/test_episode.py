@@ -29,8 +29,9 @@ from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record, step
-from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.parts import Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 
@@ -108,7 +109,7 @@ async def parts(
     async with Gateway(engine=engine, family=FAMILY, spool=spool) as gateway:
         yield Parts(
             gateway=gateway,
-            provisioner=Provisioner(backend, Limits(), concurrency=2),
+            sandboxes=SandboxPool(backend, Limits(), concurrency=2),
             harness=builtin.build(builtin.Options()),
             reward=reward_of("solved"),
             rollout=RolloutSection(max_new_tokens=800, max_context_tokens=8000, max_turns=8),

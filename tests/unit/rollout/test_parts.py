@@ -22,8 +22,9 @@ from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.group import run as run_group
-from swerl.rollout.parts import Clock, MixedAgent, Parts, Provisioner
+from swerl.rollout.parts import Clock, MixedAgent, Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 
@@ -43,17 +44,18 @@ def task(tmp_path: Path) -> Task:
 
 
 @pytest.fixture
-def provisioner() -> Provisioner:
-    return Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
+def pool() -> SandboxPool:
+    return SandboxPool(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
 
 
 async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
-    task: Task, provisioner: Provisioner
+    task: Task, pool: SandboxPool
 ) -> None:
     heard: list[Event] = []
     clock = Clock("episode", heard.append)
     for _ in range(2):
-        async with provisioner.for_agent(task, HARNESS, clock) as sandbox:
+        async with pool.for_agent(task, HARNESS, clock.phase("hide_future")) as prepared:
+            sandbox = prepared.sandbox
             script = "git log --all --oneline; git cat-file --batch-all-objects --batch; ls"
             told = await sandbox.run(["sh", "-c", script], cwd="/repo")
             assert "base" in told.text
@@ -64,9 +66,10 @@ async def test_an_agent_finds_neither_later_commits_nor_hidden_tests(
 
 
 async def test_grading_finds_neither_later_commits_nor_old_tests(
-    task: Task, provisioner: Provisioner
+    task: Task, pool: SandboxPool
 ) -> None:
-    async with provisioner.for_grading(task) as sandbox:
+    async with pool.for_grading(task) as prepared:
+        sandbox = prepared.sandbox
         script = "git cat-file --batch-all-objects --batch; ls"
         told = await sandbox.run(["sh", "-c", script], cwd="/repo")
         assert "base" in told.text
@@ -75,11 +78,11 @@ async def test_grading_finds_neither_later_commits_nor_old_tests(
 
 
 async def test_a_broken_repository_is_an_error_and_leaves_no_sandbox(
-    task: Task, provisioner: Provisioner, tmp_path: Path
+    task: Task, pool: SandboxPool, tmp_path: Path
 ) -> None:
     (tmp_path / ".git/HEAD").write_text("nonsense\n")
     with pytest.raises(BrokenImageError):
-        async with provisioner.for_agent(task, HARNESS, Clock("episode", lambda _: None)):
+        async with pool.for_agent(task, HARNESS):
             pytest.fail("a sandbox was handed out")
 
 
@@ -99,7 +102,7 @@ class NoEngine:
 
 
 async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
-    task: Task, provisioner: Provisioner, tmp_path: Path
+    task: Task, pool: SandboxPool, tmp_path: Path
 ) -> None:
     (tmp_path / ".git/HEAD").write_text("nonsense\n")
     told: list[Event] = []
@@ -107,7 +110,7 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
     async with Gateway(engine=NoEngine(), family=family) as gateway:
         parts = Parts(
             gateway=gateway,
-            provisioner=provisioner,
+            sandboxes=pool,
             harness=HARNESS,
             reward=reward_of("solved"),
             rollout=RolloutSection(refills=3),
@@ -125,7 +128,7 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
 def _mixed(seed: int = 0, **shares: float) -> Parts:
     absent: Any = None
     return Parts(
-        gateway=absent, provisioner=absent, harness=HARNESS, reward=reward_of("solved"),
+        gateway=absent, sandboxes=absent, harness=HARNESS, reward=reward_of("solved"),
         rollout=RolloutSection(), budgets=BudgetsSection(), seed=seed, emit=lambda _: None,
         mix=tuple(MixedAgent(name, HARNESS, share) for name, share in shares.items()),
     )  # fmt: skip

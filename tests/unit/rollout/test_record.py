@@ -204,7 +204,7 @@ async def _one(root: Path) -> Episode:
         async def __aexit__(self, *_: object) -> None: ...
 
     absent: Any = None
-    slot: Any = type("Provisioner", (), {"slot": Slot()})
+    slot: Any = type("Pool", (), {"slot": Slot()})
     parts = Parts(
         absent, slot, absent, absent, RolloutSection(refills=3), absent, seed=0, emit=absent
     )

@@ -20,8 +20,9 @@ from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory
 from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
 from swerl.rollout import group
-from swerl.rollout.parts import Parts, Provisioner
+from swerl.rollout.parts import Parts
 from swerl.rollout.reward import reward_of
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
 from swerl.rollout.step import choose_tasks
 from swerl.rollout.versions import Versions
@@ -80,7 +81,7 @@ def parts_of(told: list[Event], **rollout: Any) -> Parts:
     absent: Any = None
     return Parts(
         gateway=absent,
-        provisioner=Provisioner(absent, Limits(), concurrency=2),
+        sandboxes=SandboxPool(absent, Limits(), concurrency=2),
         harness=absent,
         reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),

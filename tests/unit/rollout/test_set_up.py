@@ -11,7 +11,7 @@ from swerl.core.errors import BrokenImageError
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
-from swerl.rollout.parts import Clock, Provisioner
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
 
@@ -37,8 +37,8 @@ def image(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def provisioner() -> Provisioner:
-    return Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
+def pool() -> SandboxPool:
+    return SandboxPool(local.build(local.Options()), Limits(disk_mib=256), concurrency=2)
 
 
 def smith_task(image: str) -> Task:
@@ -54,11 +54,10 @@ def smith_task(image: str) -> Task:
     return find_converter("swe-smith").to_task(row)  # type: ignore[arg-type]
 
 
-async def test_an_agent_gets_the_bug_and_nothing_from_before(
-    image: str, provisioner: Provisioner
-) -> None:
+async def test_an_agent_gets_the_bug_and_nothing_from_before(image: str, pool: SandboxPool) -> None:
     task = smith_task(image)
-    async with provisioner.for_agent(task, HARNESS, Clock("e", lambda event: None)) as sandbox:
+    async with pool.for_agent(task, HARNESS) as prepared:
+        sandbox = prepared.sandbox
         script = "git log --all --oneline; git cat-file --batch-all-objects --batch; cat src/*; ls"
         told = await sandbox.run(["sh", "-c", script], cwd=task.workdir)
         assert "return a - b" in told.text
@@ -67,9 +66,10 @@ async def test_an_agent_gets_the_bug_and_nothing_from_before(
         assert "whole" not in told.text
 
 
-async def test_grading_gets_the_hidden_tests_back(image: str, provisioner: Provisioner) -> None:
+async def test_grading_gets_the_hidden_tests_back(image: str, pool: SandboxPool) -> None:
     task = smith_task(image)
-    async with provisioner.for_grading(task) as sandbox:
+    async with pool.for_grading(task) as prepared:
+        sandbox = prepared.sandbox
         script = f"git apply -\n{task.grading.test_setup}\ncat src/* tests/*"
         patch = task.gold_patch.encode()
         told = await sandbox.run(["sh", "-ec", script], cwd=task.workdir, stdin=patch)
@@ -77,14 +77,14 @@ async def test_grading_gets_the_hidden_tests_back(image: str, provisioner: Provi
         assert told.text == "return a + b\nassert hidden\n"
 
 
-async def test_files_and_setup_reach_every_sandbox(image: str, provisioner: Provisioner) -> None:
+async def test_files_and_setup_reach_every_sandbox(image: str, pool: SandboxPool) -> None:
     files = {"/workspace/seed.bin": "data:;base64,AP8=", "/workspace/seed.txt": "seed"}
     setup = "cat /workspace/seed.txt >made\ncat"
     spec = GradingSpec("command")
     task = Task("a", "a", image, "/repo", "Mend.", spec, files=files, setup=setup)
-    clock = Clock("e", lambda event: None)
-    for opened in (provisioner.for_agent(task, HARNESS, clock), provisioner.for_grading(task)):
-        async with opened as sandbox:
+    for opened in (pool.for_agent(task, HARNESS), pool.for_grading(task)):
+        async with opened as prepared:
+            sandbox = prepared.sandbox
             assert await sandbox.read("/workspace/seed.bin") == b"\x00\xff"
             assert await sandbox.read("/repo/made") == b"seed"
             script = "echo more >>/workspace/seed.txt && touch /workspace/new /repo/made"
@@ -92,8 +92,8 @@ async def test_files_and_setup_reach_every_sandbox(image: str, provisioner: Prov
             assert told.exit_code == 0, told.text
 
 
-async def test_a_setup_that_fails_is_the_images_fault(image: str, provisioner: Provisioner) -> None:
+async def test_a_setup_that_fails_is_the_images_fault(image: str, pool: SandboxPool) -> None:
     task = Task("a", "a", image, "/repo", "Mend.", GradingSpec("command"), setup="git checkout no")
     with pytest.raises(BrokenImageError, match=r"setup of task a failed .*no"):
-        async with provisioner.for_grading(task):
+        async with pool.for_grading(task):
             pass

@@ -51,7 +51,7 @@ def _parts(told: list[Event], **rollout: object) -> Parts:
     absent: Any = None
     return Parts(
         gateway=absent,
-        provisioner=absent,
+        sandboxes=absent,
         harness=absent,
         reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),

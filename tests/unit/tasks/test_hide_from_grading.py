@@ -12,7 +12,7 @@ from swerl.core.changes import Changes, TreeFile
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.prepare import prepare
-from swerl.rollout.parts import Provisioner
+from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks.hide_future import Stage, hide_future
 from tests.unit.checks.leaks import (
@@ -102,10 +102,11 @@ async def test_a_setup_takes_tests_from_the_fix_that_the_tests_cannot_read(folde
 
 async def test_a_grading_sandbox_has_no_future(folder: Path) -> None:
     task = task_of(folder, test_files={"tests/test_total.py": SECRET_TEST})
-    provisioner = Provisioner(local.build(local.Options()), Limits(disk_mib=256), concurrency=1)
+    pool = SandboxPool(local.build(local.Options()), Limits(disk_mib=256), concurrency=1)
     solved = Changes({"pkg/total.py": TreeFile(FIXED.encode())})
     for _ in range(2):
-        async with provisioner.for_grading(task) as sandbox:
+        async with pool.for_grading(task) as prepared:
+            sandbox = prepared.sandbox
             prepared = await prepare(task, solved, sandbox)
             assert prepared.failure is None, prepared.failure
             seen = await sh(sandbox, "git stash list -p; git cat-file --batch-all-objects --batch")

@@ -63,9 +63,9 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
 
 def parts_of(events: list[Event], **fields: Any) -> Parts:
     absent: Any = None
-    provisioner: Any = SimpleNamespace(slot=asyncio.Semaphore(8))
+    pool: Any = SimpleNamespace(slot=asyncio.Semaphore(8))
     return replace(Parts(
-        gateway=absent, provisioner=provisioner, harness=absent, reward=reward_of("solved"),
+        gateway=absent, sandboxes=pool, harness=absent, reward=reward_of("solved"),
         rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
         emit=events.append, agent="builtin",
     ), **fields)  # fmt: skip
@@ -134,7 +134,7 @@ async def test_an_interrupted_evaluation_keeps_its_attempts(answer, tmp_path: Pa
     with open_run(tmp_path / "run", {}) as folder:
         answer(breaks)
         one = parts_of([], rollout=RolloutSection(concurrency=1))
-        one.provisioner.slot = asyncio.Semaphore(1)
+        one.sandboxes.slot = asyncio.Semaphore(1)
         with pytest.raises(ExceptionGroup):
             await run_at(folder, 3, one, TWO)
         assert not folder.read_state().evals_done

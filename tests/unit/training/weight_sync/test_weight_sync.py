@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,13 +29,44 @@ QWEN3 = {"model_type": "qwen3", "tie_word_embeddings": True}
 
 
 class Taking:
-    """An engine that takes weights in every way, or by folder only."""
+    """An engine that takes weights in every way, or by folder only; it confirms `received`."""
 
-    def __init__(self, *, streams: bool = True) -> None:
+    version, targets = None, ()
+
+    def __init__(self, *, streams: bool = True, received: Received | None = None) -> None:
         self.streams = streams
+        self._received = received
+        self.calls: list[str] = []
 
-    async def receive(self, source: object) -> None:
+    @asynccontextmanager
+    async def update(self, *, missed: bool = False) -> AsyncIterator[Any]:
+        yield self
+
+    async def finish(self, sent: object) -> Received:
+        assert self._received
+        self.calls.append("weights")
+        return self._received
+
+    async def await_missed(self) -> None:
         raise AssertionError
+
+    async def sleep(self) -> None:
+        self.calls.append("engine sleeps")
+
+
+class Sending:
+    """A trainer that has sent everything."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    async def send(self, targets: object, way: str, *, version: str | None = None) -> None: ...
+
+    async def sleep(self) -> None:
+        self.calls.append("trainer sleeps")
+
+    async def wake(self) -> None:
+        self.calls.append("trainer wakes")
 
 
 @pytest.mark.parametrize(
@@ -75,12 +107,9 @@ def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
 async def test_a_run_reports_parameters_without_a_checksum(
     confirmed: int, is_first: bool, texts: list[str]
 ) -> None:
-    class Partly(Taking):
-        async def receive(self, source: object) -> Received:  # type: ignore[override]
-            return Received("000001", confirmed, 9)
-
     cluster, events = ClusterSection(weight_sync="tensor"), []
-    parts: Any = (None, Partly(), cluster, events.append)
+    engine = Taking(received=Received("000001", confirmed, 9))
+    parts: Any = (Sending([]), engine, cluster, events.append)
     assert await sync(*parts, is_first=is_first) == "000001"
     assert [event.text for event in events] == texts
 
@@ -344,26 +373,12 @@ def test_servers_on_a_cpu_share_one_memory() -> None:
 
 
 class HandOver:
-    """A trainer and an engine in one, which note who holds the GPUs' memory."""
-
-    streams = True
+    """A trainer and an engine, which note who holds the GPUs' memory."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.engine, self.trainer = self._part("engine"), self._part("trainer")
-
-    def _part(self, name: str) -> Any:
-        async def sleep() -> None:
-            self.calls.append(f"{name} sleeps")
-
-        async def wake() -> None:
-            self.calls.append(f"{name} wakes")
-
-        async def receive(source: object) -> Received:
-            self.calls.append("weights")
-            return Received("1", 1, 1)
-
-        return SimpleNamespace(streams=True, sleep=sleep, wake=wake, receive=receive)
+        self.engine: Any = Taking(received=Received("1", 1, 1))
+        self.calls = self.engine.calls
+        self.trainer: Any = Sending(self.calls)
 
 
 @pytest.mark.parametrize("colocate", [True, False])

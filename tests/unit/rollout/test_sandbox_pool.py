@@ -28,7 +28,7 @@ from swerl.core.sandbox import Limits, new_name
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
 from swerl.images.store import Store, default_store
-from swerl.rollout.parts import Clock, Provisioner
+from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
 from swerl.sandboxes import docker, local
 from swerl.tasks import worktree
 from tests.unit.sandboxes.helpers import write_image
@@ -109,12 +109,12 @@ async def refuse(name: str = "") -> str:
     raise SandboxError("the disk is full", hint="free some space")
 
 
-def make(backend: Any) -> Provisioner:
-    return Provisioner(backend, LIMITS, concurrency=4)
+def make(backend: Any) -> SandboxPool:
+    return SandboxPool(backend, LIMITS, concurrency=4)
 
 
-def for_agent(provisioner: Provisioner, task: Task) -> AbstractAsyncContextManager[Sandbox]:
-    return provisioner.for_agent(task, HARNESS, Clock("e", lambda _: None))
+def for_agent(pool: SandboxPool, task: Task) -> AbstractAsyncContextManager[PreparedSandbox]:
+    return pool.for_agent(task, HARNESS)
 
 
 def task_of(image: str, **fields: Any) -> Task:
@@ -146,11 +146,11 @@ async def test_the_view_is_the_same_byte_for_byte(repository: Path, kind: str, s
     task = task_of(image, setup=SETUP if kind == "setup" else "", files={"/repo/given": "text"})
     views = []
     counting = Counting()
-    provisioners = [make(WithoutSnapshots()), make(counting)]
-    for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
-        opened = for_agent(provisioner, task) if stage == "agent" else provisioner.for_grading(task)
-        async with opened as sandbox:
-            views.append(await shown(sandbox))
+    pools = [make(WithoutSnapshots()), make(counting)]
+    for pool in (pools[0], pools[1], pools[1], make(counting)):
+        opened = for_agent(pool, task) if stage == "agent" else pool.for_grading(task)
+        async with opened as prepared:
+            views.append(await shown(prepared.sandbox))
     assert counting.opened == [kind.replace("setup", "built"), "snapshot", "snapshot"]
     assert "base" in views[0] and "fatal" not in views[0]
     for view in views[1:]:
@@ -172,13 +172,13 @@ async def test_the_view_in_a_container_is_the_same_byte_for_byte(
     # Root without capabilities may not write into the user's folder.
     task = task_of(image, setup="echo set >/new", files={"/repo/given": "text"})
     counting = Counting(backend)
-    provisioners = [make(WithoutSnapshots(backend)), make(counting)]
+    pools = [make(WithoutSnapshots(backend)), make(counting)]
     views = []
     try:
-        for provisioner in (provisioners[0], provisioners[1], provisioners[1], make(counting)):
-            grading = provisioner.for_grading(task)
-            async with for_agent(provisioner, task) if stage == "agent" else grading as sandbox:
-                views.append(await shown(sandbox))
+        for pool in (pools[0], pools[1], pools[1], make(counting)):
+            grading = pool.for_grading(task)
+            async with for_agent(pool, task) if stage == "agent" else grading as prepared:
+                views.append(await shown(prepared.sandbox))
     finally:
         await backend.drop_snapshot(name)
     assert len({*counting.opened}) == 2 and counting.opened.count(image) == 1
@@ -197,10 +197,11 @@ async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(
             return found
 
     machine = Forgetful()
-    views, provisioner = [], make(machine)
+    views, pool = [], make(machine)
     for _ in range(3):
         task = task_of(f"dir:{repository}", files={"/repo/a": "text"})
-        async with for_agent(provisioner, task) as sandbox:
+        async with for_agent(pool, task) as prepared:
+            sandbox = prepared.sandbox
             views.append(timeless(await shown(sandbox)))
     assert machine.opened == ["dir", "snapshot", "dir", "dir"]
     assert views[0] == views[1] == views[2]
@@ -217,10 +218,11 @@ def timeless(view: str) -> list[str]:
 
 async def test_concurrent_attempts_wait_for_one_preparation(repository: Path) -> None:
     backend, task = Counting(), task_of(f"dir:{repository}")
-    provisioner = make(backend)
+    pool = make(backend)
 
     async def attempt() -> str:
-        async with for_agent(provisioner, task) as sandbox:
+        async with for_agent(pool, task) as prepared:
+            sandbox = prepared.sandbox
             return await shown(sandbox)
 
     views = await asyncio.gather(*(attempt() for _ in range(4)))
@@ -230,22 +232,25 @@ async def test_concurrent_attempts_wait_for_one_preparation(repository: Path) ->
 
 async def test_without_room_for_a_snapshot_each_sandbox_is_prepared(repository: Path) -> None:
     backend, task = Counting(refuses=True), task_of(f"dir:{repository}")
-    provisioner = make(backend)
+    pool = make(backend)
     for _ in range(2):
-        async with for_agent(provisioner, task) as sandbox:
+        async with for_agent(pool, task) as prepared:
+            sandbox = prepared.sandbox
             assert "r2e_tests" not in await shown(sandbox)
     assert backend.opened == ["dir", "dir"]
 
 
 async def test_a_changed_image_or_task_is_prepared_anew(repository: Path) -> None:
     backend, task = Counting(), task_of(f"dir:{repository}")
-    provisioner = make(backend)
-    async with for_agent(provisioner, task):
+    pool = make(backend)
+    async with for_agent(pool, task):
         pass
     (repository / "pkg/code.py").write_text("edited\n")
-    async with for_agent(provisioner, task) as sandbox:
+    async with for_agent(pool, task) as prepared:
+        sandbox = prepared.sandbox
         assert await sandbox.read("/repo/pkg/code.py") == b"edited\n"
-    async with for_agent(provisioner, replace(task, files={"/repo/more": "x"})) as sandbox:
+    async with for_agent(pool, replace(task, files={"/repo/more": "x"})) as prepared:
+        sandbox = prepared.sandbox
         assert await sandbox.read("/repo/more") == b"x"
     assert backend.opened == ["dir"] * 3
 
@@ -255,9 +260,10 @@ async def test_what_a_snapshot_would_lose_is_prepared_each_time(
     repository: Path, fields: dict[str, Any]
 ) -> None:
     backend, task = Counting(), task_of(built(repository), **fields)
-    provisioner = make(backend)
+    pool = make(backend)
     for _ in range(2):
-        async with for_agent(provisioner, task) as sandbox:
+        async with for_agent(pool, task) as prepared:
+            sandbox = prepared.sandbox
             if "files" in fields:
                 assert await sandbox.read("/tmp/given") == b"x"
     assert "snapshot" not in backend.opened
@@ -265,7 +271,7 @@ async def test_what_a_snapshot_would_lose_is_prepared_each_time(
 
 BUILD = """
 import asyncio, sys
-from tests.unit.rollout.test_prepared import *
+from tests.unit.rollout.test_sandbox_pool import *
 async def main():
     print("begins", flush=True)
     async with for_agent(make(Counting()), task_of(sys.argv[1])):
@@ -318,13 +324,14 @@ async def test_one_list_of_the_work_tree_serves_all_attempts(
     repository: Path, installs: bool
 ) -> None:
     task = task_of(f"dir:{repository}")
-    provisioner = make(Counting())
+    pool = make(Counting())
     lists = []
     for _ in range(3):
-        async with for_agent(provisioner, task) as sandbox:
+        async with for_agent(pool, task) as prepared:
+            sandbox = prepared.sandbox
             if installs:
                 await sandbox.write("/repo/config", b"of the agent program\n")
-            start = await provisioner.list_start(sandbox, task, kept=())
+            start = await prepared.list_start(kept=())
             await sandbox.write("/repo/pkg/code.py", b"edited\n")
             taken = await worktree.take(sandbox, "/repo", start)
             assert taken and list(taken.changes.files) == ["pkg/code.py"]
@@ -333,15 +340,16 @@ async def test_one_list_of_the_work_tree_serves_all_attempts(
 
 
 async def test_clean_files_of_a_snapshot_are_read_once(repository: Path) -> None:
-    task, provisioner = task_of(f"dir:{repository}"), make(Counting())
+    task, pool = task_of(f"dir:{repository}"), make(Counting())
     edit = Changes({"pkg/code.py": TreeFile(b"mended\n"), "link": None})
     more = Changes({**edit.files, "pkg/new.py": TreeFile(b"new\n")})
     found = []
     for changes in (edit, edit, edit, more):
-        async with provisioner.for_grading(task) as sandbox:
+        async with pool.for_grading(task) as prepared:
+            sandbox = prepared.sandbox
             if len(found) == 2:
                 sandbox.run = refuse  # type: ignore[method-assign,assignment]
-            found.append(await provisioner.compare(sandbox, task, changes))
+            found.append(await prepared.compare(changes))
     clean = {"pkg/code.py": TreeFile(b"broken\n"), "link": TreeFile(b"pkg/code.py", FileKind.LINK)}
     assert found[:3] == [Changes(edit.files, clean)] * 3
     assert found[3] == Changes(more.files, {**clean, "pkg/new.py": None})
