@@ -105,8 +105,8 @@ def test_nearest_layout_that_an_error_names_is_legal(setting: str) -> None:
 
 
 def test_the_nearest_layout_changes_as_little_as_possible() -> None:
-    told = refused("trainer.expert_parallel=1")
-    assert told.endswith("The nearest layout that fits: trainer.expert_parallel = 2")
+    told = refused("trainer.expert_parallel=3")
+    assert told.endswith("The nearest layout that fits: trainer.expert_parallel = 4")
 
 
 def test_no_nearest_layout_is_named_if_none_is_legal() -> None:

@@ -166,7 +166,7 @@ def test_adapters_of_no_layer_and_of_another_rank_are_refused() -> None:
     ("setting", "message"),
     [
         ("rollout.episodes_per_group=1", "compares the episodes of a group"),
-        ("schedule.mode=async", "colocate"),
+        ("schedule.mode=async", "needs engines beside the trainer"),
     ],
 )
 def test_a_contradiction_is_refused_before_the_plan(setting: str, message: str) -> None:
