@@ -236,7 +236,7 @@ async def _require_policy(session: Session) -> None:
             raise
         raise SandboxError(
             "no NetworkPolicy keeps sandboxes from the network, and this user may not make one",
-            hint="apply the policy of docs/guides/sandboxes.md, section Kubernetes, "
+            hint="apply the policy of docs/guides/sandboxes-kubernetes.md, "
             'or set sandbox.network = "unchecked"',
         ) from error
 
