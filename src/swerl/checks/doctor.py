@@ -185,10 +185,12 @@ def _cgroups() -> Check:
     fix = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
     need = _Need("cgroups", "limits for a whole sandbox instead of each process", fix)
     try:
-        found = sorted(limits.find())
+        found = set(limits.find())
     except OSError:
-        found = []
-    return need.present(", ".join(found), absent="none is writable for this user")
+        found = set()
+    missing = sorted({"memory", "pids", "cpu"} - found)
+    detail = ", ".join(sorted(found)) + (f"; unbounded: {', '.join(missing)}" if missing else "")
+    return need.present(detail if found else "", absent="none is writable for this user")
 
 
 def _disk(folder: Path) -> Check:

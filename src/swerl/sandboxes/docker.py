@@ -26,9 +26,9 @@ from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, Usage, new_name
 from swerl.sandboxes import _docker_container as containers
+from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes._docker_container import ContainerPlan
 from swerl.sandboxes._docker_daemon import ContainerGoneError, Daemon, NameTakenError, Stream
-from swerl.sandboxes._local import kernel
 from swerl.sandboxes._machine import (
     LOSS_TIMEOUT_S,
     NAME,

@@ -36,8 +36,9 @@ from swerl.core.liveness import start_time_s
 from swerl.core.sandbox import Limits, LiveSandbox, Mount, folder_owner_lives, new_name
 from swerl.images.local import LocalImage, identify, snapshot_id, use
 from swerl.images.store import default_store
-from swerl.sandboxes._local import kernel, wire
+from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes._local import limits as cgroups
+from swerl.sandboxes._local import wire
 from swerl.sandboxes._local.process import Link
 from swerl.sandboxes._local.sandbox import LocalSandbox
 from swerl.sandboxes._local.wire import SandboxPlan

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from swerl.core.sandbox import Limits, Mount
+from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes import local
-from swerl.sandboxes._local import kernel, stage
+from swerl.sandboxes._local import stage
 from swerl.sandboxes._local.wire import SandboxPlan
 
 from .helpers import eventually, host_processes, sh

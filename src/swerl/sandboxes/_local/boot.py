@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import kernel, stage, wire
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import stage, wire
 from swerl.sandboxes._local.wire import SandboxPlan
 
 AGENT_ID = 1000

@@ -12,7 +12,7 @@ import stat
 from io import FileIO
 from pathlib import PurePosixPath
 
-from swerl.sandboxes._local import kernel
+from swerl.sandboxes import _kernel as kernel
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES = 512

@@ -64,56 +64,25 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryEvents:
-    """The kernel's counters of a sandbox's memory cgroup."""
+class MemoryCounts:
+    """The kernel's counters of a sandbox's memory group."""
 
-    kills: int
-    """Descriptor of the file that counts processes killed for want of memory."""
-    hits: int
-    """Descriptor of the file that counts how often the group's own limit was reached."""
-
-    def ran_out_outside(self) -> bool:
-        """Return whether processes here were killed though the group never reached its limit."""
-        num_kills, num_hits = self._counts()
-        return num_kills > 0 and num_hits == 0
-
-    def ran_out_inside(self) -> bool:
-        """Return whether processes here were killed when the group had reached its limit."""
-        num_kills, num_hits = self._counts()
-        return num_kills > 0 and num_hits > 0
-
-    def _counts(self) -> tuple[int, int]:
-        kills, hits = (os.pread(fd, 4096, 0).split() for fd in (self.kills, self.hits))
-        # The file of version 1 is a number alone.
-        num_hits = hits[0] if len(hits) == 1 else hits[hits.index(b"oom") + 1]
-        return int(kills[kills.index(b"oom_kill") + 1]), int(num_hits)
-
-    def close(self) -> None:
-        for fd in (self.kills, self.hits):
-            os.close(fd)
+    kills: int = 0
+    """Processes killed for want of memory."""
+    hits: int = 0
+    """Times that the group's own limit was reached."""
 
 
-def memory_events(groups: Mapping[str, Path], name: str) -> MemoryEvents | None:
-    """Open the counters of a sandbox's group; None if this kernel has none."""
-    folder = groups.get("memory", Path()) / name
-    for kills, hits in (("memory.events",) * 2, ("memory.oom_control", "memory.failcnt")):
-        with suppress(OSError):
-            files = [os.open(folder / each, os.O_RDONLY | os.O_CLOEXEC) for each in (kills, hits)]
-            events = MemoryEvents(*files)
-            with suppress(ValueError):  # an old kernel does not count kills
-                events.ran_out_outside()
-                return events
-    return None
-
-
-def ran_out_inside(groups: Mapping[str, Path], name: str) -> bool:
-    """Return whether a sandbox used up its own memory; False if no group counts it."""
-    if not (events := memory_events(groups, name)):
-        return False
-    try:
-        return events.ran_out_inside()
-    finally:
-        events.close()
+def memory_counts(groups: Mapping[str, Path], name: str) -> MemoryCounts:
+    """Read the counters of a sandbox's group; zeros if this kernel or user has none."""
+    folder = groups.get("memory", Path("/nonexistent")) / name
+    for files in (("memory.events",) * 2, ("memory.oom_control", "memory.failcnt")):
+        with suppress(OSError, ValueError):  # an old kernel does not count kills
+            kills, hits = ((folder / file).read_text().split() for file in files)
+            # The file of version 1 is a number alone.
+            num_hits = hits[0] if len(hits) == 1 else hits[hits.index("oom") + 1]
+            return MemoryCounts(int(kills[kills.index("oom_kill") + 1]), int(num_hits))
+    return MemoryCounts()
 
 
 def remove(groups: Mapping[str, Path], name: str) -> bool:

@@ -13,7 +13,7 @@ from swerl.core.chat import Json
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import CappedOutput, Chunk, closed_input
 from swerl.sandboxes._local import wire
-from swerl.sandboxes._local.limits import MemoryEvents
+from swerl.sandboxes._local.limits import MemoryCounts
 from swerl.sandboxes._local.output import Output
 from swerl.sandboxes._local.wire import Command, Packet
 
@@ -198,8 +198,8 @@ class Link:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[asyncio.Future[Packet], str]] = {}
         """Number of a request -> its answer, and the name of the whole number in it."""
-        self.memory: MemoryEvents | None = None
-        """The counters of the sandbox's memory group, if it has one."""
+        self.memory_counts: Callable[[], MemoryCounts] = MemoryCounts
+        """Reads the counters of the sandbox's memory group."""
         self._reason = "its supervisor was killed"
         self._from_inside = False
         self._is_hung_up = False
@@ -347,12 +347,17 @@ class Link:
         elif type(packet.body.get(result)) is not int:
             _close_fds(packet)
             self._give_up()
-        elif self.memory and self.memory.ran_out_outside():
+        elif result == "exit_code" and self._others_took_the_memory():
             # A test that the kernel killed for others' memory has no result.
             self._waiting[number] = waiting, result
             self.hang_up("the machine ran out of memory")
         else:
             waiting.set_result(packet)
+
+    def _others_took_the_memory(self) -> bool:
+        """Return whether processes inside were killed though the group was below its limit."""
+        counts = self.memory_counts()
+        return counts.kills > 0 and counts.hits == 0
 
     def _end(self) -> None:
         self._late.cancel()
@@ -363,9 +368,6 @@ class Link:
         self._sock.close()
         os.close(self._verdict)
         self.ended.set_result(None)
-        if self.memory:
-            self.memory.close()
-            self.memory = None
         for future in (self.first, *(waiting for waiting, _ in self._waiting.values())):
             if not future.done():
                 future.set_exception(self._lost())

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class LocalSandbox:
         packet.fds.clear()
         self.limits = frozenset(body["limits"])
         if "memory" in self.limits:
-            self._link.memory = limits.memory_events(self._groups, self.id)
+            self._link.memory_counts = partial(limits.memory_counts, self._groups, self.id)
         self.pid, self._owner = body["ready"], body["owner"]
 
     async def run(

@@ -14,7 +14,7 @@ import ctypes
 import os
 import struct
 
-from swerl.sandboxes._local import kernel
+from swerl.sandboxes import _kernel as kernel
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.core.sandbox import folder_owner_lives
-from swerl.sandboxes._local import kernel, limits, stage, supervisor, wire
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import limits, stage, supervisor, wire
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _RETRY_MS, _TRIES = 20, 500
@@ -114,8 +115,9 @@ class _Spawner:
         os.waitpid(pid, 0)
         # The kernel's counters alone decide: nothing of the sandbox can write this pipe.
         with suppress(OSError):  # the controller is gone
-            ran_out = limits.ran_out_inside(self.groups, plan.id)
-            os.write(self.verdicts[fd], wire.FROM_INSIDE if ran_out else wire.FROM_OUTSIDE)
+            counts = limits.memory_counts(self.groups, plan.id)
+            is_own = counts.kills > 0 and counts.hits > 0
+            os.write(self.verdicts[fd], wire.FROM_INSIDE if is_own else wire.FROM_OUTSIDE)
         os.close(self.verdicts.pop(fd))
         self.dead[plan.id] = _TRIES
         if plan.scratch:

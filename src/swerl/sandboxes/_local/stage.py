@@ -23,7 +23,8 @@ from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
-from swerl.sandboxes._local import files, kernel
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import files
 from swerl.sandboxes._local.wire import SandboxPlan
 
 STAGE = "/sys"

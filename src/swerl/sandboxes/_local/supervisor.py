@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swerl.core.chat import Json
-from swerl.sandboxes._local import boot, kernel, limits, seccomp, wire
+from swerl.sandboxes import _kernel as kernel
+from swerl.sandboxes._local import boot, limits, seccomp, wire
 from swerl.sandboxes._local.wire import ALL_COMMANDS, Command, SandboxPlan
 
 _FIRST_PORT = 41414
