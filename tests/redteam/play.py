@@ -6,7 +6,7 @@ import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from swerl.checks._vet_runs import Runs
+from swerl.checks.vet import Runs
 from swerl.core import plugins
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Sandbox, SandboxBackend

@@ -3,29 +3,69 @@
 A Task takes these runs, each in a fresh sandbox: one without a change, several with the known
 solution, one scan for leaks, and one for each cheat if nothing else speaks against it. If the
 infrastructure fails, the Task gets no Certificate, and the next call vets it again.
+
+The results of a file of Tasks are a journal to resume from, which gets a line for each vetted Task,
+and the certified and rejected Tasks, which are written from the whole journal.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
-from swerl.checks._vet_cheats import cheats, files_to_change
-from swerl.checks._vet_runs import GradedRun, Runs, most
+import orjson
+from pydantic import TypeAdapter
+
+from swerl.checks.scan_leaks import LeakScan, removable, scan
 from swerl.checks.smoke import ReadFacts, no_facts
-from swerl.core.certificate import Certificate, Defect, Finding, Measured, row_digest, settled
-from swerl.core.contracts import SandboxBackend
-from swerl.core.errors import BrokenImageError, SandboxUnavailableError, SwerlError
+from swerl.checks.vet_cheats import cheats, files_to_change
+from swerl.core import plugins
+from swerl.core.certificate import (
+    Certificate,
+    Defect,
+    Finding,
+    Measured,
+    certified,
+    row_digest,
+    settled,
+    to_json,
+)
+from swerl.core.contracts import BlindGrader, MeteredSandbox, Sandbox, SandboxBackend
+from swerl.core.errors import (
+    BrokenImageError,
+    InputError,
+    SandboxError,
+    SandboxUnavailableError,
+    SwerlError,
+)
+from swerl.core.files import disk_errors, replacing
 from swerl.core.grade import Blind, Grade, TestStatus, Verdict
-from swerl.core.jobs import run_jobs
-from swerl.core.sandbox import Limits
-from swerl.core.task import Swap, Task
+from swerl.core.jobs import append_result, read_results, run_jobs
+from swerl.core.sandbox import Limits, Usage
+from swerl.core.task import MeasuredSwaps, Swap, Task, to_row
 from swerl.grading import blind
+from swerl.tasks import select
+from swerl.tasks.hide_future import Stage, hide_future
+from swerl.tasks.set_up import set_up
+
+T = TypeVar("T")
 
 _MEMORY_SHARE = 0.9
 """Share of the free memory that sandboxes may be promised."""
@@ -353,8 +393,8 @@ def _measured(gold: Sequence[GradedRun]) -> Measured:
     return Measured(
         grading_s=round(max(run.grade.duration_s for run in gold), 3),
         test_s=round(max(run.grade.test_s for run in gold), 3),
-        peak_memory_mib=_rounded(most(memory)),
-        disk_mib=_rounded(most(disk)),
+        peak_memory_mib=_rounded(_most(memory)),
+        disk_mib=_rounded(_most(disk)),
     )
 
 
@@ -377,3 +417,223 @@ def _named(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NUM_NAMED])
     rest = len(names) - _NUM_NAMED
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+_TRIES = 3
+"""Attempts at a run that the infrastructure loses, before vetting gives up for now."""
+_AROUND_S = 1800.0
+"""Seconds that a sandbox lives beyond its run of the tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradedRun:
+    """One grading."""
+
+    grade: Grade
+    usage: Usage = field(default_factory=Usage)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Files of the repository before the patch, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A Task whose leaks that an image can spare are removed."""
+
+    task: Task
+    """It records the removed files, so that every sandbox of it loses them."""
+    removed: tuple[str, ...]
+    scan: LeakScan
+    """The scan without them; a Task with leaks in it is rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Make runs on one backend under the same limits."""
+
+    backend: SandboxBackend
+    limits: Limits
+
+    async def grade(self, task: Task, patch: str, *, read: Iterable[str] = ()) -> GradedRun:
+        """Grade a patch as an Episode would. Raises SandboxError if the infrastructure fails."""
+
+        async def once() -> GradedRun:
+            run = await self._grade(task, patch, read)
+            if run.grade.verdict is Verdict.INFRA:
+                raise SandboxError(run.grade.reason)
+            return run
+
+        return await _retried(once)
+
+    async def measure(self, task: Task, num_runs: int) -> MeasuredSwaps:
+        """Return swaps that the known solution notices. Raises SandboxError."""
+        grader = plugins.load("graders", task.grading.grader).build()
+        if not isinstance(grader, BlindGrader):
+            return MeasuredSwaps()
+        return await _retried(
+            lambda: grader.measure(task, lambda: self._open(task, Stage.GRADING), num_runs)
+        )
+
+    async def scan_leaks(self, task: Task) -> LeakScan:
+        """Return the leaks that an agent would still find in its sandbox."""
+        async with self._open(task, Stage.AGENT) as sandbox:
+            return await scan(sandbox, task)
+
+    async def remove_leaks(self, task: Task) -> Cleaned:
+        """Scan for leaks; record the files that can go, and scan again without them."""
+        found = await self.scan_leaks(task)
+        removed = sorted({removable(leak) for leak in found.leaks} - {""})
+        if removed:
+            task = replace(task, certificate={"removed": [*removed]})
+            found = await self.scan_leaks(task)
+        return Cleaned(task, tuple(removed), found)
+
+    async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> GradedRun:
+        grader = plugins.load("graders", task.grading.grader).build()
+        texts: dict[str, str] = {}
+        used: list[Usage] = []
+        # Sandboxes side by side would need more memory than a worker may take.
+        one = asyncio.Lock()
+
+        @asynccontextmanager
+        async def open_clean() -> AsyncIterator[Sandbox]:
+            async with one, self._open(task, Stage.GRADING) as sandbox:
+                if not texts:
+                    texts.update(await _texts(sandbox, task.workdir, read))
+                yield sandbox
+                used.append(await _usage(sandbox))
+
+        try:
+            grade = await grader.grade(task, patch, open_clean)
+        except SandboxError as error:
+            if not error.from_inside:
+                raise
+            return GradedRun(Grade(Verdict.UNSOLVED, reason=f"the sandbox failed: {error}"))
+        peak = Usage(
+            _most(each.peak_memory_mib for each in used), _most(each.disk_mib for each in used)
+        )
+        return GradedRun(grade, peak, texts)
+
+    @asynccontextmanager
+    async def _open(self, task: Task, stage: Stage) -> AsyncIterator[Sandbox]:
+        lifetime_s = task.grading.timeout_s + _AROUND_S
+        limits = replace(self.limits, lifetime_s=max(lifetime_s, self.limits.lifetime_s))
+        async with self.backend.open(task.image, limits, workdir=task.workdir) as sandbox:
+            await set_up(sandbox, task)
+            await hide_future(sandbox, task, stage=stage)
+            yield sandbox
+
+
+async def _retried(call: Callable[[], Awaitable[T]]) -> T:
+    """Call until it does not fail, a few times. Raises SandboxError."""
+    reason = ""
+    for _ in range(_TRIES):
+        try:
+            return await call()
+        except SandboxUnavailableError:
+            raise
+        except SandboxError as error:
+            reason = str(error)
+    raise SandboxError(
+        f"grading failed {_TRIES} times: {reason}", hint="`swerl doctor` checks the machine"
+    )
+
+
+async def _usage(sandbox: Sandbox) -> Usage:
+    """Return the resources that a sandbox has used, as far as they are known."""
+    if isinstance(sandbox, MeteredSandbox):
+        with suppress(SandboxError):  # a grading is not lost because its cost is unknown
+            return await sandbox.usage()
+    return Usage()
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    """Return the largest of the values that are known."""
+    return max((value for value in values if value is not None), default=None)
+
+
+async def _texts(sandbox: Sandbox, workdir: str, paths: Iterable[str]) -> dict[str, str]:
+    """Return the files that exist and are text."""
+    found = {}
+    for path in paths:
+        try:
+            found[path] = (await sandbox.read(f"{workdir}/{path}")).decode()
+        except (FileNotFoundError, UnicodeDecodeError):
+            continue
+    return found
+
+
+def journal_path(out: Path) -> Path:
+    """Return the journal of a vetting into `out`."""
+    return out.with_name(f"{out.stem}.journal.jsonl")
+
+
+def rejected_path(out: Path) -> Path:
+    """Return the file of the Tasks that a vetting into `out` rejects."""
+    return out.with_name(f"{out.stem}.rejected.jsonl")
+
+
+@contextmanager
+def locked(journal: Path) -> Iterator[None]:
+    """Lock a journal against other processes. Raises InputError if one holds the lock."""
+    with ExitStack() as stack:
+        with disk_errors(journal):
+            lock = stack.enter_context(journal.open("ab"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                f"another process is vetting into {journal}",
+                hint="wait for it, or pass -o with another file",
+            ) from error
+        yield
+
+
+def read_journal(journal: Path) -> dict[str, Vetted]:
+    """Return the results by Task id. Raises InputError on a file of something else."""
+    from_row, hint = TypeAdapter(Vetted).validate_python, "pass -o with another file"
+    rows = read_results(journal, from_row, kind="result of vetting", hint=hint)
+    return {vetted.task: vetted for vetted in rows}
+
+
+def append_to_journal(journal: Path, vetted: Vetted) -> None:
+    """Append a result as one line. Raises RunError."""
+    append_result(journal, as_row(vetted))
+
+
+def as_row(vetted: Vetted) -> dict[str, Any]:
+    """Return a result as JSON types."""
+    certificate = to_json(vetted.certificate) if vetted.certificate else None
+    return {
+        "task": vetted.task,
+        "ok": vetted.ok,
+        "rigour": asdict(vetted.rigour),
+        "seconds": vetted.seconds,
+        "failure": vetted.failure,
+        "certificate": certificate,
+    }
+
+
+def write_results(tasks: Path, out: Path, results: Mapping[str, Vetted]) -> tuple[int, int]:
+    """Write the certified Tasks to `out` and the rejected ones beside it; return their numbers.
+
+    A Task that was not vetted, or whose row has changed since, is in neither file.
+    """
+    counts = {True: 0, False: 0}
+    with _whole(out) as accepted, _whole(rejected_path(out)) as rejected:
+        for _, task in select.lines(tasks):
+            vetted = results.get(task.id)
+            certificate = vetted.certificate if vetted else None
+            if certificate is None or certificate.source != row_digest(task):
+                continue
+            row = to_row(certified(task, certificate))
+            line = orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)
+            (accepted if certificate.ok else rejected).write(line)
+            counts[certificate.ok] += 1
+    return counts[True], counts[False]
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Any]:
+    """Yield a file that appears under its name once all is written, or not at all."""
+    with replacing(path) as part, part.open("wb") as file:
+        yield file

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from swerl.checks import vet_files
+from swerl.checks import vet as vetting
 from swerl.checks.smoke import facts_for
-from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers
-from swerl.checks.vet_files import rejected_path
+from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, rejected_path
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -72,27 +70,27 @@ def vet(
     out = out or tasks.with_name(f"{tasks.stem}.certified.jsonl")
     _require_other(out, tasks)
     require_made_from(out, [task.id for task in tasks_in(tasks)])
-    journal = vet_files.journal_path(out)
+    journal = vetting.journal_path(out)
     limits, options = split_limits(settings or (), memory_mib=4096, num_processes=512)
     chosen = _instances(tasks, instance or [])
-    with vet_files.locked(journal):
-        vetting = VetSettings(
+    with vetting.locked(journal):
+        chosen_settings = VetSettings(
             backend=backend,
             rigour=Rigour(gold_runs, drop_flaky, whole_image),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
             facts=facts_for(backend, backend_options(backend, options)),
-            done=vet_files.read(journal),
+            done=vetting.read_journal(journal),
         )
-        found = _run(tasks, chosen, vetting, options, journal)
-        counts = vet_files.write(tasks, out, vet_files.read(journal))
+        results = _run(tasks, chosen, chosen_settings, options, journal)
+        counts = vetting.write_results(tasks, out, vetting.read_journal(journal))
     if as_json:
-        print_json([vet_files.as_row(each) for each in found])
+        print_json([vetting.as_row(result) for result in results])
     else:
-        show(found)
-    _say_where(out, *counts)
-    _say_why(tasks, found)
-    if any(each.failure for each in found):
+        show(results)
+    _print_files(out, *counts)
+    _print_log_command(tasks, results)
+    if any(result.failure for result in results):
         stderr().print("the infrastructure failed; the same command tries those tasks again")
         raise typer.Exit(1)
 
@@ -105,13 +103,13 @@ def _require_other(out: Path, tasks: Path) -> None:
         )
 
 
-def _instances(tasks: Path, wanted: Sequence[str]) -> Collection[str]:
+def _instances(tasks: Path, names: Sequence[str]) -> Collection[str]:
     """Return the ids to vet. Raises UnknownNameError on one that the file does not have."""
-    known = {task.id: None for _, task in select.lines(tasks)}
-    for name in wanted:
-        if name not in known:
-            raise unknown("instance", name, known)
-    return wanted or known
+    ids = {task.id: None for _, task in select.lines(tasks)}
+    for name in names:
+        if name not in ids:
+            raise unknown("instance", name, ids)
+    return names or ids
 
 
 def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:
@@ -134,27 +132,25 @@ def _run(
     options: Sequence[str],
     journal: Path,
 ) -> list[Vetted]:
-    from swerl.checks.vet import vet
-
-    found: list[Vetted] = []
+    results: list[Vetted] = []
     with progress_bar(
         "tasks", len(chosen), note="[green]{task.fields[good]}[/] certified"
     ) as advance:
 
         def on_done(result: Vetted, is_new: bool) -> None:
             if is_new:
-                vet_files.append(journal, result)
-            found.append(result)
-            advance(good=sum(each.ok for each in found))
+                vetting.append_to_journal(journal, result)
+            results.append(result)
+            advance(good=sum(vetted.ok for vetted in results))
 
-        wanted = (task for _, task in select.lines(tasks) if task.id in chosen)
+        selected = (task for _, task in select.lines(tasks) if task.id in chosen)
         sandboxes = open_backend(settings.backend, options, run="vet")
-        work = vet(sandboxes, wanted, settings, on_done=on_done)
+        work = vetting.vet(sandboxes, selected, settings, on_done=on_done)
         run(work, after=f"every sandbox is closed, and the same command resumes from {journal}")
-    return found
+    return results
 
 
-def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
+def _print_files(out: Path, num_certified: int, num_rejected: int) -> None:
     lines = [f"{num_certified:,} certified: {out}"]
     if num_rejected:
         lines.append(f"{num_rejected:,} rejected: {rejected_path(out)}")
@@ -164,13 +160,13 @@ def _say_where(out: Path, num_certified: int, num_rejected: int) -> None:
         stderr().print(line, soft_wrap=True, markup=False)
 
 
-def _say_why(tasks: Path, found: Sequence[Vetted]) -> None:
+def _print_log_command(tasks: Path, results: Sequence[Vetted]) -> None:
     """Print the command that shows the test log of a Task that was rejected."""
-    rejected = [each.task for each in found if each.certificate and not each.ok]
+    rejected = [result.task for result in results if result.certificate and not result.ok]
     if rejected:
         command = f"swerl rollout --tasks {tasks} --instance {rejected[0]} --engine scripted:gold"
         line = f"why: {command} keeps the log of the tests in grade.json"
-        stderr().print(line, soft_wrap=True, markup=False)
+        stderr().print(safe(line), soft_wrap=True)
 
 
 _NUM_LISTED = 100
@@ -178,49 +174,56 @@ _NUM_LISTED = 100
 _DETAIL_CHARS = 100
 
 
-def show(found: Sequence[Vetted]) -> None:
-    """Print the tables, and a line for each Task that failed or has flaky tests."""
-    if len(found) <= _NUM_LISTED:
-        console().print(_task_table(found))
-    if reasons := _reasons(found):
+def show(results: Sequence[Vetted]) -> None:
+    """Print the tables, and a line for each failure, flaky test, removed or unread file."""
+    if len(results) <= _NUM_LISTED:
+        console().print(_task_table(results))
+    if reasons := _reasons(results):
         console().print(_reason_table(reasons))
-    for each in found:
-        if each.failure:
-            console().print(f"{each.task}: {each.failure}", markup=False, soft_wrap=True)
-    for each in found:
-        if each.certificate and each.certificate.flaky:
-            flaky, dropped = each.certificate.flaky, len(each.certificate.dropped)
-            number = counted(len(flaky), "flaky test")
-            told = f"{each.task}: {number} ({dropped} dropped): {', '.join(flaky)}"
-            console().print(told, markup=False, soft_wrap=True)
-        if each.certificate and each.certificate.removed:
-            removed = each.certificate.removed
-            number = counted(len(removed), "file with the solution", "files with the solution")
-            told = f"{each.task}: {number} removed from every sandbox: {', '.join(removed)}"
-            console().print(told, markup=False, soft_wrap=True)
-        for reason in each.certificate.unchecked if each.certificate else ():
-            console().print(f"{each.task}: not checked: {reason}", markup=False, soft_wrap=True)
+    for result in results:
+        for line in _details(result):
+            console().print(safe(f"{result.task}: {line}"), soft_wrap=True)
 
 
-def _task_table(found: Sequence[Vetted]) -> Table:
+def _details(result: Vetted) -> Iterator[str]:
+    if result.failure:
+        yield result.failure
+    certificate = result.certificate
+    if certificate is None:
+        return
+    if certificate.flaky:
+        number = counted(len(certificate.flaky), "flaky test")
+        yield f"{number} ({len(certificate.dropped)} dropped): {', '.join(certificate.flaky)}"
+    if certificate.removed:
+        number = counted(
+            len(certificate.removed), "file with the solution", "files with the solution"
+        )
+        yield f"{number} removed from every sandbox: {', '.join(certificate.removed)}"
+    for reason in certificate.unchecked:
+        yield f"not checked: {reason}"
+
+
+def _task_table(results: Sequence[Vetted]) -> Table:
     numbers = ("test s", "limit s", "MiB", "disk", "swapped", "claims", "bits", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
-    for each in found:
-        if not each.certificate:
-            table.add_row(escape(each.task), "[red]failed[/]")
+    for result in results:
+        certificate = result.certificate
+        if not certificate:
+            table.add_row(safe(result.task), "[red]failed[/]")
             continue
-        told, took = each.certificate, each.certificate.measured
+        share = certificate.swapped_claims
+        cost = certificate.measured
         table.add_row(
-            escape(each.task),
-            "[green]certified[/]" if each.ok else f"[yellow]{told.findings[0].defect}[/]",
-            f"{took.test_s:.1f}",
-            f"{told.timeout_s:.0f}",
-            _mib(took.peak_memory_mib),
-            _mib(took.disk_mib),
-            f"{told.swapped_share:.0%}",
-            "" if told.swapped_claims is None else f"{told.swapped_claims:.0%}",
-            f"{told.bits:.0f}",
-            f"{each.seconds:.1f}",
+            safe(result.task),
+            "[green]certified[/]" if result.ok else f"[yellow]{certificate.findings[0].defect}[/]",
+            f"{cost.test_s:.1f}",
+            f"{certificate.timeout_s:.0f}",
+            _mib(cost.peak_memory_mib),
+            _mib(cost.disk_mib),
+            f"{certificate.swapped_share:.0%}",
+            "" if share is None else f"{share:.0%}",
+            f"{certificate.bits:.0f}",
+            f"{result.seconds:.1f}",
         )
     return table
 
@@ -229,12 +232,13 @@ def _mib(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0f}"
 
 
-def _reasons(found: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
+def _reasons(results: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:
     """Return the number of Tasks with each defect, and the first one's detail."""
     reasons: dict[str, tuple[int, str]] = {}
-    for each in found:
-        for finding in each.certificate.findings if each.certificate else ():
-            number, example = reasons.get(finding.defect, (0, f"{each.task}: {finding.detail}"))
+    for result in results:
+        for finding in result.certificate.findings if result.certificate else ():
+            example = f"{result.task}: {finding.detail}"
+            number, example = reasons.get(finding.defect, (0, example))
             reasons[finding.defect] = (number + 1, example)
     return dict(sorted(reasons.items(), key=lambda item: -item[1][0]))
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks._vet_runs import Runs
 from swerl.checks.smoke import ImageFacts
-from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, vet
+from swerl.checks.vet import Rigour, Runs, VetSettings, Vetted, fitting_workers, vet
 from swerl.core.certificate import Defect, certified, from_json, objection, to_json
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, file_text, from_row, to_row

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks._vet_cheats import CONFTEST, cheats, files_to_change
+from swerl.checks.vet_cheats import CONFTEST, cheats, files_to_change
 from swerl.core.grade import TestStatus
 from swerl.core.task import Task
 from swerl.grading.log_parsers import find_parser
