@@ -93,12 +93,12 @@ def _python_list(text: str) -> list[Json]:
     A list without commas, as numpy prints it, is refused: Python would join its strings.
     """
     try:
-        found = ast.literal_eval(text.strip())
+        value = ast.literal_eval(text.strip())
         tokens = tokenize.generate_tokens(io.StringIO(text.strip()).readline)
         num_texts = sum(token.type == tokenize.STRING for token in tokens)
     except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return []
-    return found if isinstance(found, list) and num_texts == len(found) else []
+    return value if isinstance(value, list) and num_texts == len(value) else []
 
 
 def fail_to_pass(row: Row, column: str = "FAIL_TO_PASS") -> tuple[str, ...]:
@@ -155,9 +155,11 @@ def prompt(problem: str, workdir: str) -> str:
 
 def test_files(test_patch: str) -> list[str]:
     """Return the files of a test patch that are arguments of a test runner."""
-    found = _DIFF_TARGET.finditer(test_patch)
-    headers = [each for each in found if test_patch[each.start() - 1 : each.start()] in {"", "\n"}]
-    return [each[1] for each in headers if not each[1].endswith(_DATA_ENDINGS)]
+    matches = _DIFF_TARGET.finditer(test_patch)
+    headers = [
+        match for match in matches if test_patch[match.start() - 1 : match.start()] in {"", "\n"}
+    ]
+    return [match[1] for match in headers if not match[1].endswith(_DATA_ENDINGS)]
 
 
 def script_commands(script: str) -> str:
@@ -179,9 +181,9 @@ def script_commands(script: str) -> str:
         elif line and not line.startswith(("#!", "cd ", "git ", "rm -f ", ": '")):
             commands.append(line)
     # Scripts activate their environment twice; the last one counts.
-    kept = [line for i, line in enumerate(commands) if line not in commands[i + 1 :]]
+    tests = [line for i, line in enumerate(commands) if line not in commands[i + 1 :]]
     # Without `pipefail` a pipe hides failed tests. Without `-x` Maven's log names no test.
-    return "\n".join([options, *kept] if options and _is_piped(kept) else kept)
+    return "\n".join([options, *tests] if options and _is_piped(tests) else tests)
 
 
 def _is_piped(commands: list[str]) -> bool:

@@ -19,8 +19,8 @@ _WORKDIR = re.compile(r"^WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
 def files_of(row: Row) -> dict[str, str]:
     """Return a task folder's files by path. Raises TaskError if the row has none."""
-    found = json_object(row, "files")
-    return {path: str(content) for path, content in found.items()}
+    files = json_object(row, "files")
+    return {path: str(content) for path, content in files.items()}
 
 
 def instruction(files: dict[str, str]) -> str:
@@ -54,14 +54,14 @@ def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) ->
     )
 
 
-def image_of(task_id: str, files: dict[str, str], named: str) -> tuple[str, dict[str, Json]]:
+def image_of(task_id: str, files: dict[str, str], image: str) -> tuple[str, dict[str, Json]]:
     """Return the image of a task, and metadata for building it.
 
     A Dockerfile that only names a base image means that image. Any other Dockerfile must be built:
     the image name has a digest of the folder, so a changed folder gets another image.
     """
-    if named:
-        return named, {}
+    if image:
+        return image, {}
     dockerfile = files.get("environment/Dockerfile")
     if dockerfile is None:
         raise TaskError("the task names no image and has no environment/Dockerfile")
@@ -73,8 +73,8 @@ def image_of(task_id: str, files: dict[str, str], named: str) -> tuple[str, dict
 
 def workdir_of(files: dict[str, str], default: str) -> str:
     """Return the last WORKDIR of the Dockerfile, or the default."""
-    found = _WORKDIR.findall(files.get("environment/Dockerfile", ""))
-    return found[-1] if found and found[-1].startswith("/") else default
+    workdirs = _WORKDIR.findall(files.get("environment/Dockerfile", ""))
+    return workdirs[-1] if workdirs and workdirs[-1].startswith("/") else default
 
 
 def _bare_base(dockerfile: str) -> str:

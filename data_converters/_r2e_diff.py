@@ -13,7 +13,7 @@ _MARKS = {"context": " ", "added": "+", "deleted": "-"}
 def solution(commit: dict[str, Json]) -> str:
     """Return the commit's diff without test files. Raises TaskError if nothing remains."""
     try:
-        parts = [_file(each) for each in _list(commit["file_diffs"])]
+        parts = [_file(entry) for entry in _list(commit["file_diffs"])]
     except (KeyError, TypeError) as error:
         raise TaskError(
             f"parsed_commit_content lacks a field or has one of the wrong type: {error}"
@@ -67,11 +67,11 @@ def _is_test(path: str) -> bool:
 
 def _dict(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict):
-        raise TypeError(f"expected an object, found {value!r:.40}")
+        raise TypeError(f"expected an object, not {value!r:.40}")
     return value
 
 
 def _list(value: Json) -> list[Json]:
     if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {value!r:.40}")
+        raise TypeError(f"expected a list, not {value!r:.40}")
     return value

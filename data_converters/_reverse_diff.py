@@ -19,16 +19,16 @@ def reverse(patch: str) -> str:
     """Return the diff that reverts a git diff. Raises TaskError if it has binary parts."""
     out: list[str] = []
     header: list[str] = []
-    left = (0, 0)
+    remaining = (0, 0)
     run: list[str] = []
     for line in patch.split("\n"):
-        if any(left) or line.startswith("\\"):
+        if any(remaining) or line.startswith("\\"):
             run.append(line)
-            left = _rest(left, line)
+            remaining = _rest(remaining, line)
         elif match := _HUNK.match(line):
             out += [*_header(header), *_hunk(run), f"@@ -{match[2]} +{match[1]} @@{match[3]}"]
             header, run = [], []
-            left = (_length(match[1]), _length(match[2]))
+            remaining = (_length(match[1]), _length(match[2]))
         else:
             out += _hunk(run)
             run = []
@@ -43,8 +43,10 @@ def _length(span: str) -> int:
     return int(span.partition(",")[2] or 1)
 
 
-def _rest(left: tuple[int, int], line: str) -> tuple[int, int]:
-    return left[0] - (line[:1] not in {"+", "\\"}), left[1] - (line[:1] not in {"-", "\\"})
+def _rest(remaining: tuple[int, int], line: str) -> tuple[int, int]:
+    return remaining[0] - (line[:1] not in {"+", "\\"}), remaining[1] - (
+        line[:1] not in {"-", "\\"}
+    )
 
 
 def _header(lines: list[str]) -> list[str]:

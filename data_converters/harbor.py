@@ -83,11 +83,11 @@ def _env(verifier: dict[str, Json]) -> dict[str, str]:
 def _described(config: dict[str, Json]) -> dict[str, Json]:
     metadata = _table(config, "metadata")
     names = ("difficulty", "category")
-    named = {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
+    texts = {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
     limit = _table(config, "agent").get("timeout_sec")
-    return {**named, **({"agent_timeout_s": limit} if limit else {})}
+    return {**texts, **({"agent_timeout_s": limit} if limit else {})}
 
 
 def _solution(files: dict[str, str]) -> dict[str, Json]:
-    found = under(files, "solution", "/solution")
-    return {"solution": dict(found)} if found else {}
+    solution = under(files, "solution", "/solution")
+    return {"solution": dict(solution)} if solution else {}

@@ -56,11 +56,11 @@ def _number(row: Row) -> int:
 
 def _passing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
     """Return the tests of these columns that pass with the solution."""
-    found: dict[str, None] = {}
+    test_ids: dict[str, None] = {}
     for column in columns:
         tests = json_object(row, column)
-        found.update(dict.fromkeys(name for name, runs in tests.items() if _passes(runs)))
-    return tuple(found)
+        test_ids.update(dict.fromkeys(name for name, runs in tests.items() if _passes(runs)))
+    return tuple(test_ids)
 
 
 def _passes(runs: Json) -> bool:

@@ -51,9 +51,9 @@ def with_assets(row: Row, folder: Path) -> Row:
     name = text(row, "instance_id")
     if "/" in name:
         raise TaskError(f"column instance_id has a slash: {name!r:.80}")
-    found = {column: folder / path.format(id=name) for column, path in _ASSETS.items()}
+    paths = {column: folder / path.format(id=name) for column, path in _ASSETS.items()}
     try:
-        return {**row, **{k: path.read_text() for k, path in found.items() if path.is_file()}}
+        return {**row, **{k: path.read_text() for k, path in paths.items() if path.is_file()}}
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError("cannot read a script of the instance from the assets") from error
 
@@ -142,14 +142,14 @@ def _plain(value: str) -> str:
     """Return a text, decoded if the row has it as a quoted JSON string."""
     if not (value.startswith('"') and value.endswith('"')):
         return value
-    found = _quoted(value)
-    return found if found is not None else value
+    unquoted = _quoted(value)
+    return unquoted if unquoted is not None else value
 
 
 def _quoted(value: str) -> str | None:
     """Return the content of a quoted JSON string; None if it is not one."""
     try:
-        found = orjson.loads(value)
+        text = orjson.loads(value)
     except orjson.JSONDecodeError:
         return None
-    return found if isinstance(found, str) else None
+    return text if isinstance(text, str) else None

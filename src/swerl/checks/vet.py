@@ -138,9 +138,9 @@ async def vet(
 
     async def vet_one(task: Task) -> None:
         image = (await settings.facts(task.image)).digest
-        known = settings.done.get(task.id)
-        if known and _is_valid(known, task, image, settings.rigour):
-            on_done(known, False)
+        earlier = settings.done.get(task.id)
+        if earlier and _is_valid(earlier, task, image, settings.rigour):
+            on_done(earlier, False)
         else:
             on_done(await _vet_or_fail(task, runs, settings), True)
 
@@ -161,15 +161,15 @@ def _free_memory_mib() -> float:
     return 0.0
 
 
-def _is_valid(known: Vetted, task: Task, image: str, rigour: Rigour) -> bool:
+def _is_valid(earlier: Vetted, task: Task, image: str, rigour: Rigour) -> bool:
     """Return True if an earlier result is of this row, image, rigour and release of swerl."""
-    found = known.certificate
+    certificate = earlier.certificate
     return (
-        found is not None
-        and known.rigour == rigour
-        and found.source == row_digest(task)
-        and image in ("", found.image)
-        and found.swerl == version("swerl")
+        certificate is not None
+        and earlier.rigour == rigour
+        and certificate.source == row_digest(task)
+        and image in ("", certificate.image)
+        and certificate.swerl == version("swerl")
     )
 
 
@@ -187,7 +187,7 @@ async def _vet_or_fail(task: Task, runs: Runs, settings: VetSettings) -> Vetted:
 
 
 @dataclass(slots=True)
-class _Findings:
+class _Draft:
     """The Certificate of a Task, as far as the runs have come."""
 
     task: Task
@@ -206,160 +206,160 @@ class _Findings:
 
 async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificate:
     """Vet one Task. Raises SwerlError if the infrastructure fails."""
-    found = _Findings(replace(task, certificate={}))
+    draft = _Draft(replace(task, certificate={}))
     try:
-        await _make_runs(found, runs, settings.rigour)
+        await _make_runs(draft, runs, settings.rigour)
     except BrokenImageError as error:
-        found.add(Defect.BROKEN, str(error))
-    swaps = found.task.grading.swaps or ()
+        draft.add(Defect.BROKEN, str(error))
+    swaps = draft.task.grading.swaps or ()
     certificate = Certificate(
         source=row_digest(task),
         row="",
-        findings=tuple(found.findings),
+        findings=tuple(draft.findings),
         # an image that a run has pulled has a digest only now
         image=(await settings.facts(task.image)).digest,
         backend=settings.backend,
         swerl=version("swerl"),
         gold_runs=settings.rigour.gold_runs,
         swaps=swaps,
-        not_run=found.task.grading.not_run,
-        swapped_share=round(blind.share(found.task.grading, swaps), 3),
-        swapped_claims=round(found.claims_share, 3),
-        bits=blind.bits(swaps, found.task.grading.blind_runs),
-        timeout_s=_time_limit(task.grading.timeout_s, found.measured),
-        flaky=found.flaky,
-        dropped=found.dropped,
-        probes=found.probes,
-        unchecked=found.unchecked,
-        removed=found.removed,
-        measured=found.measured,
+        not_run=draft.task.grading.not_run,
+        swapped_share=round(blind.share(draft.task.grading, swaps), 3),
+        swapped_claims=round(draft.claims_share, 3),
+        bits=blind.bits(swaps, draft.task.grading.blind_runs),
+        timeout_s=_time_limit(task.grading.timeout_s, draft.measured),
+        flaky=draft.flaky,
+        dropped=draft.dropped,
+        probes=draft.probes,
+        unchecked=draft.unchecked,
+        removed=draft.removed,
+        measured=draft.measured,
     )
     if certificate.findings:
         return certificate
     return replace(certificate, row=row_digest(settled(task, certificate)))
 
 
-async def _make_runs(found: _Findings, runs: Runs, rigour: Rigour) -> None:
+async def _make_runs(draft: _Draft, runs: Runs, rigour: Rigour) -> None:
     """Make every run; try cheats only against a Task without findings."""
-    if not found.task.gold_patch:
-        found.add(
+    if not draft.task.gold_patch:
+        draft.add(
             Defect.NO_SOLUTION, "without a known solution, nothing proves that it can be solved"
         )
         return
-    noop = await runs.grade(found.task, "", read=files_to_change(found.task))
+    noop = await runs.grade(draft.task, "", read=files_to_change(draft.task))
     if noop.grade.verdict is Verdict.INVALID:
-        found.add(Defect.BROKEN, noop.grade.reason)
+        draft.add(Defect.BROKEN, noop.grade.reason)
         return
-    gold = await _gold_runs(found, runs, rigour.gold_runs)
-    if rigour.drop_flaky and (unsteady := _unsteady(found.task, noop, gold)):
-        found.flaky = _flaky(gold)
-        found.dropped = unsteady
-        found.task = _without(found.task, unsteady)
-        gold = await _gold_runs(found, runs, rigour.gold_runs)
-    found.measured = _measured(gold)
-    _judge_noop(found, noop.grade)
-    _judge_gold(found, gold)
-    await _search(found, runs)
-    if rigour.whole_image and found.unchecked:
-        found.add(Defect.UNCHECKED, _named(found.unchecked))
-    if not found.findings:
-        await _cheat(found, runs, noop)
+    gold = await _gold_runs(draft, runs, rigour.gold_runs)
+    if rigour.drop_flaky and (unsteady := _unsteady(draft.task, noop, gold)):
+        draft.flaky = _flaky(gold)
+        draft.dropped = unsteady
+        draft.task = _without(draft.task, unsteady)
+        gold = await _gold_runs(draft, runs, rigour.gold_runs)
+    draft.measured = _measured(gold)
+    _judge_noop(draft, noop.grade)
+    _judge_gold(draft, gold)
+    await _search(draft, runs)
+    if rigour.whole_image and draft.unchecked:
+        draft.add(Defect.UNCHECKED, _named(draft.unchecked))
+    if not draft.findings:
+        await _cheat(draft, runs, noop)
 
 
-async def _search(found: _Findings, runs: Runs) -> None:
+async def _search(draft: _Draft, runs: Runs) -> None:
     """Scan for leaks. Remove files that can go, if the solution solves the Task without them."""
-    cleaned = await runs.remove_leaks(found.task)
-    found.task, found.removed = cleaned.task, cleaned.removed
+    cleaned = await runs.remove_leaks(draft.task)
+    draft.task, draft.removed = cleaned.task, cleaned.removed
     leaks = cleaned.scan.leaks
-    if found.removed and not leaks:
-        _judge_gold(found, [await runs.grade(found.task, found.task.gold_patch)])
-    found.unchecked = cleaned.scan.unchecked
+    if draft.removed and not leaks:
+        _judge_gold(draft, [await runs.grade(draft.task, draft.task.gold_patch)])
+    draft.unchecked = cleaned.scan.unchecked
     if leaks:
-        found.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in leaks]))
+        draft.add(Defect.LEAK, _named([f"{leak.kind} {leak.name}" for leak in leaks]))
 
 
-async def _gold_runs(found: _Findings, runs: Runs, count: int) -> list[GradedRun]:
+async def _gold_runs(draft: _Draft, runs: Runs, count: int) -> list[GradedRun]:
     """Measure the swaps, then grade the known solution.
 
     If the solution does not fail as predicted in a blind run, no swap is used.
     """
-    measured = await runs.measure(found.task, _SWAP_RUNS)
-    found.claims_share = measured.claims_share
-    gold = await _graded(found, runs, count, measured.swaps)
+    measured = await runs.measure(draft.task, _SWAP_RUNS)
+    draft.claims_share = measured.claims_share
+    gold = await _graded(draft, runs, count, measured.swaps)
     mismatched = (Blind.FORGED, Blind.UNSTEADY)
     if any(run.grade.blind in mismatched for run in gold):
-        found.claims_share = 0.0
-        gold = await _graded(found, runs, count, ())
+        draft.claims_share = 0.0
+        gold = await _graded(draft, runs, count, ())
     return gold
 
 
 async def _graded(
-    found: _Findings, runs: Runs, count: int, swaps: tuple[Swap, ...]
+    draft: _Draft, runs: Runs, count: int, swaps: tuple[Swap, ...]
 ) -> list[GradedRun]:
     """Grade the known solution; stop after a run without a report, such as a timeout."""
-    spec = replace(found.task.grading, swaps=swaps, not_run=None)
-    found.task = replace(found.task, grading=spec)
+    spec = replace(draft.task.grading, swaps=swaps, not_run=None)
+    draft.task = replace(draft.task, grading=spec)
     gold: list[GradedRun] = []
     while len(gold) < count and (not gold or _solved(gold[-1].grade) or gold[-1].grade.tests):
-        gold.append(await runs.grade(found.task, found.task.gold_patch))
+        gold.append(await runs.grade(draft.task, draft.task.gold_patch))
         # Without declared tests, each grading with a skipped test asks the known solution.
         if blind.is_declared(spec):
             spec = replace(spec, not_run=blind.not_run(gold[0].grade.tests))
-            found.task = replace(found.task, grading=spec)
+            draft.task = replace(draft.task, grading=spec)
     return gold
 
 
-def _judge_noop(found: _Findings, grade: Grade) -> None:
-    spec = found.task.grading
+def _judge_noop(draft: _Draft, grade: Grade) -> None:
+    spec = draft.task.grading
     if grade.verdict is Verdict.TIMEOUT:
-        found.add(Defect.TIMEOUT, f"without a change, {grade.reason}")
+        draft.add(Defect.TIMEOUT, f"without a change, {grade.reason}")
         return
     if _solved(grade):
-        found.add(Defect.NOOP_SOLVED, grade.reason)
+        draft.add(Defect.NOOP_SOLVED, grade.reason)
     passing = [
         test
         for test in spec.fail_to_pass
         if (status := grade.tests.get(test)) is not None and status.passes
     ]
     if passing:
-        found.add(Defect.PASSES_BEFORE, _named(passing))
+        draft.add(Defect.PASSES_BEFORE, _named(passing))
     failing = [
         f"{test} ({grade.tests[test]})"
         for test in spec.pass_to_pass
         if test in grade.tests and not grade.tests[test].is_good
     ]
     if failing:
-        found.add(Defect.FAILS_BEFORE, _named(failing))
+        draft.add(Defect.FAILS_BEFORE, _named(failing))
 
 
-def _judge_gold(found: _Findings, gold: Sequence[GradedRun]) -> None:
+def _judge_gold(draft: _Draft, gold: Sequence[GradedRun]) -> None:
     if flaky := _flaky(gold):
-        found.add(Defect.FLAKY, _named(flaky))
-        found.flaky = tuple(dict.fromkeys((*found.flaky, *flaky)))
+        draft.add(Defect.FLAKY, _named(flaky))
+        draft.flaky = tuple(dict.fromkeys((*draft.flaky, *flaky)))
     for grade in (run.grade for run in gold):
         if _solved(grade):
             continue
         unseen = [test for test, status in grade.tests.items() if status is TestStatus.MISSING]
         if grade.verdict is Verdict.TIMEOUT:
-            found.add(Defect.TIMEOUT, f"with the solution, {grade.reason}")
+            draft.add(Defect.TIMEOUT, f"with the solution, {grade.reason}")
         elif grade.verdict is Verdict.INVALID:
-            found.add(Defect.BROKEN, grade.reason)
+            draft.add(Defect.BROKEN, grade.reason)
         elif unseen:
-            found.add(Defect.UNSEEN, _named(unseen))
+            draft.add(Defect.UNSEEN, _named(unseen))
         else:
-            found.add(Defect.GOLD_FAILS, grade.reason)
+            draft.add(Defect.GOLD_FAILS, grade.reason)
         return
 
 
-async def _cheat(found: _Findings, runs: Runs, noop: GradedRun) -> None:
-    for cheat in cheats(found.task, noop.texts):
+async def _cheat(draft: _Draft, runs: Runs, noop: GradedRun) -> None:
+    for cheat in cheats(draft.task, noop.texts):
         if cheat.why_not:
-            found.probes[cheat.name] = cheat.why_not
+            draft.probes[cheat.name] = cheat.why_not
             continue
-        grade = (await runs.grade(found.task, cheat.patch)).grade
-        found.probes[cheat.name] = grade.verdict
+        grade = (await runs.grade(draft.task, cheat.patch)).grade
+        draft.probes[cheat.name] = grade.verdict
         if _solved(grade):
-            found.add(Defect.CHEAT, cheat.name)
+            draft.add(Defect.CHEAT, cheat.name)
 
 
 def _unsteady(task: Task, noop: GradedRun, gold: Sequence[GradedRun]) -> tuple[str, ...]:
@@ -374,17 +374,17 @@ def _unsteady(task: Task, noop: GradedRun, gold: Sequence[GradedRun]) -> tuple[s
 
 def _flaky(gold: Sequence[GradedRun]) -> tuple[str, ...]:
     """Return the tests whose status differs between runs of the same patch."""
-    seen: dict[str, set[TestStatus]] = {}
+    statuses: dict[str, set[TestStatus]] = {}
     for run in gold:
         for test, status in run.grade.tests.items():
-            seen.setdefault(test, set()).add(status)
-    return tuple(test for test, statuses in seen.items() if len(statuses) > 1)
+            statuses.setdefault(test, set()).add(status)
+    return tuple(test for test, results in statuses.items() if len(results) > 1)
 
 
 def _without(task: Task, tests: Iterable[str]) -> Task:
     gone = set(tests)
-    kept = tuple(test for test in task.grading.pass_to_pass if test not in gone)
-    return replace(task, grading=replace(task.grading, pass_to_pass=kept))
+    rest = tuple(test for test in task.grading.pass_to_pass if test not in gone)
+    return replace(task, grading=replace(task.grading, pass_to_pass=rest))
 
 
 def _measured(gold: Sequence[GradedRun]) -> Measured:
@@ -480,27 +480,27 @@ class Runs:
 
     async def remove_leaks(self, task: Task) -> Cleaned:
         """Scan for leaks; record the files that can go, and scan again without them."""
-        found = await self.scan_leaks(task)
-        removed = sorted({removable(leak) for leak in found.leaks} - {""})
+        leak_scan = await self.scan_leaks(task)
+        removed = sorted({removable(leak) for leak in leak_scan.leaks} - {""})
         if removed:
             task = replace(task, certificate={"removed": [*removed]})
-            found = await self.scan_leaks(task)
-        return Cleaned(task, tuple(removed), found)
+            leak_scan = await self.scan_leaks(task)
+        return Cleaned(task, tuple(removed), leak_scan)
 
     async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> GradedRun:
         grader = plugins.load("graders", task.grading.grader).build()
         texts: dict[str, str] = {}
-        used: list[Usage] = []
+        usages: list[Usage] = []
         # Sandboxes side by side would need more memory than a worker may take.
-        one = asyncio.Lock()
+        lock = asyncio.Lock()
 
         @asynccontextmanager
         async def open_clean() -> AsyncIterator[Sandbox]:
-            async with one, self._open(task, Stage.GRADING) as sandbox:
+            async with lock, self._open(task, Stage.GRADING) as sandbox:
                 if not texts:
                     texts.update(await _texts(sandbox, task.workdir, read))
                 yield sandbox
-                used.append(await _usage(sandbox))
+                usages.append(await _usage(sandbox))
 
         try:
             grade = await grader.grade(task, patch, open_clean)
@@ -509,7 +509,8 @@ class Runs:
                 raise
             return GradedRun(Grade(Verdict.UNSOLVED, reason=f"the sandbox failed: {error}"))
         peak = Usage(
-            _most(each.peak_memory_mib for each in used), _most(each.disk_mib for each in used)
+            _most(usage.peak_memory_mib for usage in usages),
+            _most(usage.disk_mib for usage in usages),
         )
         return GradedRun(grade, peak, texts)
 
@@ -553,13 +554,13 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 async def _texts(sandbox: Sandbox, workdir: str, paths: Iterable[str]) -> dict[str, str]:
     """Return the files that exist and are text."""
-    found = {}
+    texts = {}
     for path in paths:
         try:
-            found[path] = (await sandbox.read(f"{workdir}/{path}")).decode()
+            texts[path] = (await sandbox.read(f"{workdir}/{path}")).decode()
         except (FileNotFoundError, UnicodeDecodeError):
             continue
-    return found
+    return texts
 
 
 def journal_path(out: Path) -> Path:
