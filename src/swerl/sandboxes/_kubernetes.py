@@ -22,7 +22,6 @@ from swerl.core.errors import SandboxError, SandboxUnavailableError
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials that a cluster gives to its own pods."""
-_MINOR_VERSION = 30
 _PROTOCOL = "v5.channel.k8s.io"
 _STDIN, _STDOUT, _STDERR, _ERROR, _CLOSE = 0, 1, 2, 3, 255
 _PIECE_BYTES = 1 << 15
@@ -57,8 +56,8 @@ class Cluster:
         self._kubeconfig = kubeconfig
         self._context = context or None
         self.namespace = namespace
+        self.has_answered = False
         self._configuration: Any = None
-        self._is_checked = False
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Session]:
@@ -77,9 +76,6 @@ class Cluster:
             self._configuration = configuration
         async with ApiClient(self._configuration) as client:
             session = Session(self, client)
-            if not self._is_checked:
-                await session.require_version()
-            self._is_checked = True
             yield session
             await session.finish()
 
@@ -124,11 +120,6 @@ class Session:
         """Path of the namespace's pods."""
         return f"/api/v1/namespaces/{self._cluster.namespace}/pods"
 
-    @property
-    def policies(self) -> str:
-        namespace = self._cluster.namespace
-        return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
-
     async def call(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
@@ -141,7 +132,7 @@ class Session:
             try:
                 return await self._attempt(method, path, body, query or {})
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                if not pause_s:
+                if not (pause_s and self._cluster.has_answered):
                     raise self._unreachable(error) from error
             except KubernetesError as error:
                 if error.status not in _BUSY or not pause_s:
@@ -197,20 +188,6 @@ class Session:
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
         raise AssertionError
 
-    async def require_version(self) -> None:
-        """Raise SandboxUnavailableError if there is no API server, or an old one."""
-        try:
-            version = await self._attempt("GET", "/version", None, {})
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._unreachable(error) from error
-        minor = "".join(filter(str.isdigit, str(version.get("minor", "0"))))
-        if version.get("major") == "1" and int(minor or 0) < _MINOR_VERSION:
-            raise SandboxUnavailableError(
-                f"the cluster has Kubernetes {version.get('gitVersion')}",
-                hint=f"1.{_MINOR_VERSION} or newer is needed: older ones cannot close the input "
-                "of a command",
-            )
-
     async def finish(self) -> None:
         """Wait for what was sent last."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,6 +208,7 @@ class Session:
                     body=body,
                     _request_timeout=_TIMEOUT_S,
                 )
+                self._cluster.has_answered = True
                 content: dict[str, Any] = json.loads(answer.data)
                 return content
             except ApiException as error:
@@ -265,8 +243,8 @@ class Session:
         if socket.protocol != _PROTOCOL:
             await socket.close()
             raise SandboxUnavailableError(
-                f"a proxy before {configuration.host} drops the subprotocol {_PROTOCOL}",
-                hint="use an address of the API server without that proxy",
+                f"{configuration.host} does not speak the subprotocol {_PROTOCOL}",
+                hint="Kubernetes 1.30 or newer is needed, without a proxy that drops it",
             )
         return PodStream(socket, self._tasks)
 

@@ -4,8 +4,8 @@ The pod's first process reads from the controller's attach stream, so it ends wi
 Commands are started by exec; their words and their environment travel over standard input, because
 an exec request carries neither an environment nor long arguments, and servers log its URL.
 
-A NetworkPolicy keeps pods from the network. The first pod tries to reach the API server: if it
-can, the cluster's network plug-in ignores policies, and no sandbox is opened.
+A NetworkPolicy of the cluster's owner keeps pods from the network. The first pod tries to reach the
+API server: if it can, no sandbox is opened.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from swerl.sandboxes._machine import (
 from swerl.sandboxes._packed import packed_folder
 
 _LABELS = {"app.kubernetes.io/managed-by": "swerl"}
-_POLICY = "swerl-sandboxes"
 _KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
          "karpenter.sh/do-not-disrupt": "true"}  # fmt: skip
 """Annotations that keep autoscalers from emptying the pod's node."""
@@ -49,7 +48,7 @@ _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"(?!(E?UID|PPID|(BASH|SHELL)OPTS)$)[A-Z_][A-Z0-9_]*")
 """Variables that the shell around a command may set; its own ones are in lower case."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_NOT_FOUND, _CONFLICT, _FORBIDDEN = 404, 409, 403
+_NOT_FOUND, _CONFLICT = 404, 409
 _BOOT_TIMEOUT_S = 600.0
 """Time until a pod must run: it may wait for a node and for the pull of a large image."""
 _CLOCK_SLACK_S = 5
@@ -66,15 +65,10 @@ _DETAIL_BYTES = 4096
 _CROWDED = ("temporarily unavailable", "cannot allocate memory", "cannot fork", "no space left")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _TRANSIENT = ("429", "toomanyrequests", "timeout", "timed out", "refused", "reset", "503", "EOF")
-_PULL_HINTS = {
-    "429": "the registry limits pulls: set imagePullSecrets in sandbox.pod, or use a mirror",
-    "toomanyrequests": "the registry limits pulls: set imagePullSecrets in sandbox.pod",
-    "unauthorized": "check the name; a private registry needs imagePullSecrets in sandbox.pod",
-    "denied": "check the name; a private registry needs imagePullSecrets in sandbox.pod",
-    "not found": "check the name, and its tag or digest",
-    "manifest": "check the name, and its tag or digest",
-    "invalid": "check the name, and its tag or digest",
-}
+_PULL_HINT = (
+    "check the name and that the nodes reach the registry; a private registry, or one that limits "
+    "pulls, needs imagePullSecrets in sandbox.pod"
+)
 
 _HIDE = (
     "unset KUBERNETES_SERVICE_HOST KUBERNETES_SERVICE_PORT KUBERNETES_SERVICE_PORT_HTTPS "
@@ -101,9 +95,10 @@ done
 """Runs the script in its standard input up to the line that is its argument."""
 _MAKE_WORKDIR = 'mkdir -p -- "$1" && { [ "$(id -u)" = "${2%:*}" ] || chown -- "$2" "$1"; }'
 _UNPACK = 'mkdir -p -- "$1" && tar -xzf - -C "$1" --no-same-owner && chmod -R a+rX,a-w -- "$1"'
-_REACHED = 7
+_REACHED, _NO_BASH = 7, 8
 _PROBE = f"""
-[ -n "$KUBERNETES_SERVICE_HOST" ] && command -v bash >/dev/null && command -v timeout >/dev/null &&
+[ -n "$KUBERNETES_SERVICE_HOST" ] || exit 0
+command -v bash >/dev/null && command -v timeout >/dev/null || exit {_NO_BASH}
 timeout 2 bash -c ': <"/dev/tcp/$KUBERNETES_SERVICE_HOST/$KUBERNETES_SERVICE_PORT"' 2>/dev/null &&
 exit {_REACHED}
 exit 0
@@ -126,8 +121,8 @@ class Options(BaseModel):
     """Ordinary user of the sandboxes, by name or number, for images that have one. Empty: the
     image's own user, who must then be root. A user needs `setpriv` in the image."""
     network: Literal["none", "unchecked"] = "none"
-    """`none`: a NetworkPolicy denies all traffic, and the first pod tests it. `unchecked`: swerl
-    sets and tests nothing, and the cluster's owner is responsible."""
+    """`none`: the first pod tests that it cannot reach the API server. `unchecked`: swerl tests
+    nothing, and the cluster's owner is responsible."""
     requests: dict[str, str] = {}
     """Resources that the scheduler reserves, such as {cpu = "250m"}. Empty: the limits."""
     pod: dict[str, Any] = {}
@@ -156,7 +151,7 @@ class KubernetesBackend:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._cluster = Cluster(options.kubeconfig, options.context, options.namespace)
-        self._has_policy = self._is_closed = options.network == "unchecked"
+        self._is_closed = options.network == "unchecked"
 
     @asynccontextmanager
     async def open(
@@ -174,9 +169,6 @@ class KubernetesBackend:
                 hint="name an image that the cluster's nodes can pull",
             )
         async with self._cluster.opened() as session:
-            if not self._has_policy:
-                await _require_policy(session)
-                self._has_policy = True
             sandbox = PodSandbox(session, self._options, name or new_name(), limits, workdir)
             try:
                 await sandbox.boot(image, mounts)
@@ -215,42 +207,6 @@ class KubernetesBackend:
 
     def price(self, limits: Limits) -> float:
         return self._options.price_per_hour
-
-
-async def _require_policy(session: Session) -> None:
-    """Find or make a NetworkPolicy that denies the pods all traffic. Raises SandboxError."""
-    policy = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": _POLICY, "labels": _LABELS},
-        "spec": {"podSelector": {"matchLabels": _LABELS}, "policyTypes": ["Ingress", "Egress"]},
-    }
-    try:
-        if any(map(_denies, (await session.call("GET", session.policies))["items"])):
-            return
-        await session.call("POST", session.policies, body=policy)
-    except KubernetesError as error:
-        if error.status == _CONFLICT:
-            return
-        if error.status != _FORBIDDEN:
-            raise
-        raise SandboxError(
-            "no NetworkPolicy keeps sandboxes from the network, and this user may not make one",
-            hint="apply the policy of docs/guides/sandboxes-kubernetes.md, "
-            'or set sandbox.network = "unchecked"',
-        ) from error
-
-
-def _denies(policy: Mapping[str, Any]) -> bool:
-    """Return whether a policy selects the sandboxes and permits nothing."""
-    spec = policy["spec"]
-    selector = spec.get("podSelector") or {}
-    return (
-        not selector.get("matchExpressions")
-        and (selector.get("matchLabels") or {}).items() <= _LABELS.items()
-        and {"Ingress", "Egress"} <= set(spec.get("policyTypes") or ())
-        and not (spec.get("ingress") or spec.get("egress"))
-    )
 
 
 def _pod_name(name: str) -> str:
@@ -337,13 +293,16 @@ class PodSandbox(MachineSandbox):
             await self._copy(mount)
 
     async def require_closed(self) -> None:
-        """Raise SandboxError if the pod reaches the API server: then no policy is enforced."""
-        if await self._exit_code(["/bin/sh", "-c", _PROBE]) == _REACHED:
+        """Raise SandboxError if the pod reaches the API server, or cannot try."""
+        code = await self._exit_code(["/bin/sh", "-c", _PROBE])
+        if code:
+            what = (
+                "reached the API server" if code == _REACHED else "lacks bash to test its network"
+            )
             raise SandboxError(
-                "the cluster's network plug-in enforces no NetworkPolicy: a sandbox reached the "
-                "API server",
-                hint="install one that does, such as Calico or Cilium, or set sandbox.network = "
-                '"unchecked"',
+                f"no NetworkPolicy is known to close the network of pods: a sandbox {what}",
+                hint="apply the policy of docs/guides/sandboxes-kubernetes.md, with a network "
+                'plug-in that enforces it, or set sandbox.network = "unchecked"',
             )
 
     async def _create(self, manifest: Mapping[str, Any]) -> None:
@@ -422,11 +381,9 @@ class PodSandbox(MachineSandbox):
         waiting = state.get("waiting") or {}
         reason, detail = waiting.get("reason", ""), waiting.get("message", "")
         if reason in _PULLING:
-            hint = next((hint for word, hint in _PULL_HINTS.items() if word in detail.lower()), "")
             image = pod["spec"]["containers"][0]["image"]
             message = f"the node cannot pull {image}: {detail or reason}"
-            hint = hint or "check that the nodes reach the registry"
-            self._trouble = ImageError(message[:400], hint=hint)
+            self._trouble = ImageError(message[:400], hint=_PULL_HINT)
             if not any(word in detail for word in _TRANSIENT):
                 raise self._trouble
         elif reason.endswith("Error"):

@@ -2,7 +2,7 @@
 
 No API server can be had in a test. This one is written to the wire contract of `core/v1` pods
 (create, get, list, watch, delete, exec and attach over WebSocket `v5.channel.k8s.io`, Status
-objects) and of network policies. `test_kubernetes.py` drives it with the real kubectl as well. It
+objects). `test_kubernetes.py` drives it with the real kubectl as well. It
 plays the kubelet, too: an exec's status comes after all holders of its output are gone, output
 before an attach is lost, and the input ends with the first attach.
 """
@@ -37,7 +37,6 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _QUANTITY = {"m": 10**-3, "": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _PIDS = 128
 _PODS = "/api/v1/namespaces/{namespace}/pods"
-_POLICIES = "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
 
 
 @dataclass
@@ -67,7 +66,6 @@ class KubeServer:
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
             "KUBERNETES_SERVICE_PORT": "443",
         }
-        self.policies: dict[str, dict[str, Any]] = {}
         self.pods: dict[str, Running] = {}
         self.loop: asyncio.AbstractEventLoop
         self._events: list[dict[str, Any]] = []
@@ -79,19 +77,13 @@ class KubeServer:
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 24)
         app.router.add_get("/version", self._version)
         app.router.add_get("/api", _json({"kind": "APIVersions", "versions": ["v1"]}))
-        group = {"groupVersion": "networking.k8s.io/v1", "version": "v1"}
-        groups = [{"name": "networking.k8s.io", "versions": [group], "preferredVersion": group}]
-        app.router.add_get("/apis", _json({"kind": "APIGroupList", "groups": groups}))
+        app.router.add_get("/apis", _json({"kind": "APIGroupList", "groups": []}))
         app.router.add_get("/api/v1", _json(_resources("v1", "pods", "Pod")))
-        app.router.add_get("/apis/networking.k8s.io/v1", _json(_resources(
-            "networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")))  # fmt: skip
         app.router.add_get(_PODS, self._list)
         app.router.add_post(_PODS, self._create)
         app.router.add_get(_PODS + "/{name}", self._get)
         app.router.add_delete(_PODS + "/{name}", self._delete)
         app.router.add_get(_PODS + "/{name}/{kind:exec|attach}", self._stream)
-        app.router.add_get(_POLICIES, self._list_policies)
-        app.router.add_post(_POLICIES, self._create_policy)
         return app
 
     def evict(self, name: str, message: str) -> None:
@@ -186,14 +178,6 @@ class KubeServer:
             await self._forget(found)
         self._spawn(self._kill(found))
         return web.json_response(found.pod)
-
-    async def _list_policies(self, _: web.Request) -> web.Response:
-        return web.json_response({"kind": "NetworkPolicyList", "items": [*self.policies.values()]})
-
-    async def _create_policy(self, request: web.Request) -> web.Response:
-        policy = await request.json()
-        self.policies[policy["metadata"]["name"]] = policy
-        return web.json_response(policy, status=201)
 
     async def _run(self, running: Running) -> None:
         pod = running.pod
