@@ -156,8 +156,8 @@ class LocalBackend:
             spawner, spawner_pid = self._spawner, self.spawner_pid
             link = Link(
                 channel,
-                verdict,
                 name,
+                verdict=verdict,
                 lifetime_s=plan.lifetime_s,
                 remove=partial(_remove_sandbox, name, self._options.scratch),
             )

@@ -73,7 +73,7 @@ async def test_a_supervisor_that_is_killed_is_judged_by_the_counters(
 async def test_a_message_decides_nothing() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     verdict, written = os.pipe()
-    link = Link(ours, verdict, "a", lifetime_s=60, remove=lambda: True)
+    link = Link(ours, "a", lifetime_s=60, remove=lambda: True, verdict=verdict)
     _, waiting = await link.request(lambda number: {"number": number})
     with theirs:
         wire.receive(theirs)

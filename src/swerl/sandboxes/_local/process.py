@@ -178,11 +178,11 @@ class Link:
     def __init__(
         self,
         sock: socket.socket,
-        verdict: int,
         name: str,
         *,
         lifetime_s: float,
         remove: Callable[[], bool],
+        verdict: int = -1,
     ) -> None:
         """`verdict` is the pipe in which the spawner tells whose fault the sandbox's end was.
 
@@ -319,7 +319,7 @@ class Link:
     def _await_verdict(self) -> None:
         """End once the spawner has told whose fault it was."""
         self._loop.remove_reader(self._sock)
-        if self._is_hung_up:
+        if self._is_hung_up or self._verdict < 0:
             self._end()
         else:
             self._loop.add_reader(self._verdict, self._judge)
@@ -346,6 +346,7 @@ class Link:
             waiting.exception()  # the caller may not wait for it
         elif type(packet.body.get(result)) is not int:
             _close_fds(packet)
+            self._waiting[number] = waiting, result
             self._give_up()
         elif result == "exit_code" and self._others_took_the_memory():
             # A test that the kernel killed for others' memory has no result.
@@ -364,9 +365,10 @@ class Link:
         if self.ended.done():
             return
         self._loop.remove_reader(self._sock)
-        self._loop.remove_reader(self._verdict)
         self._sock.close()
-        os.close(self._verdict)
+        if self._verdict >= 0:
+            self._loop.remove_reader(self._verdict)
+            os.close(self._verdict)
         self.ended.set_result(None)
         for future in (self.first, *(waiting for waiting, _ in self._waiting.values())):
             if not future.done():
