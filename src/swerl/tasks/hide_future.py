@@ -20,6 +20,7 @@ from pathlib import Path
 from swerl.core.changes import edits, touched
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import BrokenImageError, SandboxError
+from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 
 MAX_OBJECTS = 50_000
@@ -71,30 +72,42 @@ async def hide_future(sandbox: Sandbox, task: Task, *, stage: Stage = Stage.AGEN
     part = "repository" if stage is Stage.TESTS else "files" if waits else "all"
     settings = [task.workdir, task.base_commit, str(MAX_OBJECTS), str(MAX_KIB), part]
     solved = await _solved_ids(sandbox, task, stage)
-    result = await sandbox.run(
-        ["sh", "-c", _script(), "hide_future", *settings],
-        cwd="/",
-        user="root",
-        timeout_s=_TIMEOUT_S,
-        stdin="".join(_script_input(task, solved, stage)).encode("utf-8", "surrogateescape"),
+    argv = ["sh", "-c", _script(), "hide_future", *settings]
+    stdin = "".join(_script_input(task, solved, stage)).encode("utf-8", "surrogateescape")
+    values: dict[str, str] = {}
+    removed: list[str] = []
+    denied: set[str] | None = None
+    # Root may lack the right to change files of the ordinary user, and the other way round.
+    for user in (None, "root"):
+        result = await sandbox.run(argv, cwd="/", user=user, timeout_s=_TIMEOUT_S, stdin=stdin)
+        if result.exit_code or result.truncated:
+            raise _failure(task, result)
+        lines = result.stdout.decode("utf-8", "replace").splitlines()
+        pairs = [(kind, value) for kind, _, value in (line.partition(" ") for line in lines)]
+        values |= dict(pairs)
+        removed += [value for kind, value in pairs if kind == "removed"]
+        paths = {value for kind, value in pairs if kind == "denied"}
+        denied = paths if denied is None else denied & paths
+        if not denied:
+            seconds = time.monotonic() - started
+            base, history = values.get("base", ""), values.get("history", "")
+            return HiddenFuture(base, history, tuple(removed), seconds)
+    raise SandboxError(
+        f"cannot hide the future of {task.image}: no user of the sandbox can change "
+        f"{', '.join(sorted(denied or ())[:3])}",
+        hint="`swerl tasks vet` reports what the image reveals",
     )
-    if result.exit_code or result.truncated:
-        message = result.stderr.decode("utf-8", "replace").strip()[-300:]
-        if result.exit_code == _BROKEN:
-            message = f"the repository of {task.image} cannot be used: {message}"
-            raise BrokenImageError(message, hint="build or pull the image again")
-        reason = f"it ran past {_TIMEOUT_S:g} s" if result.timed_out else message or "no message"
-        raise SandboxError(
-            f"cannot hide the future of {task.image}: {reason} (exit code {result.exit_code})",
-            hint="`swerl tasks vet` reports what the image reveals",
-        )
-    lines = [line.partition(" ") for line in result.stdout.decode("utf-8", "replace").splitlines()]
-    values = {kind: value for kind, _, value in lines}
-    return HiddenFuture(
-        base=values.get("base", ""),
-        history=values.get("history", ""),
-        removed=tuple(value for kind, _, value in lines if kind == "removed"),
-        duration_s=time.monotonic() - started,
+
+
+def _failure(task: Task, result: Exec) -> BrokenImageError | SandboxError:
+    message = result.stderr.decode("utf-8", "replace").strip()[-300:]
+    if result.exit_code == _BROKEN:
+        message = f"the repository of {task.image} cannot be used: {message}"
+        return BrokenImageError(message, hint="build or pull the image again")
+    reason = f"it ran past {_TIMEOUT_S:g} s" if result.timed_out else message or "no message"
+    return SandboxError(
+        f"cannot hide the future of {task.image}: {reason} (exit code {result.exit_code})",
+        hint="`swerl tasks vet` reports what the image reveals",
     )
 
 

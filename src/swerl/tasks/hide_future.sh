@@ -4,12 +4,13 @@
 #
 # PART is `files`, `repository` or `all`. Each line of the input is `outside GLOB`, `inside GLOB`
 # (relative to the repository), `file PATH`, `test PATH` (relative to the workdir) or `solved BLOB`,
-# the id of a file as the solution or the tests leave it. Prints `base SHA`, `history KIND` and
-# `removed PATH`. Exit codes: 93 broken repository, 95 failure.
+# the id of a file as the solution or the tests leave it. Prints `base SHA`, `history KIND`,
+# `removed PATH`, and `denied PATH` for a path that only another user can change. Exit codes: 93
+# broken repository, 95 failure.
 #
 # A repository is replaced by a new one that gets only what it needs from the old one: the objects of
 # the base commit and its past, harmless settings, tags of the past. So nothing else has to be found.
-# Runs as root, with POSIX sh and git 2.17 or newer. No setting of the image is in force.
+# Runs with POSIX sh and git 2.17 or newer. No setting of the image is in force.
 set -u
 umask 022
 work=$1 want=$2 max_objects=$3 max_kib=$4 part=$5
@@ -36,6 +37,7 @@ tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %
 
 say() { printf '%s\n' "$*"; }
 fail() { say "$2" >&2; exit "$1"; }
+deny() { say "denied $1"; }
 safe_git() {
   git -c core.fsmonitor=false -c core.hooksPath=/dev/null -c core.attributesFile=/dev/null \
     -c core.packedGitLimit=64m -c core.packedGitWindowSize=16m -c core.deltaBaseCacheLimit=32m \
@@ -61,10 +63,11 @@ main() {
   if [ "$part" != files ]; then
     others=$(find_others)
     for_each "$others" hide_inner
-    if [ -n "$dir" ]; then
+    if [ -n "$dir" ] && can_replace; then
       replace full
       git_dir=$dir
       say "history $kept"
+    elif [ -n "$dir" ]; then deny "$dir"
     fi
     for_each "$others" hide_outer
     for_each "$linked" remove_work_tree
@@ -97,6 +100,7 @@ find_top() {
 # Begins the new repository of a work tree; it borrows the objects of the old one. Sets `base`.
 borrow() {
   tree=$1 dir=$1/.git new=$1/.git.new
+  can_replace || new=$home/repository
   old=$(safe_git --git-dir="$dir" rev-parse --absolute-git-dir 2>&1) ||
     fail 93 "$dir cannot be read: $old"
   common=$old
@@ -133,6 +137,8 @@ borrow() {
     --format='%(objectname) %(refname)' 2>/dev/null)
 }
 
+can_replace() { [ -w "$tree" ] && [ -w "$dir" ]; }
+
 add_store() {
   case $1 in /*) path=$1 ;; *) path=$common/objects/$1 ;; esac
   stores=$stores$line_end$path lent=$lent$path$line_end
@@ -165,7 +171,7 @@ replace() {
   write_references
   owner=$(stat -c %u:%g "$tree")
   [ "$owner" = 0:0 ] || chown -R "$owner" "$new"
-  rm -rf "$dir" && mv "$new" "$dir" || fail 95 "cannot replace $dir"
+  can_replace && rm -rf "$dir" && mv "$new" "$dir" || fail 95 "cannot replace $dir"
 }
 
 is_large() {
@@ -322,12 +328,14 @@ remove_files() {
 restore_test() {
   path=$prefix$1 name=${1##*/} folder=$prefix.
   case $1 in */*) folder=$prefix${1%/*} ;; esac
-  rm -f -- "$folder/__pycache__/${name%.*}".*.pyc
+  rm -f -- "$folder/__pycache__/${name%.*}".*.pyc 2>/dev/null || deny "$top/$folder/__pycache__"
   blob=$(of_base "$base" -- "$path" | cut -d ' ' -f 3 | cut -f 1)
   if [ -z "$blob" ]; then remove "$top/$path"
   elif [ -e "$path" ] && [ "$(git hash-object --no-filters -- "$path" 2>/dev/null)" != "$blob" ]; then
-    safe_git --git-dir="$git_dir" --work-tree="$top" checkout -q "$base" -- "$path" &&
-      say "removed changes of $top/$path"
+    if safe_git --git-dir="$git_dir" --work-tree="$top" checkout -q "$base" -- "$path" 2>/dev/null
+    then say "removed changes of $top/$path"
+    else deny "$top/$path"
+    fi
   fi
 }
 
@@ -341,7 +349,8 @@ remove_stale_compiled() {
     done >"$home/stale"
   [ -s "$home/stale" ] || return 0
   of_base -r --name-only "$base" | grep '\.pyc$' >"$home/tracked"
-  grep -v -x -F -f "$home/tracked" "$home/stale" | tr '\n' '\0' | xargs -0 rm -f --
+  grep -v -x -F -f "$home/tracked" "$home/stale" | tr '\n' '\0' | xargs -0 rm -f -- ||
+    deny "$top"
 }
 
 of_base() { [ -z "$base" ] || safe_git --git-dir="$git_dir" ls-tree "$@"; }
@@ -353,7 +362,7 @@ remove() {
   case $1 in
     "$top"/*) [ -z "$(of_base -r "$base" -- "${1#"$top"/}" | head -n 1)" ] || return 0 ;;
   esac
-  rm -rf -- "$1" && say "removed $1"
+  if rm -rf -- "$1" 2>/dev/null; then say "removed $1"; else deny "$1"; fi
 }
 
 # Removes the settings of a file that do not match a pattern.
@@ -362,7 +371,7 @@ keep_settings() {
     grep -v -x -E "$2")" remove_setting "$1"
 }
 
-remove_setting() { git config -f "$2" --unset-all "$1" 2>/dev/null; }
+remove_setting() { git config -f "$2" --unset-all "$1" 2>/dev/null || deny "$2"; }
 
 # Runs a command for each line of a text, with a further argument.
 for_each() {
