@@ -33,6 +33,7 @@ from swerl.core.events import ignore
 from swerl.core.files import disk_errors
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
+from swerl.engines.sglang import server_command
 from swerl.images.store import default_store
 from swerl.plan.cost import estimate, from_recipe
 from swerl.plan.parameters import model_params
@@ -44,6 +45,11 @@ from swerl.rollout import wiring
 REST_BYTES = 2 << 30
 """Disk for Episodes, Turns, Samples and logs of a run of a hundred steps."""
 DAY_S = 86_400.0
+_RESOLVE = (
+    "import sys; from sglang.srt.server_args import prepare_server_args; "
+    "prepare_server_args(sys.argv[1:])"
+)
+"""Resolves flags as SGLang does at its start, and ends with its error."""
 _ORGANISATIONS = {"qwen": "Qwen", "glm": "zai-org"}
 """Start of a model's name -> its owner on the hub."""
 _SGLANG = (
@@ -173,7 +179,7 @@ def model_faults(path: Path) -> tuple[list[str], int]:
 
 
 async def check_engine(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[MachineFinding]:
-    """Check on every machine with engines that their interpreter imports SGLang."""
+    """Check on every machine with engines that SGLang is installed and accepts the plan's flags."""
     recipe = planned.recipe
     if recipe.engine.type != "sglang" or recipe.engine.options.get("url"):
         return
@@ -182,6 +188,22 @@ async def check_engine(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[Machi
     for node in nodes.engines:
         works, line = await node.call(last_output, [python, "-c", _SGLANG])
         yield check_result(node.name, "engine", f"{python}: {line}", good=works, fix=f"{fix}.md")
+        if works and (path := recipe.model.path) and await node.call(path.is_dir):
+            flags = _engine_flags(planned, path)
+            works, line = await node.call(last_output, [python, "-c", _RESOLVE, *flags])
+            detail = "SGLang accepts the plan's flags" if works else line
+            flag_fix = "change engine.flags, or install another SGLang"
+            yield check_result(node.name, "engine flags", detail, good=works, fix=flag_fix)
+
+
+def _engine_flags(planned: RecipePlan, model: Path) -> list[str]:
+    """Return the arguments with which the run would start a server."""
+    options, flags = wiring.sglang_launch(planned.recipe)
+    options = options.model_copy(update={"flags": (*flags, *options.flags)})
+    layout = planned.layout
+    size, saver = layout.gpus_per_engine, layout.colocated
+    # After the interpreter, `-m` and the module.
+    return server_command(options, model, host="127.0.0.1", port=1, num_gpus=size, saver=saver)[3:]
 
 
 CHECKS = (check_faults, check_tasks, check_gateway_port)

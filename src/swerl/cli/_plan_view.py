@@ -49,40 +49,40 @@ def show_plan(recipe: Recipe, *, as_json: bool = False) -> bool:
 
 
 def plan_parts(
-    found: RecipePlan, simulated: Simulation | None, suggestions: Sequence[Suggestion] = ()
+    planned: RecipePlan, simulated: Simulation | None, suggestions: Sequence[Suggestion] = ()
 ) -> Iterator[RenderableType]:
     """Yield the plan's tables and lines, without faults and preparations."""
-    title = f"Plan of {found.recipe.name}"
+    title = f"Plan of {planned.recipe.name}"
     table = Table("", "", title=title, title_justify="left", box=SIMPLE, show_header=False)
     table.columns[0].no_wrap = True
     table.columns[0].style = "bold"
-    for name, text in _rows(found):
+    for name, text in _rows(planned):
         table.add_row(name, text)
     yield table
-    if found.memory:
-        yield memory_table(found.memory)
-        yield from host_and_cache(found.memory)
+    if planned.memory:
+        yield memory_table(planned.memory)
+        yield from host_and_cache(planned.memory)
     if simulated:
         yield ""
-        yield simulation_table(found.recipe, simulated)
-        yield from (f"- {line}" for line in advice(found.recipe, simulated, suggestions))
+        yield simulation_table(planned.recipe, simulated)
+        yield from (f"- {line}" for line in advice(planned.recipe, simulated, suggestions))
         yield (
             f"simulated by {len(simulated.assumptions)} assumptions, without evaluations and "
             "saving: `swerl cost estimate` lists them and changes them by --assume\n"
         )
-    if found.cost is None:
+    if planned.cost is None:
         yield "no dollars: the price book lacks a price; set it in cost.prices"
-    elif any(case.total_dollars for case in found.cost.cases):
-        yield cases_table(found.cost)
+    elif any(case.total_dollars for case in planned.cost.cases):
+        yield cases_table(planned.cost)
         if simulated:
-            yield _dollars_by(found.recipe, simulated)
-    for note in found.notes:
+            yield _dollars_by(planned.recipe, simulated)
+    for note in planned.notes:
         yield f"[yellow]note:[/] {note}"
 
 
-def _dollars_by(recipe: Recipe, found: Simulation) -> str:
+def _dollars_by(recipe: Recipe, planned: Simulation) -> str:
     """Return the cost by the simulation, which has no low and high case."""
-    minutes, seconds = found.step_s / 60, found.sandbox_s
+    minutes, seconds = planned.step_s / 60, planned.sandbox_s
     settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
     middle = estimate(from_recipe(recipe), settings).cases[1]
     return (
@@ -179,9 +179,9 @@ def _engines(plan: RecipePlan) -> str:
 def _flags(plan: RecipePlan) -> str:
     """Return the flags of a server's command, without its model and address."""
     options, planned = sglang_launch(plan.recipe)
-    given = options.model_copy(update={"flags": (*planned, *options.flags)})
+    options = options.model_copy(update={"flags": (*planned, *options.flags)})
     size, saver = plan.layout.gpus_per_engine, plan.layout.colocated
-    command = server_command(given, Path(), host="", port=0, num_gpus=size, saver=saver)
+    command = server_command(options, Path(), host="", port=0, num_gpus=size, saver=saver)
     addresses = ("--model-path", "--host", "--port")
     return " ".join(each for each in command[3:] if not each.startswith(addresses))
 
@@ -252,8 +252,8 @@ def _disk(plan: RecipePlan) -> str:
     when = "step" if trainer.save_every == 1 else f"{trainer.save_every} steps"
     shared = ", on a disk that all nodes share" if plan.layout.num_nodes > 1 else ""
     return (
-        f"a checkpoint of {_bytes(disk.checkpoint)} every {when}, {disk.kept} kept; published "
-        f"weights of {_bytes(disk.weights)}, 2 kept; episodes of "
+        f"a checkpoint of {_bytes(disk.checkpoint)} every {when}, {disk.checkpoints} kept; "
+        f"published weights of {_bytes(disk.weights)}, 2 kept; episodes of "
         f"{_bytes(disk.episodes)} a step; {_bytes(disk.most)} at most{shared}"
     )
 

@@ -229,7 +229,7 @@ def interface_of(address: str) -> str:
     import psutil
 
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
+        if any(entry.address == address for entry in addresses):
             return str(name)
     return "lo"
 

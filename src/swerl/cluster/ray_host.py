@@ -44,7 +44,7 @@ class RayHost:
         self._running: dict[int, LocalProcess] = {}
 
     async def info(self) -> HostInfo:
-        gpus = tuple(str(each) for each in ray.get_gpu_ids())
+        gpus = tuple(map(str, ray.get_gpu_ids()))
         return HostInfo(platform.node(), ray.util.get_node_ip_address(), gpus)
 
     async def start(self, spec: ProcessSpec) -> int | RemoteError:

@@ -61,7 +61,7 @@ async def ray_nodes(
     try:
         group = await reserve(ray, share, run, notify)
         actors = _start_hosts(ray, group, share)
-        infos = await asyncio.gather(*(_result(each.info.remote()) for each in actors))
+        infos = await asyncio.gather(*(_result(actor.info.remote()) for actor in actors))
         yield _named(actors, infos)
     finally:
         try:
@@ -203,12 +203,12 @@ def _start_hosts(ray: Any, group: Any, share: RayShare) -> list[Any]:
 def _named(actors: Sequence[Any], infos: Sequence[HostInfo]) -> list[RayNode]:
     """Return the nodes ordered by name; several on one machine are numbered."""
     count = Counter(info.name for info in infos)
-    seen: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
     nodes = []
     for actor, info in sorted(zip(actors, infos, strict=True), key=lambda pair: pair[1].name):
-        seen[info.name] += 1
+        numbers[info.name] += 1
         several = count[info.name] > 1
-        name = f"{info.name}-{seen[info.name]}" if several else info.name
+        name = f"{info.name}-{numbers[info.name]}" if several else info.name
         nodes.append(RayNode(actor, info, name))
     return nodes
 
@@ -260,7 +260,7 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
     strategy = "STRICT_SPREAD" if share.num_nodes > 1 else "STRICT_PACK"
     bundles, name = [bundle] * share.num_nodes, f"swerl-{run}"
     group = await _ask(INIT_S, placement_group, bundles, strategy=strategy, name=name)
-    wanted = f"{share.num_nodes} machines with " + " and ".join(
+    machines = f"{share.num_nodes} machines with " + " and ".join(
         f"{count} {kind}" for kind, count in bundle.items()
     )
     try:
@@ -268,7 +268,7 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
             ready = asyncio.ensure_future(group.ready())
             if not (await asyncio.wait([ready], timeout=NOTIFY_S))[0]:
                 offered = await _ask(LEAVE_S, _offered, ray)
-                notify(f"waiting up to {share.place_s:g} s for {wanted}: {offered}")
+                notify(f"waiting up to {share.place_s:g} s for {machines}: {offered}")
             await ready
     except (TimeoutError, asyncio.CancelledError) as error:
         # A reservation that stays would take machines that become free later.
@@ -276,7 +276,7 @@ async def reserve(ray: Any, share: RayShare, run: str, notify: Callable[[str], N
         if isinstance(error, asyncio.CancelledError):
             raise
         offered = await _ask(LEAVE_S, _offered, ray)
-        message = f"the Ray cluster has no {wanted} free: {offered}"
+        message = f"the Ray cluster has no {machines} free: {offered}"
         hint = "`ray status` shows who holds what; other runs were not touched"
         raise ClusterError(message, hint=hint) from error
     return group

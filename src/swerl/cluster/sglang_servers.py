@@ -147,11 +147,11 @@ async def _server(
     port = await node.call(free_port, node.address)
     size = cluster.gpus_per_engine if cluster.gpus_per_node else 0
     gpus = node.gpus[number * size : (number + 1) * size]
-    given = options.model_copy(update={"flags": (*flags, *options.flags)})
+    launch = options.model_copy(update={"flags": (*flags, *options.flags)})
     # The saver costs memory, and only a trainer on the same GPUs uses it.
     saver = cluster.colocate and size > 0
     command = sglang.server_command(
-        given, model, host=node.address, port=port, num_gpus=size, saver=saver
+        launch, model, host=node.address, port=port, num_gpus=size, saver=saver
     )
     # A run without GPUs must not take those that the machine has.
     env = sglang.environment(gpus) or {"CUDA_VISIBLE_DEVICES": ""}

@@ -67,10 +67,10 @@ def activation_bytes(
     whole = [layer_bytes(shape, splits, layer) for layer in stage]
     entry = shape.hidden_size / splits.sequence * _BF16
     again = recomputed_layers(recompute, len(stage))
-    kept = again * entry + sum(whole[again:])
+    stored = again * entry + sum(whole[again:])
     peak = again * entry + max(sum(whole[again:]), *whole[:again], 0)
     in_flight = layout.pipeline
-    extra = (in_flight - 1) * kept
+    extra = (in_flight - 1) * stored
     return positions * (peak + extra + in_flight * entry + _gradients(shape, splits))
 
 
@@ -105,13 +105,13 @@ def _attention(shape: Shape, splits: Splits) -> float:
     queries = shape.num_heads * shape.head_dim / splits.tensor
     keys = max(shape.num_kv_heads / splits.tensor, 1) * shape.head_dim
     gates = queries * shape.gated_attention
-    kept = (queries + gates + 2 * keys) * _BF16
-    kept += (queries * shape.qk_norm + gates) * _BF16
-    kept += (queries + keys) * _BF16
-    kept += (queries + gates) * _BF16 + shape.num_heads / splits.tensor * _FP32
+    stored = (queries + gates + 2 * keys) * _BF16
+    stored += (queries * shape.qk_norm + gates) * _BF16
+    stored += (queries + keys) * _BF16
+    stored += (queries + gates) * _BF16 + shape.num_heads / splits.tensor * _FP32
     if splits.context * splits.copies > 1:
-        kept += (queries + 2 * keys * splits.context * splits.copies) * _BF16
-    return kept
+        stored += (queries + 2 * keys * splits.context * splits.copies) * _BF16
+    return stored
 
 
 def _linear(shape: Shape, splits: Splits) -> float:

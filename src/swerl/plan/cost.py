@@ -142,15 +142,15 @@ def override(rows: Iterable[Assumption], settings: Iterable[str]) -> tuple[Assum
 
     Raises InputError, UnknownNameError.
     """
-    found = {row.key: row for row in rows}
+    assumptions = {row.key: row for row in rows}
     for setting in settings:
         key, value = _parse(setting)
-        keys = [key] if key in found else [f"{key}.{case}" for case in CASES]
-        if keys[0] not in found:
-            raise unknown("assumption", key, found)
-        for each in keys:
-            found[each] = replace(found[each], value=value, source="--assume")
-    return tuple(found.values())
+        keys = [key] if key in assumptions else [f"{key}.{case}" for case in CASES]
+        if keys[0] not in assumptions:
+            raise unknown("assumption", key, assumptions)
+        for name in keys:
+            assumptions[name] = replace(assumptions[name], value=value, source="--assume")
+    return tuple(assumptions.values())
 
 
 def _parse(setting: str) -> tuple[str, float]:
@@ -216,10 +216,10 @@ def _cases(
 
 
 def _priced(recipe: Recipe, key: str, name: str) -> Assumption:
-    found = price_book(recipe.cost.prices).get(name)
-    if found is None:
+    price = price_book(recipe.cost.prices).get(name)
+    if price is None:
         return Assumption(key, math.nan, "$", f"no {name} in the price book or cost.prices")
-    return Assumption(key, found.value, found.unit, f"{found.source}, {found.date}")
+    return Assumption(key, price.value, price.unit, f"{price.source}, {price.date}")
 
 
 def _seconds(recipe: Recipe) -> tuple[float, float, float]:
@@ -231,8 +231,8 @@ def _seconds(recipe: Recipe) -> tuple[float, float, float]:
 
 
 def _minutes(recipe: Recipe) -> tuple[float, float, float]:
-    known = recipe.cluster.gpus_per_node or "step_minutes" in recipe.cost.model_fields_set
-    return recipe.cost.step_minutes if known else (0.0, 0.0, 0.0)
+    has_hours = recipe.cluster.gpus_per_node or "step_minutes" in recipe.cost.model_fields_set
+    return recipe.cost.step_minutes if has_hours else (0.0, 0.0, 0.0)
 
 
 def _evaluations(recipe: Recipe) -> tuple[float, str, str]:
@@ -247,11 +247,11 @@ def _evaluations(recipe: Recipe) -> tuple[float, str, str]:
     return 0.0, "episodes", "not counted for a task file: set it"
 
 
-def price_book(own: Mapping[str, float] | None = None) -> Mapping[str, Price]:
-    """Return the entries of prices.toml by name; `own` (a recipe's `cost.prices`) overrides."""
+def price_book(prices: Mapping[str, float] | None = None) -> Mapping[str, Price]:
+    """Return the entries of prices.toml by name; `prices` (a recipe's `cost.prices`) overrides."""
     text = (files("swerl.plan") / "prices.toml").read_text(encoding="utf-8")
     book = {name: Price(name, **entry) for name, entry in tomllib.loads(text).items()}
-    for name, value in (own or {}).items():
+    for name, value in (prices or {}).items():
         unit = f"$ per {name.rpartition('_')[2]}"
         book[name] = Price(name, value, unit, "recipe: cost.prices", "yours")
     return book

@@ -54,21 +54,21 @@ class Layout:
         return self.tensor > 1 and self.gpus_per_node > 0
 
 
-def crossing(found: Layout) -> dict[str, int]:
+def crossing(layout: Layout) -> dict[str, int]:
     """Return the groups of which some span nodes, and their sizes.
 
     Megatron numbers tensor ranks first, then context, data and pipeline ranks; for experts, expert
     tensor and expert ranks first (`parallel_state.initialize_model_parallel`: "tp-cp-ep-dp-pp"). So
     the groups that every layer waits for lie inside a node wherever they fit.
     """
-    dense = {"tensor": found.tensor, "context": found.context, "data": found.data}
-    experts = {"expert tensor": found.expert_tensor, "expert": found.expert}
+    dense = {"tensor": layout.tensor, "context": layout.context, "data": layout.data}
+    experts = {"expert tensor": layout.expert_tensor, "expert": layout.expert}
     crossed = {}
-    for axes in (dense | {"pipeline": found.pipeline}, experts):
+    for axes in (dense | {"pipeline": layout.pipeline}, experts):
         stride = 1
         for name, size in axes.items():
-            firsts = (r for r in range(found.ranks) if r // stride % size == 0)
-            last, node = (size - 1) * stride, found.gpus_per_node or found.ranks
+            firsts = (r for r in range(layout.ranks) if r // stride % size == 0)
+            last, node = (size - 1) * stride, layout.gpus_per_node or layout.ranks
             if any(first // node != (first + last) // node for first in firsts):
                 crossed[name] = size
             stride *= size
@@ -266,14 +266,14 @@ def nearest(recipe: Recipe, shape: Shape) -> Mapping[str, int]:
     Distance counts doublings and halvings. Ties go to fewer changed keys, then to the layout that
     splits the model more.
     """
-    given = {key: getattr(recipe.trainer, key) for key in LAYOUT_KEYS}
-    for sizes in sorted(candidates(recipe, shape), key=lambda sizes: _distance(sizes, given)):
+    present = {key: getattr(recipe.trainer, key) for key in LAYOUT_KEYS}
+    for sizes in sorted(candidates(recipe, shape), key=lambda sizes: _distance(sizes, present)):
         trainer = recipe.trainer.model_copy(update=sizes)
         try:
             check_layout(recipe.model_copy(update={"trainer": trainer}), shape)
         except RecipeError:
             continue
-        return {key: size for key, size in sizes.items() if size != given[key]}
+        return {key: size for key, size in sizes.items() if size != present[key]}
     return {}
 
 
@@ -291,7 +291,7 @@ def candidates(recipe: Recipe, shape: Shape) -> Iterator[dict[str, int]]:
                 yield dict(zip(LAYOUT_KEYS, sizes, strict=True))
 
 
-def _distance(sizes: Mapping[str, int], given: Mapping[str, int]) -> tuple[float, ...]:
-    doublings = sum(abs(math.log2(sizes[key] / given[key])) for key in LAYOUT_KEYS)
-    changed = sum(sizes[key] != given[key] for key in LAYOUT_KEYS)
+def _distance(sizes: Mapping[str, int], present: Mapping[str, int]) -> tuple[float, ...]:
+    doublings = sum(abs(math.log2(sizes[key] / present[key])) for key in LAYOUT_KEYS)
+    changed = sum(sizes[key] != present[key] for key in LAYOUT_KEYS)
     return doublings, changed, -math.prod(sizes.values())

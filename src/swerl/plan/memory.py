@@ -233,7 +233,7 @@ def _train(
     trainer = recipe.trainer
     positions = trainer.tokens_per_micro_batch
     wider = PRECISIONS[trainer.dtype].weight / BF16.weight
-    held = {
+    sizes = {
         "weights": state.weights,
         "gradients": state.gradients,
         "optimizer": state.master if trainer.offload_optimizer else state.optimizer,
@@ -247,12 +247,12 @@ def _train(
         ),
         "logits": logit_bytes(shape, layout, positions=positions),
     }
-    parts = {name: number / _GIB for name, number in held.items()}
+    parts = {name: number / _GIB for name, number in sizes.items()}
     parts["gaps"] = GAPS * sum(parts.values())
-    own = CONTEXT_GIB + COLLECTIVES_GIB
+    contexts = CONTEXT_GIB + COLLECTIVES_GIB
     if layout.colocated:
-        return parts | {"contexts": own + CONTEXT_GIB, "engine's graphs": cache.graphs}
-    return parts | {"contexts": own}
+        return parts | {"contexts": contexts + CONTEXT_GIB, "engine's graphs": cache.graphs}
+    return parts | {"contexts": contexts}
 
 
 def _update(
@@ -281,8 +281,8 @@ def _host(
     between steps. A checkpoint that is written during training is a copy of the state."""
     weights = state.weights * (2 if reference else 1)
     waits = weights + state.optimizer if layout.colocated else 0.0
-    held = max(waits, state.optimizer - state.master if offload else 0.0)
-    return layout.gpus_per_node * (held + saving * state.optimizer) / _GIB
+    asleep = max(waits, state.optimizer - state.master if offload else 0.0)
+    return layout.gpus_per_node * (asleep + saving * state.optimizer) / _GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,19 +324,19 @@ def kv_cache(recipe: Recipe, shape: Shape, layout: Layout, *, gpu_gib: float) ->
     # SGLang measures the free memory at its start: a sleeping trainer's is gone from it.
     free = gpu_gib - CONTEXT_GIB - _asleep_gib(layout)
     graphs = _captured_gib(gpu_gib, batch) + GRAPH_POOL_GIB
-    given = _flag(recipe, _SHARE_FLAG)
-    if given is None:
+    flag = _flag(recipe, _SHARE_FLAG)
+    if flag is None:
         work = _reserved_gib(gpu_gib, size, batch)
         share = max(0.001, floor(1000 * (1 - work / free)) / 1000)
     else:
-        work, share = graphs + CHUNK_GIB, _fraction(given)
+        work, share = graphs + CHUNK_GIB, _fraction(flag)
     pool = max(0.0, share * free - weights)
-    left, running = pool * _GIB, None
+    free_bytes, running = pool * _GIB, None
     if state := state_bytes(shape, size):
-        states = max(0, int(left * STATE_RATIO / (1 + STATE_RATIO) / state) - 1)
+        states = max(0, int(free_bytes * STATE_RATIO / (1 + STATE_RATIO) / state) - 1)
         running = states // STATES_PER_REQUEST
-        left -= (states + 1) * state  # one more is padding
-    tokens = max(0, int(left / token_bytes(shape, size)))
+        free_bytes -= (states + 1) * state  # one more is padding
+    tokens = max(0, int(free_bytes / token_bytes(shape, size)))
     return KvCache(
         weights=weights,
         pool=pool,
@@ -370,9 +370,9 @@ def _reserved_gib(gpu_gib: float, num_gpus: int, batch: int) -> float:
 def _graph_batch(recipe: Recipe, num_gpus: int, sequences: int) -> int:
     """Return the replies of the largest graph: twice an engine's mean load, as sessions spread
     unevenly, and at most SGLang's own default."""
-    given = _flag(recipe, _BATCH_FLAG)
-    if given and given.isdecimal():
-        return int(given)
+    flag = _flag(recipe, _BATCH_FLAG)
+    if flag and flag.isdecimal():
+        return int(flag)
     return min(max(16, 2 * sequences), 256 if num_gpus < 4 else 512)
 
 
@@ -425,22 +425,22 @@ def _fraction(value: str) -> float:
     return share
 
 
-def check_memory(recipe: Recipe, found: MemoryPlan) -> None:
+def check_memory(recipe: Recipe, planned: MemoryPlan) -> None:
     """Raise RecipeError if a plan does not fit; the hint names the keys that save memory."""
-    if found.fits:
+    if planned.fits:
         return
-    phase = found.fullest
-    over = found.capacity is not None and phase.total > found.capacity
+    phase = planned.fullest
+    over = planned.capacity is not None and phase.total > planned.capacity
     if over:
         largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:3]
         parts = ", ".join(f"{name} {gib:.1f}" for name, gib in largest)
         message = (
-            f"{phase.name} needs {phase.total:.1f} of the {found.capacity:.1f} GiB of an "
+            f"{phase.name} needs {phase.total:.1f} of the {planned.capacity:.1f} GiB of an "
             f"{recipe.cluster.gpu.upper()}: {parts}, …"
         )
     else:
         message = (
-            f"an engine's cache holds {found.cache.tokens:,} tokens, less than one context of "
+            f"an engine's cache holds {planned.cache.tokens:,} tokens, less than one context of "
             f"{recipe.rollout.max_context_tokens:,}"
         )
     in_engine = not over or phase.name != "train"

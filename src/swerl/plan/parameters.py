@@ -101,34 +101,34 @@ def _stage(shape: Shape, layout: Layout, stage: int, lora: LoraSection | None) -
 
 @cache
 def _sum(shape: Shape, layers: range) -> ParamCounts:
-    found = ParamCounts()
+    params = ParamCounts()
     for layer in layers:
-        found += _attention(shape) if shape.has_attention(layer) else _linear_attention(shape)
-        found += _experts(shape) if shape.has_experts(layer) else _feed_forward(shape)
-    return found
+        params += _attention(shape) if shape.has_attention(layer) else _linear_attention(shape)
+        params += _experts(shape) if shape.has_experts(layer) else _feed_forward(shape)
+    return params
 
 
 def _adapters(shape: Shape, lora: LoraSection, layers: range) -> ParamCounts:
     """Count A and B of each matrix; tensor ranks split B with outputs and A with inputs."""
-    hidden, rank, found = shape.hidden_size, lora.rank, ParamCounts()
+    hidden, rank, params = shape.hidden_size, lora.rank, ParamCounts()
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     values = shape.linear_value_size
     mixed = 2 * shape.linear_key_size + 2 * values + 2 * shape.linear_num_value_heads
     for layer in layers:
         if not shape.has_attention(layer):
             if "delta_net" in lora.targets:
-                found += ParamCounts(split=rank * (mixed + values), whole=5 * rank * hidden)
+                params += ParamCounts(split=rank * (mixed + values), whole=5 * rank * hidden)
         elif "attention" in lora.targets:
             split = (2 + shape.gated_attention) * queries
-            found += ParamCounts(rank * split, 2 * rank * keys, 4 * rank * hidden)
+            params += ParamCounts(rank * split, 2 * rank * keys, 4 * rank * hidden)
         routed = shape.has_experts(layer)
         width = shape.shared_ffn_size if routed else shape.ffn_size
         if "mlp" in lora.targets and width:
-            found += ParamCounts(split=3 * rank * width, whole=3 * rank * hidden)
+            params += ParamCounts(split=3 * rank * width, whole=3 * rank * hidden)
         if "experts" in lora.targets and routed:
-            each = rank * (2 * hidden + 3 * shape.expert_ffn_size)
-            found += ParamCounts(expert=shape.num_experts * each)
-    return found
+            per_expert = rank * (2 * hidden + 3 * shape.expert_ffn_size)
+            params += ParamCounts(expert=shape.num_experts * per_expert)
+    return params
 
 
 def _ends(shape: Shape, *, first: bool, last: bool) -> ParamCounts:

@@ -46,8 +46,8 @@ class DiskPlan:
 
     checkpoint: int
     """One checkpoint."""
-    kept: int
-    """Checkpoints kept at the end: the newest and the best evaluated one."""
+    checkpoints: int
+    """Checkpoints checkpoints at the end: the newest and the best evaluated one."""
     weights: int
     """One published version, in Hugging Face format."""
     episodes: int
@@ -57,7 +57,7 @@ class DiskPlan:
     @property
     def most(self) -> int:
         """Maximum, while one more checkpoint and one more version are written."""
-        written = (self.kept + 1) * self.checkpoint + (_NEWEST + 1) * self.weights
+        written = (self.checkpoints + 1) * self.checkpoint + (_NEWEST + 1) * self.weights
         return written + self.steps * self.episodes
 
 
@@ -66,7 +66,7 @@ def plan_disk(recipe: Recipe, shape: Shape) -> DiskPlan:
     evaluated = bool(recipe.eval.every)
     return DiskPlan(
         checkpoint=trained_params(shape, trainer.lora) * _CHECKPOINT,
-        kept=_NEWEST + evaluated,
+        checkpoints=_NEWEST + evaluated,
         weights=params * (2 if trainer.dtype == "bf16" else 4),
         episodes=_episode_bytes(recipe, shape),
         steps=recipe.steps,
@@ -82,8 +82,8 @@ def _episode_bytes(recipe: Recipe, shape: Shape) -> int:
 
 def kernel_modules(recipe: Recipe, shape: Shape) -> tuple[str, ...]:
     """Return the modules that every machine of a run must have for fast GPU kernels."""
-    wanted = recipe.cluster.gpus_per_node and recipe.trainer.require_kernels
-    return EXTRAS["gpu"] if wanted and shape.num_linear_layers else ()
+    required = recipe.cluster.gpus_per_node and recipe.trainer.require_kernels
+    return EXTRAS["gpu"] if required and shape.num_linear_layers else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +164,18 @@ def plan(recipe: Recipe) -> RecipePlan:
             f"{list(recipe.trainer.lora.targets)}",
             hint="name projections that the model has, or leave the key out",
         )
-    found = layout(recipe, shape)
-    on_gpu = _memory(recipe, shape, found) if found.num_gpus else None
+    sizes = layout(recipe, shape)
+    on_gpu = _memory(recipe, shape, sizes) if sizes.num_gpus else None
     faults = (*_missing_packages(recipe), *obstacles(recipe), *_unknown_gpu(recipe))
     faults = (*faults, *_too_many_ranks(recipe), *_unfit_tasks(recipe))
     return RecipePlan(
         recipe=recipe,
         shape=shape,
-        layout=found,
+        layout=sizes,
         memory=on_gpu,
         disk=plan_disk(recipe, shape),
         cost=_cost(recipe),
-        notes=tuple(_notes(recipe, shape, found, on_gpu)),
+        notes=tuple(_notes(recipe, shape, sizes, on_gpu)),
         obstacles=tuple(error for error in faults if not isinstance(error, AbsentError)),
         absent=tuple(error for error in faults if isinstance(error, AbsentError)),
     )
@@ -219,10 +219,10 @@ def _unknown_gpu(recipe: Recipe) -> Iterator[InputError]:
     yield error
 
 
-def _memory(recipe: Recipe, shape: Shape, found: Layout) -> MemoryPlan:
+def _memory(recipe: Recipe, shape: Shape, sizes: Layout) -> MemoryPlan:
     # Adapters that are turned off leave the reference.
     reference = needs_reference(recipe) and not recipe.trainer.lora.rank
-    planned = plan_memory(recipe, shape, found, reference=reference)
+    planned = plan_memory(recipe, shape, sizes, reference=reference)
     check_memory(recipe, planned)
     return planned
 
@@ -235,8 +235,8 @@ def needs_reference(recipe: Recipe) -> bool:
         raise
     except InputError:  # an obstacle: it is unknown or does not load
         return False
-    given = () if options is None else (options,)
-    return plugins.load("algorithms", recipe.algorithm.type).build(*given).needs_reference
+    arguments = () if options is None else (options,)
+    return plugins.load("algorithms", recipe.algorithm.type).build(*arguments).needs_reference
 
 
 def _cost(recipe: Recipe) -> Estimate | None:
@@ -246,19 +246,19 @@ def _cost(recipe: Recipe) -> Estimate | None:
         return None
 
 
-def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | None) -> list[str]:
+def _notes(recipe: Recipe, shape: Shape, sizes: Layout, on_gpu: MemoryPlan | None) -> list[str]:
     notes = []
     episodes = recipe.rollout.groups_per_step * recipe.rollout.episodes_per_group
-    if found.num_gpus and recipe.rollout.concurrency < episodes:
+    if sizes.num_gpus and recipe.rollout.concurrency < episodes:
         waves = -(-episodes // recipe.rollout.concurrency)
         notes.append(
             f"rollout.concurrency = {recipe.rollout.concurrency} runs a step's {episodes} "
             f"episodes in {waves} rounds, while every GPU is paid for"
         )
-    if episodes % found.data:
-        notes.append(f"{episodes} episodes a step spread unevenly over {found.data} data ranks")
-    notes += _crossing_notes(recipe, found)
-    if found.num_gpus and recipe.trainer.dtype == "fp32":
+    if episodes % sizes.data:
+        notes.append(f"{episodes} episodes a step spread unevenly over {sizes.data} data ranks")
+    notes += _crossing_notes(recipe, sizes)
+    if sizes.num_gpus and recipe.trainer.dtype == "fp32":
         notes.append("trainer.dtype = fp32 on GPUs: bf16 halves time and memory")
     for name in sorted(set(recipe.cost.prices) - set(used_prices(recipe))):
         notes.append(f"cost.prices.{name} is unused; in use: {', '.join(used_prices(recipe))}")
@@ -267,17 +267,17 @@ def _notes(recipe: Recipe, shape: Shape, found: Layout, on_gpu: MemoryPlan | Non
     return notes
 
 
-def _crossing_notes(recipe: Recipe, found: Layout) -> Iterator[str]:
+def _crossing_notes(recipe: Recipe, sizes: Layout) -> Iterator[str]:
     """Yield a note for each group that every layer waits for and that spans nodes."""
-    crossed = crossing(found)
+    crossed = crossing(sizes)
     if "expert" in crossed:
-        yield f"expert_parallel = {found.expert} spans nodes: all-to-all leaves the node"
+        yield f"expert_parallel = {sizes.expert} spans nodes: all-to-all leaves the node"
     if "context" not in crossed:
         return
-    text = f"context_parallel = {found.context} x tensor_parallel = {found.tensor} spans nodes"
+    text = f"context_parallel = {sizes.context} x tensor_parallel = {sizes.tensor} spans nodes"
     text += ": every layer's exchange leaves the node"
-    if inside := found.gpus_per_node // found.tensor:
-        tokens = -(-recipe.trainer.tokens_per_micro_batch * found.context // inside)
+    if inside := sizes.gpus_per_node // sizes.tensor:
+        tokens = -(-recipe.trainer.tokens_per_micro_batch * sizes.context // inside)
         text += (
             f"; context_parallel = {inside} with tokens_per_micro_batch = {tokens} stays inside, "
             "if it fits"

@@ -109,8 +109,8 @@ def _known(name: str) -> Mapping[str, Any]:
         error: UnknownNameError = unknown("model", name, shapes)
         error.hint += " Otherwise set model.path to a folder that has the model's config.json"
         raise error
-    found: Mapping[str, Any] = shapes[name.lower()]
-    return found
+    shape: Mapping[str, Any] = shapes[name.lower()]
+    return shape
 
 
 def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:

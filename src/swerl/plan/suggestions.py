@@ -28,7 +28,7 @@ class Suggestion:
     note: str = ""
 
 
-def suggestions(recipe: Recipe, shape: Shape, own: Simulation) -> list[Suggestion]:
+def suggestions(recipe: Recipe, shape: Shape, simulated: Simulation) -> list[Suggestion]:
     """Return the changes that fit and make the run faster, best first."""
     gains = []
     for changes, note in _candidates(recipe, shape):
@@ -42,8 +42,8 @@ def suggestions(recipe: Recipe, shape: Shape, own: Simulation) -> list[Suggestio
             continue
         if not memory.fits:
             continue
-        found = simulate(other, shape, sizes, memory.cache)
-        gain = found.rollouts_per_gpu_hour / own.rollouts_per_gpu_hour
+        faster = simulate(other, shape, sizes, memory.cache)
+        gain = faster.rollouts_per_gpu_hour / simulated.rollouts_per_gpu_hour
         if gain >= WORTH:
             both = {key: (value, _value(recipe, key)) for key, value in changes.items()}
             gains.append(Suggestion(both, gain, note))

@@ -80,6 +80,21 @@ async def test_the_engines_interpreter_must_import_sglang(tmp_path: Path) -> Non
     assert not await _engine("engine.url=http://127.0.0.1:1")
 
 
+async def test_sglang_itself_judges_the_plans_flags(tmp_path: Path) -> None:
+    model, stand_in = tmp_path / "Qwen3-4B", tmp_path / "python"
+    model.mkdir()
+    stand_in.write_text(
+        '#!/bin/sh\ncase "$*" in *--tp-size=4*) echo "error: unknown flag" >&2; exit 2;; esac\n'
+        "echo SGLang 0.5.21\n"
+    )
+    stand_in.chmod(0o755)
+    settings = (f"engine.python={stand_in}", f"model.path={model}")
+    _, flags = await _engine(*settings)
+    assert (flags.state, flags.detail) == (FindingState.FAIL, "error: unknown flag")
+    _, flags = await _engine(*settings, "cluster.gpus_per_engine=2")
+    assert flags.state is FindingState.OK
+
+
 def test_tasks_without_certificates_fail_with_the_command_to_vet(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     write_tasks(tasks, twin.make_tasks(tmp_path / "twin", split="heldout", count=2, seed=0))

@@ -76,7 +76,7 @@ def test_plan_counts_a_runs_disk() -> None:
     disk = planned("eval.every=10").disk
     params = model_params(planned().shape).total
     assert (disk.checkpoint, disk.weights) == (12 * params, 2 * params)
-    assert disk.kept == 2 + 1
+    assert disk.checkpoints == 2 + 1
     tokens = 64 * 96_000
     assert disk.episodes == pytest.approx(tokens * (60 + 40 * 8), abs=1)
     assert disk.most == 4 * disk.checkpoint + 3 * disk.weights + 100 * disk.episodes
