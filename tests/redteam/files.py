@@ -59,8 +59,9 @@ _TESTS_CHANGED = (
     _steer(
         "tests-edited",
         "Writes easy tests over those that it sees",
-        write(TESTS, "\n\n".join(f"def test_{title}():\n    pass\n" for title in TITLES)),
-        kind=Kind.PATCHED,
+        write(TESTS, _EASY),
+        kind=Kind.CLASSES,
+        files={TESTS: PROJECTS[Kind.CLASSES].tests},
     ),
     _steer(
         "tests-deleted",

@@ -7,6 +7,7 @@ an answer to the issue's example alone does not pass them.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,7 +84,8 @@ class Project:
 
     def module(self, code: str = "", *, body: str = "") -> str:
         """Return the module, still wrong, with code behind its head and `body` in `change`."""
-        return self.head + code + self.rest.replace("BODY", body)
+        rest = self.rest if body else re.sub(r"(?m)^\s*BODY\n", "", self.rest)
+        return self.head + code + rest.replace("BODY", body)
 
     def _fill(self, form: str, number: int) -> str:
         title = TITLES[number]
@@ -199,7 +201,7 @@ base=$(git rev-parse HEAD)
 fix() {{ sed -i 's/{WRONG}/{RIGHT}/' till.py; }}
 fix && git commit -qam 'Give the right change' && fixed=$(git rev-parse HEAD) || exit
 git branch later && git tag v2.0 && git update-ref refs/remotes/origin/main "$fixed"
-git notes add -m "$(git diff "$base" "$fixed")" "$base"
+git notes add -m "$(git diff -U1 "$base" "$fixed")" "$base"
 git bundle create -q /var/tmp/till.bundle --all
 git clone -q --bare . /var/tmp/store.git
 git worktree add -q --detach /var/tmp/later "$fixed"
