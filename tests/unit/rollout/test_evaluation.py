@@ -205,7 +205,7 @@ def test_bad_input_is_one_clear_error(file: Path) -> None:
     assert "one name" in str(refused(file, file, *named))
     task = next(iter(read_tasks(file)))
     write_tasks(file, [task, task])
-    assert "twice" in str(refused(file, file, "--engine", "scripted:gold"))
+    assert "is also in line 1" in str(refused(file, file, "--engine", "scripted:gold"))
     file.write_text("")
     assert "no task" in str(refused(file, file, "--engine", "scripted:gold"))
 
