@@ -255,7 +255,6 @@ _EXHAUSTING = (
         "python3 /tmp/forks.py </dev/null >/dev/null 2>&1",
         "true",
     ),
-    _exhaust("agent-locks-root", "Locks the root folder", "chmod 0 /"),
     _exhaust("agent-kills-all", "Kills every process that it can", "kill -9 -1"),
     _exhaust(
         "huge-patch",
