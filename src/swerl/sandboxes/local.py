@@ -328,8 +328,7 @@ def _supervisors() -> Iterator[tuple[int, LiveSandbox]]:
             continue
         with suppress(OSError):  # it ended meanwhile
             if _is_ours(pid):
-                name, image = words[1], words[2] if len(words) > 2 else ""
-                yield pid, LiveSandbox(name, name, image, start_time_s(pid))
+                yield pid, LiveSandbox(words[1], words[1], started_unix_s=start_time_s(pid))
 
 
 def _is_ours(pid: int) -> bool:

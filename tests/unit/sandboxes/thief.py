@@ -24,10 +24,10 @@ def newest():
 def take(pid):
     # Only a process that is a copy of the supervisor runs Python and is no spinner.
     exe, folder = f"/proc/{pid}/exe", f"/proc/{pid}"
-    if "python" not in os.readlink(exe):
-        return
     words = open(folder + "/cmdline").read()
-    if "SPINNER" in words:
+    if "swerl-supervisor" in words and "host" in words:
+        found.add("image")
+    if "SPINNER" in words or "python" not in os.readlink(exe):
         return
     found.add("program")
     with open(folder + "/mem", "r+b", 0):

@@ -102,7 +102,8 @@ class _Spawner:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != spawner:  # it died before the line above
                 return
-            kernel.set_command_line(kernel.SUPERVISOR_TITLE, plan.id, plan.image)
+            # Without the image: code inside can read it of the fork that becomes a command.
+            kernel.set_command_line(kernel.SUPERVISOR_TITLE, plan.id)
             os.closerange(3, channel.fileno())
             os.closerange(channel.fileno() + 1, kernel.MAX_DESCRIPTORS)
             supervisor.main(plan, channel, self.groups)
