@@ -84,8 +84,8 @@ class Changes:
 
     def against(self, before: FileMap) -> Changes:
         """Return those Changes that differ from the clean work tree."""
-        own = {path: file for path, file in self.files.items() if file != before.get(path)}
-        return Changes(own, {path: before.get(path) for path in own})
+        different = {path: file for path, file in self.files.items() if file != before.get(path)}
+        return Changes(different, {path: before.get(path) for path in different})
 
     def only(self, files: FileMap) -> Changes:
         """Return Changes with these files instead, and what was there before."""
@@ -120,10 +120,10 @@ def leads_out(path: str, target: bytes) -> bool:
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not text or text.startswith("/") or "\0" in text:
         return True
-    named = [part for part in parts if part != ".."]
-    if ".." in parts[len(parts) - len(named) :] or any(map(_is_git, named)):
+    steps = [part for part in parts if part != ".."]
+    if ".." in parts[len(parts) - len(steps) :] or any(map(_is_git, steps)):
         return True
-    return len(parts) - len(named) > path.count("/")
+    return len(parts) - len(steps) > path.count("/")
 
 
 def parents(path: str) -> Iterator[str]:
@@ -288,7 +288,7 @@ class FileEdit:
 
 def edits(patch: str) -> list[FileEdit]:
     """Return one edit per hunk: context and removed lines -> context and added lines."""
-    found = []
+    changes = []
     path = ""
     lines = deque(patch.splitlines(keepends=True))
     while lines:
@@ -297,8 +297,8 @@ def edits(patch: str) -> list[FileEdit]:
             path = line[6:].split("\t")[0].rstrip("\n")
         elif match := _HUNK.match(line):
             old, new = _hunk(lines, int(match[1] or 1), int(match[2] or 1))
-            found.append(FileEdit(path, old, new))
-    return found
+            changes.append(FileEdit(path, old, new))
+    return changes
 
 
 def _hunk(lines: deque[str], num_old: int, num_new: int) -> tuple[str, str]:

@@ -89,8 +89,8 @@ def unpack_tarball(archive: Path, folder: Path, *, keep: str = ".*", programs: s
     tar = _tarfile()
     try:
         with tar.open(archive) as file:
-            kept = re.compile(keep, re.DOTALL)
-            members = [one for one in file.getmembers() if kept.fullmatch(one.name)]
+            pattern = re.compile(keep, re.DOTALL)
+            members = [one for one in file.getmembers() if pattern.fullmatch(one.name)]
             for member in members:
                 member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
             file.extractall(folder, members, filter="data")

@@ -107,8 +107,8 @@ def _split_registry(name: str) -> tuple[str, str]:
 
 
 def _is_host(text: str) -> bool:
-    found = re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+)(?::(\d+))?", text, re.I | re.ASCII)
-    if not found or int(found[2] or 1) not in range(1, 1 << 16):
+    match = re.fullmatch(r"(\[[0-9a-f:]+\]|[\w.-]+)(?::(\d+))?", text, re.I | re.ASCII)
+    if not match or int(match[2] or 1) not in range(1, 1 << 16):
         return False
     return "." in text or ":" in text or text == "localhost"
 

@@ -69,7 +69,7 @@ def read_results(
     """
     if not path.exists():
         return []
-    found = []
+    results = []
     with disk_errors(path), path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -77,10 +77,10 @@ def read_results(
             except ValueError:
                 continue
             try:
-                found.append(from_row(dict(row)))
+                results.append(from_row(dict(row)))
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{path}: line {number} is not a {kind}", hint=hint) from error
-    return found
+    return results
 
 
 def append_result(path: Path, row: Mapping[str, Any]) -> None:

@@ -115,8 +115,8 @@ def load(kind: str, name: str) -> object:
 def module(kind: str, name: str) -> ModuleType:
     """Return the same module for the parts that only some plug-ins have."""
     built_in = _built_in(kind)
-    if (found := outside(kind, name, built_in)) is not None:
-        return cast(ModuleType, found)
+    if (entry := outside(kind, name, built_in)) is not None:
+        return cast(ModuleType, entry)
     if name in built_in:
         return importlib.import_module(f"{_KINDS[kind][1]}.{built_in[name]}")
     raise unknown(_KINDS[kind][0], name, names(kind))
@@ -124,8 +124,8 @@ def module(kind: str, name: str) -> ModuleType:
 
 def reward(name: str) -> Reward:
     """Return a reward. Raises UnknownNameError, and InputError on a broken one."""
-    found = module("rewards", name)
-    function: Reward = found if callable(found) else found.reward
+    rule = module("rewards", name)
+    function: Reward = rule if callable(rule) else rule.reward
     return function
 
 
@@ -242,14 +242,14 @@ def _entries(kind: str) -> tuple[EntryPoint, ...]:
 @cache
 def _entries_on(path: tuple[str, ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Return the entry points by kind; one pass for all, because it reads every package."""
-    found = entry_points()
-    return {kind: tuple(found.select(group=f"swerl.{kind}")) for kind in _KINDS}
+    entries = entry_points()
+    return {kind: tuple(entries.select(group=f"swerl.{kind}")) for kind in _KINDS}
 
 
 def options_of(kind: str, name: str) -> type[BaseModel] | None:
     """Return the model of a plug-in's settings, or None if it has none. Raises UnknownNameError."""
-    found: type[BaseModel] | None = getattr(module(kind, name), "Options", None)
-    return found
+    options: type[BaseModel] | None = getattr(module(kind, name), "Options", None)
+    return options
 
 
 def family(name: str, model: Path | None) -> Family:

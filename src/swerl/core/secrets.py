@@ -82,16 +82,16 @@ def state_dir() -> Path:
 
 
 def _own_folder(kind: str, usual: str) -> Path:
-    if named := os.environ.get(f"SWERL_{kind}"):
-        return Path(named)
+    if folder := os.environ.get(f"SWERL_{kind}"):
+        return Path(folder)
     base = os.environ.get(f"XDG_{kind}_HOME")
     return (Path(base) if base else Path.home() / usual) / "swerl"
 
 
 def visible_gpus() -> tuple[str, ...] | None:
     """Return the GPUs that CUDA shows to this process; None if the variable is unset."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if named is None else tuple(filter(None, named.replace(" ", "").split(",")))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if listed is None else tuple(filter(None, listed.replace(" ", "").split(",")))
 
 
 def child_environment(**extra: str) -> dict[str, str]:

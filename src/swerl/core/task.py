@@ -175,7 +175,7 @@ def to_row(task: Task) -> dict[str, Json]:
                 "setup": task.setup,
                 "metadata": _json(task.metadata),
                 "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS}
-                | {"swaps": None if spec.swaps is None else [asdict(each) for each in spec.swaps]},
+                | {"swaps": None if spec.swaps is None else [asdict(swap) for swap in spec.swaps]},
                 **({"certificate": dict(task.certificate)} if task.certificate else {}),
             },
         },
@@ -186,9 +186,9 @@ def from_row(row: Mapping[str, Json]) -> Task:
     """Read a Task from a row written by `to_row`. Raises TaskError on anything else."""
     try:
         metadata = _object(row["metadata"])
-        own: dict[str, Any] = dict(_object(metadata["swerl"]))
+        fields_of_swerl: dict[str, Any] = dict(_object(metadata["swerl"]))
         shared: dict[str, Any] = _object(metadata["remote_env_info"])
-        grading: dict[str, Any] = dict(_object(own.pop("grading")))
+        grading: dict[str, Any] = dict(_object(fields_of_swerl.pop("grading")))
         swaps = grading.pop("swaps", None)
         not_run = grading.pop("not_run", None)
         spec = GradingSpec(
@@ -207,7 +207,7 @@ def from_row(row: Mapping[str, Json]) -> Task:
             prompt=str(row["prompt"]),
             base_commit=shared["base_commit"],
             grading=spec,
-            **own,
+            **fields_of_swerl,
         )
     except (KeyError, TypeError) as error:
         raise TaskError(
@@ -258,12 +258,12 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
 def find_task(tasks: Iterable[Task], task_id: str) -> Task:
     """Return the Task with this id. Raises UnknownNameError with the nearest ids."""
-    seen = []
+    ids = []
     for task in tasks:
         if task.id == task_id:
             return task
-        seen.append(task.id)
-    raise unknown("instance", task_id, seen)
+        ids.append(task.id)
+    raise unknown("instance", task_id, ids)
 
 
 def _parse_line(path: Path, number: int, line: bytes) -> Task:

@@ -66,8 +66,8 @@ async def until_ready(
             while True:
                 if process.returncode is not None:
                     raise _ended_early(process.returncode, log)
-                if (found := await probe()) is not None:
-                    return found
+                if (answer := await probe()) is not None:
+                    return answer
                 await asyncio.sleep(0.05)
     raise EngineError(
         f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}",

@@ -410,17 +410,20 @@ class HttpEngine:
 
     def _check_versions(self, completion: Completion, num_updates: int) -> None:
         """Refuse tokens of weights that were not published, such as those of a restarted server."""
-        given = [completion.weight_version, *(one.version for one in completion.weight_changes)]
-        if any(version.startswith(PARTIAL) for version in given):
+        versions = [
+            completion.weight_version,
+            *(change.version for change in completion.weight_changes),
+        ]
+        if any(version.startswith(PARTIAL) for version in versions):
             raise EngineLostError(
                 f"{self.url} answered with partly updated weights",
                 hint="an update was interrupted; the next one repairs it",
             )
         if not num_updates:
             return
-        known = set(self.pool.served[num_updates - 1 :])
-        if wrong := [version for version in given if version not in known]:
+        serving = set(self.pool.served[num_updates - 1 :])
+        if wrong := [version for version in versions if version not in serving]:
             raise EngineLostError(
-                f"{self.url} answered with weights {wrong[0]!r}; {known} serve",
+                f"{self.url} answered with weights {wrong[0]!r}; {serving} serve",
                 hint="it was restarted, or another client updates it",
             )

@@ -102,10 +102,10 @@ class ServerPool:
         """Return the servers in use. Raises EngineLostError if none is left."""
         if self.router and self.router.lost:
             raise self.router.lost
-        found = [server for server in self.servers if server.in_use]
-        if not found:
+        servers = [server for server in self.servers if server.in_use]
+        if not servers:
             raise _no_server(self.servers)
-        return found
+        return servers
 
     @property
     def serves_adapter(self) -> bool:
@@ -137,13 +137,13 @@ class ServerPool:
 
     def _set_servers(self, urls: Sequence[str]) -> None:
         """Replace the servers with a router's list."""
-        known = {server.url: server for server in self.servers}
+        by_url = {server.url: server for server in self.servers}
         for url in (each.rstrip("/") for each in urls):
-            if url not in known:
-                known[url] = SglangServer(url, self._connections)
+            if url not in by_url:
+                by_url[url] = SglangServer(url, self._connections)
                 if self.served:
-                    known[url].lose("it has not loaded the weights that serve")
-        self.servers = [known[url.rstrip("/")] for url in urls]
+                    by_url[url].lose("it has not loaded the weights that serve")
+        self.servers = [by_url[url.rstrip("/")] for url in urls]
 
     async def check(self) -> None:
         """Read every server's version. Raises EngineError if one is not an SGLang server.
@@ -151,10 +151,10 @@ class ServerPool:
         Servers may hold different weights after a killed run: see `require_one_version`.
         """
         infos = await asyncio.gather(*(server.get("/model_info") for server in self.servers))
-        found = [str(info.get("weight_version")) for info in infos]
-        self.first_version = found[0]
-        self._versions = {version for version in found if not version.startswith(PARTIAL)}
-        for server, version in zip(self.servers, found, strict=True):
+        versions = [str(info.get("weight_version")) for info in infos]
+        self.first_version = versions[0]
+        self._versions = {version for version in versions if not version.startswith(PARTIAL)}
+        for server, version in zip(self.servers, versions, strict=True):
             if version.startswith(PARTIAL) and server.in_use:
                 why = "an update of its weights was interrupted, or is under way"
                 server.lose(why, to=ServerState.PARTIAL)
@@ -185,8 +185,8 @@ class ServerPool:
             return self.router
         now = time.monotonic()
         while self._homes:
-            idle, (home, used) = next(iter(self._homes.items()))
-            if used > now - SESSION_IDLE_S:
+            idle, (home, last_s) = next(iter(self._homes.items()))
+            if last_s > now - SESSION_IDLE_S:
                 break
             del self._homes[idle]
             self._num_sessions[home] -= 1
@@ -221,8 +221,8 @@ class ServerPool:
             server.answered()
             return True
 
-        found = await asyncio.gather(*map(answers, self.servers))
-        servers = [server for server, is_up in zip(self.servers, found, strict=True) if is_up]
+        answering = await asyncio.gather(*map(answers, self.servers))
+        servers = [server for server, is_up in zip(self.servers, answering, strict=True) if is_up]
         return servers or self.in_use()
 
     @asynccontextmanager

@@ -220,7 +220,7 @@ class SglangServer:
         listed = answer.get("workers")
         if not isinstance(listed, list):
             return None
-        return list(dict.fromkeys(_DP_RANK.sub("", str(one["url"])) for one in listed))
+        return list(dict.fromkeys(_DP_RANK.sub("", str(worker["url"])) for worker in listed))
 
     async def _call(
         self,
@@ -288,8 +288,8 @@ class SglangServer:
 
 def lost(url: str, why: Exception | str) -> EngineLostError:
     """Build the error for a server that is gone."""
-    known = isinstance(why, EngineLostError)
-    message = str(why) if known else f"the engine at {url} is gone: {why}"
+    is_lost = isinstance(why, EngineLostError)
+    message = str(why) if is_lost else f"the engine at {url} is gone: {why}"
     return EngineLostError(
         message, hint="see its log for the reason; the same command resumes the run"
     )

@@ -61,7 +61,7 @@ async def _load_all(pool: ServerPool, servers: Sequence[SglangServer], weights: 
             server.lose(error)
 
     results = await asyncio.gather(*map(load_one, servers), return_exceptions=True)
-    refusal = next((each for each in results if isinstance(each, BaseException)), None)
+    refusal = next((result for result in results if isinstance(result, BaseException)), None)
     if refusal is None:
         for server in servers:
             if server.state is ServerState.UPDATING:
@@ -355,9 +355,9 @@ async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: 
 
 async def _require_version(server: SglangServer, version: str, doing: str) -> Mapping[str, Any]:
     info = await server.get("/model_info")
-    if (found := str(info.get("weight_version"))) != version:
+    if (serving := str(info.get("weight_version"))) != version:
         raise EngineError(
-            f"{server.url} serves weights {found!r} after {doing} {version!r}",
+            f"{server.url} serves weights {serving!r} after {doing} {version!r}",
             hint="another client updates the same engine",
         )
     return info
@@ -427,29 +427,32 @@ async def _confirm(server: SglangServer, sent: Sent) -> Received:
         return Received(sent.version, 0)
     ranks = answer.get("ranks") or []
     # The first place of a rank is the model's; others are its draft models', not the trainer's.
-    places = [each["parallelism_info"][0] for each in ranks]
+    places = [report["parallelism_info"][0] for report in ranks]
     by_rank = {
-        int(place["tp_rank"]): each["checksums"] for place, each in zip(places, ranks, strict=True)
+        int(place["tp_rank"]): report["checksums"]
+        for place, report in zip(places, ranks, strict=True)
     }
     shares_data = any(int(place.get("dp_size") or 1) > 1 for place in places)
     certain = frozenset() if shares_data else sent.certain
     stated = [by_rank.get(rank, {}) for rank in range(len(sent.checksums))]
-    known = [set(ours) & set(theirs) for ours, theirs in zip(sent.checksums, stated, strict=True)]
+    common_names = [
+        set(ours) & set(theirs) for ours, theirs in zip(sent.checksums, stated, strict=True)
+    ]
     agreed = [
         {name for name in names if theirs[name] in ours[name]}
-        for names, ours, theirs in zip(known, sent.checksums, stated, strict=True)
+        for names, ours, theirs in zip(common_names, sent.checksums, stated, strict=True)
     ]
     server.known_kinds |= {_kind(name) for names in agreed for name in names}
     wrong = {
         name
-        for all_names, right in zip(known, agreed, strict=True)
+        for all_names, right in zip(common_names, agreed, strict=True)
         for name in all_names - right
         if name in certain or _kind(name) in server.known_kinds
     }
     if wrong:
         message = (
-            f"{server.url}: {len(wrong)} of {len(set.union(*known))} parameters arrived changed, "
-            f"{min(wrong)} first"
+            f"{server.url}: {len(wrong)} of {len(set.union(*common_names))} parameters arrived "
+            f"changed, {min(wrong)} first"
         )
         hint = "does the server hold this model in this type, without quantisation?"
         raise EngineError(message, hint=hint)

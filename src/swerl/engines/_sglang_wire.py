@@ -80,16 +80,18 @@ class WrittenPrompts:
 
     def write(self, ids: Sequence[int], session: str) -> bytes:
         """Return a prompt as JSON. Raises EngineError on an id outside the vocabulary."""
-        given = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)
-        whole = given.tobytes()
-        kept = self._kept.get(session, [])
-        old = next((each for each in kept if whole.startswith(each.ids)), _PromptText(b"", b""))
+        array_ids = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)
+        whole = array_ids.tobytes()
+        prompts = self._kept.get(session, [])
+        old = next(
+            (prompt for prompt in prompts if whole.startswith(prompt.ids)), _PromptText(b"", b"")
+        )
         new = array("i", whole[len(old.ids) :])
         self._check(new)
         parts = (old.text, orjson.dumps(new.tolist())[1:-1])
         written = _PromptText(whole, b",".join(filter(None, parts)))
         # No other prompt will continue `old`.
-        branches = [written, *(each for each in kept if each is not old)]
+        branches = [written, *(prompt for prompt in prompts if prompt is not old)]
         self._kept[session] = branches[:_MOST_BRANCHES]
         self._kept.move_to_end(session)
         self.num_bytes += _size([written]) - _size([old, *branches[_MOST_BRANCHES:]])
@@ -101,7 +103,7 @@ class WrittenPrompts:
         """Refuse an id outside the embedding: it would crash SGLang's server."""
         top = math.inf if self._num_vocab is None else self._num_vocab
         if ids and not (min(ids) >= 0 and max(ids) < top):
-            wrong = next(one for one in ids if not 0 <= one < top)
+            wrong = next(token for token in ids if not 0 <= token < top)
             raise EngineError(
                 f"prompt id {wrong} is outside the vocabulary of {self._num_vocab}",
                 hint="tokenizer and model belong to different families",
@@ -109,7 +111,7 @@ class WrittenPrompts:
 
 
 def _size(prompts: Sequence[_PromptText]) -> int:
-    return sum(len(each.ids) + len(each.text) for each in prompts)
+    return sum(len(prompt.ids) + len(prompt.text) for prompt in prompts)
 
 
 def generate_body(prompt: bytes, sampling: Sampling, rid: str, *, routed: bool) -> dict[str, Any]:
@@ -206,11 +208,11 @@ def _routed(
         raise ValueError(f"{len(ids)} routed experts for {num_positions} positions, not {expected}")
     if len(ids) and not (ids.min() >= 0 and ids.max() < shape.num_experts):
         raise ValueError(f"routed experts from {ids.min()} to {ids.max()} of {shape.num_experts}")
-    kept = ids.astype("u1" if shape.num_experts <= 256 else "<u2")
+    compact = ids.astype("u1" if shape.num_experts <= 256 else "<u2")
     return RoutedExperts(
         start=start,
         num_layers=shape.num_layers,
         top_k=shape.top_k_experts,
-        bytes_per_id=kept.itemsize,
-        data=kept.tobytes(),
+        bytes_per_id=compact.itemsize,
+        data=compact.tobytes(),
     )

@@ -365,8 +365,8 @@ class RunningBatch:
         last_B = self._rows.tokens_SP[rows_B, table["num_tokens"] - 1]
         stopped_B = (table["stop_ids"] == last_B[:, None]).any(axis=1)
         full_B = table["num_tokens"] >= table["limit"]
-        done = np.flatnonzero(stopped_B | full_B)
-        return {first + int(i): "stop" if stopped_B[i] else "length" for i in done}
+        rows = np.flatnonzero(stopped_B | full_B)
+        return {first + int(i): "stop" if stopped_B[i] else "length" for i in rows}
 
     def _leave(self, reasons: dict[int, str]) -> list[FinishedReply]:
         """Free the rows, highest first, so that no row moves before it is freed."""

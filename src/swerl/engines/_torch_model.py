@@ -192,10 +192,10 @@ def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -
     if shape.tied:
         tensors.pop("lm_head.weight", None)
     for name, size in expected.items():
-        found = tuple(tensors[name].shape) if name in tensors else "nothing"
-        if found != size:
+        shape_there = tuple(tensors[name].shape) if name in tensors else "nothing"
+        if shape_there != size:
             raise EngineError(
-                f"tensor {name!r} must be {size}, the folder has {found}",
+                f"tensor {name!r} must be {size}, the folder has {shape_there}",
                 hint="use weights of the served model",
             )
     if extra := sorted(set(tensors) - set(expected)):

@@ -40,13 +40,13 @@ def checksum(folder: Path) -> str:
 
 def shards(folder: Path) -> list[Path]:
     """Return the safetensors files of a model folder. Raises EngineError if there are none."""
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
         raise EngineError(
             f"no *.safetensors in {str(folder)!r}",
             hint="name a model folder in Hugging Face format: config.json, model.safetensors",
         )
-    return found
+    return files
 
 
 def model_shape(folder: Path) -> ServedShape:
@@ -68,7 +68,7 @@ def model_shape(folder: Path) -> ServedShape:
 
 def digest(folder: Path, blobs: Iterable[bytes]) -> str:
     """Return the checksum of a folder whose safetensors files are read already."""
-    tensors = {name: found for blob in blobs for name, found in _digests(blob)}
+    tensors = {name: value for blob in blobs for name, value in _digests(blob)}
     return combine(tensors | _settings(folder))
 
 
@@ -79,9 +79,9 @@ def combine(digests: Mapping[str, bytes]) -> str:
 
 def tensor_digest(name: str, dtype: str, shape: Sequence[int], data: bytes | memoryview) -> bytes:
     """Return the sha256 of one tensor; `dtype` by safetensors' name."""
-    found = hashlib.sha256(f"{name}\0{dtype}\0{list(shape)}\n".encode())
-    found.update(data)
-    return found.digest()
+    hasher = hashlib.sha256(f"{name}\0{dtype}\0{list(shape)}\n".encode())
+    hasher.update(data)
+    return hasher.digest()
 
 
 def _settings(folder: Path) -> dict[str, bytes]:
@@ -101,17 +101,17 @@ def _tensors(blob: bytes | mmap.mmap) -> dict[str, tuple[str, list[int], memoryv
         start = 8 + int.from_bytes(blob[:8], "little")
         header = json.loads(blob[8:start])
         view = memoryview(blob)
-        found = {}
+        tensors = {}
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
             if not 0 <= begin <= end <= len(blob) - start:
                 raise ValueError(f"{name} lies outside the file")
-            found[name] = (entry["dtype"], entry["shape"], view[start + begin : start + end])
+            tensors[name] = (entry["dtype"], entry["shape"], view[start + begin : start + end])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(
             f"not a readable safetensors file: {error}",
             hint="the file is truncated or of another format; publish the weights again",
         ) from error
-    return found
+    return tensors

@@ -49,9 +49,9 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[OpenAIEngi
     """
     key = secret(options.api_key) if options.api_key else None
     if options.api_key and key is None:
-        named = f" {options.api_key}" if _VARIABLE.fullmatch(options.api_key) else ""
+        variable = f" {options.api_key}" if _VARIABLE.fullmatch(options.api_key) else ""
         raise InputError(
-            f"the environment variable{named} of engine.api_key is not set",
+            f"the environment variable{variable} of engine.api_key is not set",
             hint="engine.api_key is the name of a variable; put the server's API key into it",
         )
     engine = OpenAIEngine(options, key)
@@ -137,7 +137,7 @@ def _refusal(url: str, status: int, answer: bytes) -> str:
 def _names(listed: bytes) -> list[str]:
     """Return the names in an answer of `/models`; none if it has another form."""
     try:
-        return [str(each["id"]) for each in orjson.loads(listed)["data"]]
+        return [str(model["id"]) for model in orjson.loads(listed)["data"]]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return []
 

@@ -149,10 +149,10 @@ async def _require_same_model(servers: Sequence[SglangServer], model: Path) -> N
     for server, info in zip(servers, infos, strict=True):
         theirs = Path(str(info.get("model_path") or ""))
         ours = model_shape(model).num_vocab
-        found = info.get("vocab_size") or model_shape(theirs).num_vocab
-        if ours is not None and found is not None and int(found) != ours:
+        size = info.get("vocab_size") or model_shape(theirs).num_vocab
+        if ours is not None and size is not None and int(size) != ours:
             raise EngineError(
-                f"{server.url} serves {theirs} with {found} tokens, {model} has {ours}",
+                f"{server.url} serves {theirs} with {size} tokens, {model} has {ours}",
                 hint="start it with the model that is trained",
             )
         mine, other = _vocabulary(model), _vocabulary(theirs)
@@ -167,7 +167,7 @@ def _vocabulary(folder: Path) -> Json:
     """Return the tokens and merges of a folder's tokenizer; None if it cannot be read."""
     try:
         spec = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        added = sorted([each["id"], each["content"]] for each in spec.get("added_tokens") or [])
+        added = sorted([token["id"], token["content"]] for token in spec.get("added_tokens") or [])
         return [spec["model"].get("vocab"), spec["model"].get("merges"), added]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -63,9 +63,9 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         async def port() -> int | None:
             return json.loads(ready.read_text())["port"] if ready.exists() else None
 
-        found = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
+        answer = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
         async with connect(
-            [f"http://127.0.0.1:{found}"],
+            [f"http://127.0.0.1:{answer}"],
             shape=model_shape(setup.model),
             settings=ClientSettings(streams=False, adapters="folder", answers_in_loads=False),
             process=process,

@@ -143,17 +143,17 @@ async def _run_agent(
         # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
-            done = await parts.harness.run(
+            ended = await parts.harness.run(
                 sandbox, task, session.endpoint(url), parts.budgets.agent_s
             )
-        draft.status = _status(done, session.limit)
-        draft.log, draft.records = done.log, done.records
+        draft.status = _status(ended, session.limit)
+        draft.log, draft.records = ended.log, ended.records
         if draft.replay and draft.replay.problem:
             raise GatewayError(draft.replay.problem)
         with clock.phase("diff"):
-            taken = await worktree.take(sandbox, task.workdir, start, kept=kept)
-        if taken:
-            draft.changes, draft.num_left = taken.changes, taken.num_left
+            snapshot = await worktree.take(sandbox, task.workdir, start, kept=kept)
+        if snapshot:
+            draft.changes, draft.num_left = snapshot.changes, snapshot.num_left
 
 
 async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade:
@@ -182,7 +182,7 @@ async def grade_patch(
     The canonical diff of Changes is kept in the draft.
     """
     grader = plugins.load("graders", task.grading.grader).build()
-    own = asyncio.Semaphore(1)
+    alone = asyncio.Semaphore(1)
     async with AsyncExitStack() as first:
         with clock.phase("grade_boot"):
             opened = [await first.enter_async_context(parts.sandboxes.for_grading(task))]
@@ -196,7 +196,7 @@ async def grade_patch(
         async def open_clean() -> AsyncIterator[Sandbox]:
             # The Episode's slot covers one sandbox; others run beside it only in free slots.
             slot = parts.sandboxes.slot
-            async with slot if own.locked() and not slot.locked() else own:
+            async with slot if alone.locked() and not slot.locked() else alone:
                 if opened:
                     async with first:
                         yield opened.pop().sandbox

@@ -64,21 +64,21 @@ async def evaluate(
     attempts; by default each Task has its own, named by the digest of its row, so a changed Task is
     attempted again. `on_done` gets the number of Episodes that ended.
     """
-    found = Evaluated(num_planned=len(tasks) * num_attempts)
+    evaluated = Evaluated(num_planned=len(tasks) * num_attempts)
 
     async def attempt(task: Task) -> None:
         place = stage or row_digest(task)
         attempts = await group.run_one(task, place, parts, size=num_attempts, folder=folder)
-        found.results[task.id] = result_of(attempts, task.repo)
+        evaluated.results[task.id] = result_of(attempts, task.repo)
         name = group.id_prefix(task, place)
-        found.rows[task.id] = [
+        evaluated.rows[task.id] = [
             _row(k, f"{name}{k}", episode, task) for k, episode in enumerate(attempts.episodes)
         ]
         on_done(num_attempts)
 
     # The slots of the sandbox pool bound the Episodes, and this limit bounds the Groups in memory.
     await run_jobs(tasks, attempt, limit=parts.rollout.concurrency)
-    return found
+    return evaluated
 
 
 def _row(number: int, folder: str, episode: Episode, task: Task) -> dict[str, Any]:

@@ -126,9 +126,10 @@ def open_kept(recipe: Recipe, root: Path, reader: Reader, emit: Emit) -> list[Ke
             f"{reasons or 'they hold none'}",
             hint="widen sft.verdicts, sft.agents or sft.max_tokens, or name other sft.sources",
         )
-    text = f"kept {len(kept)} episodes, {sum(each.num_trained for each in kept):,} tokens to train"
+    num_tokens = sum(episode.num_trained for episode in kept)
+    text = f"kept {len(kept)} episodes, {num_tokens:,} tokens to train"
     emit(Notice(f"{text}; left out: {reasons}" if reasons else text))
-    write_text(path, "".join(json.dumps(asdict(each)) + "\n" for each in kept))
+    write_text(path, "".join(json.dumps(asdict(episode)) + "\n" for episode in kept))
     return kept
 
 
@@ -138,9 +139,9 @@ def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[s
     choice = _Choice(section, reader)
     for source in section.sources:
         replies: list[bool] = []
-        for found, trajectory in _candidates(source, choice):
-            replies += _check_tokens(found, trajectory, reader)
-            choice.add(found, trajectory)
+        for episode, trajectory in _candidates(source, choice):
+            replies += _check_tokens(episode, trajectory, reader)
+            choice.add(episode, trajectory)
         if replies and not any(replies):
             raise _foreign(source, reader, "none of its replies ends with a stop token of it")
     order = list(choice.kept.values())
@@ -148,7 +149,7 @@ def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[s
     of_task: dict[str, list[KeptEpisode]] = defaultdict(list)
     for each in order:
         of_task[each.task].append(each)
-    kept = [each for found in of_task.values() for each in found[: section.max_per_task]]
+    kept = [each for of_one in of_task.values() for each in of_one[: section.max_per_task]]
     choice.left_out["over sft.max_per_task"] = len(order) - len(kept)
     return sorted(kept, key=lambda each: each.id), +choice.left_out
 
@@ -156,9 +157,9 @@ def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[s
 def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Trajectory]]:
     """Yield the Episodes of a source that pass the rules on their outcome, with their tokens."""
     if source.is_file():
-        for name, (found, trajectory) in _in_file(source).items():
-            if _passes(found, choice):
-                yield replace(found, id=f"{source.stem}/{name}"), trajectory
+        for name, (episode_of_row, trajectory) in _in_file(source).items():
+            if _passes(episode_of_row, choice):
+                yield replace(episode_of_row, id=f"{source.stem}/{name}"), trajectory
         return
     for run in index.find_runs(source).values():
         recipe = read_json(run.root / index.RECIPE) if run.is_trained else {}
@@ -170,16 +171,16 @@ def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Tr
             names = [name for names in index.groups(folder).values() for name in names]
             for attempt in index.read_attempts(folder, names):
                 path = run.episode(stage, attempt.name)
-                one = _found(f"{run.root.name}/{stage}/{attempt.name}", path, attempt, recipe)
-                if one is None:
+                episode = _found(f"{run.root.name}/{stage}/{attempt.name}", path, attempt, recipe)
+                if episode is None:
                     choice.left_out["unfinished or damaged"] += 1
-                elif _passes(one, choice):
+                elif _passes(episode, choice):
                     try:
                         trajectory = record.read_trajectory(path)
                     except RunError:
                         choice.left_out["unfinished or damaged"] += 1
                         continue
-                    yield one, trajectory
+                    yield episode, trajectory
 
 
 def _found(
@@ -216,9 +217,9 @@ def _check_run(run: FoundRun, recipe: Mapping[str, Any], reader: Reader) -> None
     if name not in ("auto", reader.family_name):
         raise _foreign(run.root, reader, f"model.family of it is {name!r}")
     theirs = Path(model.get("path") or run.root / INITIAL_MODEL) / "tokenizer.json"
-    own = reader.model / "tokenizer.json"
-    if theirs.is_file() and own.is_file() and theirs.read_bytes() != own.read_bytes():
-        raise _foreign(run.root, reader, f"{theirs} differs from {own}")
+    tokenizer = reader.model / "tokenizer.json"
+    if theirs.is_file() and tokenizer.is_file() and theirs.read_bytes() != tokenizer.read_bytes():
+        raise _foreign(run.root, reader, f"{theirs} differs from {tokenizer}")
 
 
 def _check_tokens(found: KeptEpisode, trajectory: Trajectory, reader: Reader) -> list[bool]:
@@ -245,14 +246,14 @@ def _in_file(path: Path) -> dict[str, tuple[KeptEpisode, Trajectory]]:
     rows: dict[str, list[Sample]] = defaultdict(list)
     for sample in tables.read_samples(path, routed=False):
         rows[sample.episode].append(sample)
-    found = {}
+    episodes = {}
     for name, samples in rows.items():
         verdict, reward = outcomes.get(name, (UNGRADED, 0.0))
         # The rows of `swerl serve` have no Task of their own.
         task = samples[0].task if name in outcomes else name
         entry = KeptEpisode(name, str(path), name, task, verdict, reward)
-        found[name] = entry, Trajectory(name, tuple(_turns(samples)))
-    return found
+        episodes[name] = entry, Trajectory(name, tuple(_turns(samples)))
+    return episodes
 
 
 def _turns(samples: Sequence[Sample]) -> Iterator[Turn]:
@@ -291,12 +292,12 @@ def read(kept: KeptEpisode, *, routed: bool) -> Episode:
     """
     path = Path(kept.path)
     try:
-        known = _in_file(path)[kept.name][1] if kept.name else record.read_trajectory(path)
+        trajectory = _in_file(path)[kept.name][1] if kept.name else record.read_trajectory(path)
     except (RunError, KeyError) as error:
-        known, why = Trajectory(""), f": {error}"
+        trajectory, why = Trajectory(""), f": {error}"
     else:
         why = ""
-    if _digest(to_samples(known, episode=kept.id, task=kept.task)) != kept.digest:
+    if _digest(to_samples(trajectory, episode=kept.id, task=kept.task)) != kept.digest:
         raise RunError(
             f"the episode {path} is not as it was when the run chose it{why}",
             hint="restore it, or choose again in a new run with --set name=…",
@@ -312,7 +313,7 @@ def read(kept: KeptEpisode, *, routed: bool) -> Episode:
             ),
             routed=turn.routed if routed else None,
         )
-        for turn in known.turns
+        for turn in trajectory.turns
     )
     verdict, reason = kept.verdict, ""
     if verdict == UNGRADED:
@@ -323,7 +324,7 @@ def read(kept: KeptEpisode, *, routed: bool) -> Episode:
         status=Status.COMPLETED,
         grade=Grade(Verdict(verdict), reason),
         reward=kept.reward,
-        trajectory=replace(known, turns=tuple(turns)),
+        trajectory=replace(trajectory, turns=tuple(turns)),
         agent=kept.agent,
     )
 

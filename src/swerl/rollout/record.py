@@ -196,9 +196,9 @@ class Start:
     @property
     def model(self) -> str | None:
         """The model whose tokens it has; None for a script."""
-        own = self.run / INITIAL_MODEL if self.run else None
+        initial = self.run / INITIAL_MODEL if self.run else None
         return self.recipe.get("model", {}).get("path") or (
-            str(own) if own and own.is_dir() else None
+            str(initial) if initial and initial.is_dir() else None
         )
 
 
@@ -211,8 +211,8 @@ def read_start(folder: Path, turn: int) -> Start:
         runs = [
             each for each in folder.resolve().parents[:_RUN_DEPTH] if (each / index.RECIPE).exists()
         ]
-        own = folder / RECIPE
-        path = own if own.exists() else runs[0] / index.RECIPE if runs else None
+        file = folder / RECIPE
+        path = file if file.exists() else runs[0] / index.RECIPE if runs else None
         recipe = read_json(path) if path else {}
     except RunError as error:
         hint = "give an Episode's folder, such as runs/twin/episodes/00003/TASK.0"
@@ -240,23 +240,25 @@ def read_start(folder: Path, turn: int) -> Start:
 
 def _carried(recipe: Mapping[str, Any], agent: str) -> dict[str, Any]:
     """Return the sections to carry over, of several agents the Episode's own."""
-    kept = {name: recipe[name] for name in _CARRIED if name in recipe}
-    if isinstance(several := kept.get("harness"), list):
-        known = (each for each in several if agent in (each.get("name"), each["type"]))
+    settings = {name: recipe[name] for name in _CARRIED if name in recipe}
+    if isinstance(several := settings.get("harness"), list):
+        known = (section for section in several if agent in (section.get("name"), section["type"]))
         mine = next(known, several[0])
-        kept["harness"] = {key: each for key, each in mine.items() if key not in _OF_SEVERAL}
-    elif agent and "harness" not in kept:
-        kept["harness"] = {"type": agent}
-    return kept
+        settings["harness"] = {
+            key: section for key, section in mine.items() if key not in _OF_SEVERAL
+        }
+    elif agent and "harness" not in settings:
+        settings["harness"] = {"type": agent}
+    return settings
 
 
 def _settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield nested keys as `--set` takes them; TOML has no null."""
-    for name, each in value.items():
-        if isinstance(each, Mapping):
-            yield from _settings(each, f"{prefix}{name}.")
-        elif each is not None:
-            yield f"{prefix}{name}={orjson.dumps(each).decode()}"
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _settings(item, f"{prefix}{name}.")
+        elif item is not None:
+            yield f"{prefix}{name}={orjson.dumps(item).decode()}"
 
 
 def _read_message(value: dict[str, Any]) -> Message:
@@ -418,9 +420,9 @@ def _valid(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_valid(key): _valid(each) for key, each in value.items()}
+        return {_valid(key): _valid(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_valid(each) for each in value]
+        return [_valid(item) for item in value]
     return value
 
 

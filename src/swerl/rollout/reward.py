@@ -43,16 +43,16 @@ def reward_of(name: str) -> Reward:
 def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> float:
     """Return the penalty of an Episode by the rules of `rollout.shaping`, 0 or more."""
     rules = rollout.shaping
-    found = rules.unfinished * (status is Status.LIMIT)
+    total = rules.unfinished * (status is Status.LIMIT)
     if rules.overlong:
         limit = rollout.max_context_tokens
-        found += rules.overlong * _overlong(trajectory, _OVERLONG_FROM * limit, limit)
+        total += rules.overlong * _overlong(trajectory, _OVERLONG_FROM * limit, limit)
     if rules.malformed:
         # The fraction of replies with a tool call that cannot be parsed.
         turns = [turn for turn in trajectory.turns if not turn.replayed]
         malformed = sum(turn.malformed_calls > 0 for turn in turns)
-        found += rules.malformed * malformed / max(len(turns), 1)
-    return found
+        total += rules.malformed * malformed / max(len(turns), 1)
+    return total
 
 
 def _overlong(trajectory: Trajectory, begin: float, limit: float) -> float:

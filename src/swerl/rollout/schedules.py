@@ -218,15 +218,15 @@ def choose_groups(
 
     None if there are too few, or if a Group left behind would become too old.
     """
-    finished = [each for each in queue if each.is_finished][:wanted]
+    finished = [item for item in queue if item.is_finished][:wanted]
     if len(finished) < wanted:
         return None
-    chosen = {id(each) for each in finished}
-    left = [each for each in queue if id(each) not in chosen]
+    chosen = {id(item) for item in finished}
+    remaining = [item for item in queue if id(item) not in chosen]
     # The next step trains version + 1, and takes `groups` of the remaining ones.
     in_time = all(
-        version + 1 + position // bounds.groups <= each.began + bounds.staleness
-        for position, each in enumerate(left)
+        version + 1 + position // bounds.groups <= item.began + bounds.staleness
+        for position, item in enumerate(remaining)
     )
     return finished if in_time else None
 
@@ -281,21 +281,21 @@ class AsyncPool:
         left_out: list[Group] = []
         # Each pass filters the queue; `None` means that the step needs one more finished Group.
         while (chosen := self._choose(left_out)) is None:
-            pending = [each.work for each in self._queue if not each.is_finished]
+            pending = [item.work for item in self._queue if not item.is_finished]
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        kept = [self._remove(each) for each in chosen]
-        wanted = self._bounds.groups
-        if len(kept) < wanted:
-            text = f"{len(kept)} of {wanted} groups pass rollout.group_filter"
+        groups = [self._remove(item) for item in chosen]
+        size = self._bounds.groups
+        if len(groups) < size:
+            text = f"{len(groups)} of {size} groups pass rollout.group_filter"
             self._parts.emit(Notice(text))
-        if not kept:  # All advantages are 0: the step changes little, and the run continues.
-            kept, left_out = left_out[:wanted], left_out[wanted:]
-        step.check_losses([*kept, *left_out], rollout.max_infra_rate)
+        if not groups:  # All advantages are 0: the step changes little, and the run continues.
+            groups, left_out = left_out[:size], left_out[size:]
+        step.check_losses([*groups, *left_out], rollout.max_infra_rate)
         # From here to `serve`, the trainer makes a version newer than the one that serves.
         self._is_training = True
-        self._needed -= wanted
+        self._needed -= size
         self._fill()
-        return StepGroups(tuple(kept), tuple(left_out))
+        return StepGroups(tuple(groups), tuple(left_out))
 
     async def serve(self, transfer: Transfer) -> None:
         """Load at once; running Episodes continue on the new weights."""
@@ -308,14 +308,14 @@ class AsyncPool:
 
     def cursor(self) -> Cursor:
         """Return the next position, and the Groups that have started and are not trained."""
-        under_way = [(each.position, each.began) for each in self._queue]
+        under_way = [(item.position, item.began) for item in self._queue]
         # Resumed Groups that have not started again keep their place in the next cursor.
         return Cursor(self._next, (*under_way, *self._resumed))
 
     def stop(self) -> None:
         """Cancel the running Groups."""
-        for each in self._queue:
-            each.work.cancel()
+        for item in self._queue:
+            item.work.cancel()
 
     def _choose(self, left_out: list[Group]) -> list[_PoolGroup] | None:
         """Filter and refill the queue; return the step's Groups once they are finished."""
@@ -330,10 +330,10 @@ class AsyncPool:
             self._fill()
         # Without refills, the step takes the finished Groups, even if they are too few.
         candidates = self._queue if may_refill else [q for q in self._queue if q.is_finished]
-        wanted = min(self._bounds.groups, len(candidates))
+        size = min(self._bounds.groups, len(candidates))
         # A step waits for slow Groups before they become too old.
         version = self._inputs.versions.newest
-        return choose_groups(self._queue, self._bounds, version=version, wanted=wanted)
+        return choose_groups(self._queue, self._bounds, version=version, wanted=size)
 
     def _fill(self) -> None:
         """Start as many Groups as the bounds allow, those of an interrupted run first."""

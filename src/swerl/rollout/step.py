@@ -61,13 +61,15 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
         if not chosen:
             break
-    kept = [each for each in groups if passes(each)][:wanted]
-    if len(kept) < wanted:
-        parts.emit(Notice(f"{len(kept)} of {wanted} groups pass rollout.group_filter"))
+    trained = [candidate for candidate in groups if passes(candidate)][:wanted]
+    if len(trained) < wanted:
+        parts.emit(Notice(f"{len(trained)} of {wanted} groups pass rollout.group_filter"))
     # If no Group passes, all advantages are 0: the step changes little, and the run continues.
-    kept = kept or groups[:wanted]
-    kept_ids = {id(each) for each in kept}
-    return StepGroups(tuple(kept), tuple(each for each in groups if id(each) not in kept_ids))
+    trained = trained or groups[:wanted]
+    kept_ids = {id(candidate) for candidate in trained}
+    return StepGroups(
+        tuple(trained), tuple(candidate for candidate in groups if id(candidate) not in kept_ids)
+    )
 
 
 def choose_tasks(tasks: Sequence[Task], step: int, count: int, seed: int) -> list[Task]:
@@ -98,8 +100,8 @@ def choose(num: int, step: int, count: int, seed: int) -> list[int]:
 
 def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed: int) -> list[Task]:
     """Return the other Tasks in an order that a restart repeats; their own turn still comes."""
-    taken = {task.id for task in chosen}
-    others = [task for task in tasks if task.id not in taken]
+    ids = {task.id for task in chosen}
+    others = [task for task in tasks if task.id not in ids]
     random.Random(f"{seed}/spare/{step}").shuffle(others)
     return others
 

@@ -165,7 +165,7 @@ def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:
     Raises RecipeError if there are several and none is named.
     """
     if agent is None and len(recipe.agents) > 1:
-        names = ", ".join(each.type for each in recipe.agents)
+        names = ", ".join(section.type for section in recipe.agents)
         hint = "name one: --set harness.type=…"
         raise RecipeError(f"the recipe has several agents, and one is needed: {names}", hint=hint)
     chosen = agent or recipe.agents[0]
@@ -177,9 +177,9 @@ def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:
 def _mix_of(recipe: Recipe) -> tuple[MixedAgent, ...]:
     """Build the agents of `[[harness]]`; none for a single `[harness]`."""
     return tuple(
-        MixedAgent(each.title, harness_of(recipe, each), share)
-        for each, share in zip(recipe.agents, recipe.agent_shares, strict=True)
-        if isinstance(each, AgentSection)
+        MixedAgent(section.title, harness_of(recipe, section), share)
+        for section, share in zip(recipe.agents, recipe.agent_shares, strict=True)
+        if isinstance(section, AgentSection)
     )
 
 
@@ -269,9 +269,9 @@ def tasks_of(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[
 def _generated(recipe: Recipe, scratch: Path) -> tuple[list[Task], dict[str, list[Task]]]:
     chosen = recipe.tasks
     sizes = {"train": chosen.num_train, "heldout": chosen.num_heldout, "unseen": chosen.num_unseen}
-    made = {
+    splits = {
         split: twin.make_tasks(scratch, split=split, count=count, seed=recipe.seed)
         for split, count in sizes.items()
         if count
     }
-    return made.pop("train"), made
+    return splits.pop("train"), splits

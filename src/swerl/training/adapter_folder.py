@@ -43,13 +43,13 @@ class Factors(NamedTuple):
 
 def in_pairs(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Factors]:
     """Join A and B, which follow each other; any other tensor is left out."""
-    held: dict[str, torch.Tensor] = {}
+    waiting: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
         weight, found, part = name.partition(LORA)
         if found and part == "A":
-            held[weight] = tensor
-        elif found and weight in held:
-            yield Factors(weight, held.pop(weight), tensor)
+            waiting[weight] = tensor
+        elif found and weight in waiting:
+            yield Factors(weight, waiting.pop(weight), tensor)
 
 
 def merge(

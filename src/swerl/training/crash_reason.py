@@ -74,12 +74,12 @@ def hang_places(logs: Mapping[int, tuple[Path, int]]) -> str:
 
     `logs` maps a rank to its log, and to the number of bytes in it that are older than the stacks.
     """
-    found: dict[str, list[int]] = defaultdict(list)
+    places: dict[str, list[int]] = defaultdict(list)
     for rank, (log, begin) in logs.items():
         stack = next(_stacks(_tail(log, begin=begin).splitlines()), [])
         place = _place(stack)
-        found[f"in {place}" if place else "wrote no stack"].append(rank)
-    few_first = sorted(found.items(), key=lambda each: len(each[1]))
+        places[f"in {place}" if place else "wrote no stack"].append(rank)
+    few_first = sorted(places.items(), key=lambda each: len(each[1]))
     return "; ".join(f"{_names(ranks)} {place}" for place, ranks in few_first[:4])
 
 

@@ -47,21 +47,25 @@ async def evaluate(
         names = {f"eval-{split}-{step:05d}": settings}
         if parts.mix:
             names = {f"eval-{split}-{a.name}-{step:05d}": settings.of(a) for a in parts.mix}
-        for name, own in names.items():
+        for name, parts_of_agent in names.items():
             # A name in `evals_done` belongs to a finished evaluation, also of an earlier process.
             if not tasks or name in folder.read_state().evals_done:
                 continue
             # The whole name of a split has its agent, if there are several.
-            event = EvalEnded(step, split, 0.0, 0, agent=own.agent if parts.mix else "")
+            event = EvalEnded(step, split, 0.0, 0, agent=parts_of_agent.agent if parts.mix else "")
             parts.emit(Progress(f"evaluating {event.name}", 0, len(tasks) * k))
             # From here until the next step no other weights are loaded.
             await schedule.settle()
-            found = await evaluation.evaluate(tasks, own, folder, num_attempts=k, stage=name)
-            lost = [row["reason"] for row in found.attempts if not row["counted"]]
-            require_few_lost(lost, len(found.attempts), recipe.rollout.max_infra_rate)
+            evaluated = await evaluation.evaluate(
+                tasks, parts_of_agent, folder, num_attempts=k, stage=name
+            )
+            lost = [row["reason"] for row in evaluated.attempts if not row["counted"]]
+            require_few_lost(lost, len(evaluated.attempts), recipe.rollout.max_infra_rate)
             about = {"step": step, "split": split, "name": f"{recipe.name}-{name}"}
-            report = evaluation.report_of(found, recipe, k=k, agent=own.agent) | about
-            evaluation.write(folder, name, found, report)
+            report = (
+                evaluation.report_of(evaluated, recipe, k=k, agent=parts_of_agent.agent) | about
+            )
+            evaluation.write(folder, name, evaluated, report)
             _emit(parts, event, report)
             # The commit comes last: a crash before it repeats the evaluation from its Episodes.
             best = None
@@ -77,8 +81,8 @@ def _trained_rate(folder: RunFolder, names: Iterable[str], mix: Sequence[MixedAg
 
 
 def _settings(parts: Parts, section: EvalSection) -> Parts:
-    own = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
-    chosen = {name: value for name, value in own.items() if value is not None}
+    defaults = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
+    chosen = {name: value for name, value in defaults.items() if value is not None}
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
 
 

@@ -116,8 +116,8 @@ def _recipe(root: Path) -> Recipe:
 
 
 def _step(run: RunFolder, options: ExportOptions, initial: Path) -> int:
-    found = checkpoints.steps(run.checkpoints)
-    there = f"steps with a checkpoint: {', '.join(map(str, found)) or 'none'}"
+    steps = checkpoints.steps(run.checkpoints)
+    there = f"steps with a checkpoint: {', '.join(map(str, steps)) or 'none'}"
     if options.best:
         best = run.read_state().best
         if best is None:
@@ -134,8 +134,8 @@ def _step(run: RunFolder, options: ExportOptions, initial: Path) -> int:
     elif options.step is not None:
         step = options.step
     else:
-        step = found[-1] if found else 0
-    if step not in found:
+        step = steps[-1] if steps else 0
+    if step not in steps:
         raise InputError(f"{run.root} has no checkpoint of step {step}", hint=there)
     return step
 
@@ -159,9 +159,11 @@ class _Writer:
         lora = self.recipe.trainer.lora
         if self.options.adapter:
             pairs = self._adapters()
-            found = {n: t for each in pairs for n, t in to_peft(each, mapping, hf_config).items()}
-            wanted = DTYPES.get(self.options.dtype, getattr(torch, self.meta.dtype))
-            tensors = {name: tensor.to(wanted) for name, tensor in found.items()}
+            tensors_of_peft = {
+                n: t for pair in pairs for n, t in to_peft(pair, mapping, hf_config).items()
+            }
+            dtype = DTYPES.get(self.options.dtype, getattr(torch, self.meta.dtype))
+            tensors = {name: tensor.to(dtype) for name, tensor in tensors_of_peft.items()}
             checksum = write_adapters(folder, tensors, lora, model=self.source)
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
             return sum(tensor.numel() for tensor in tensors.values()), num_bytes, checksum
@@ -217,7 +219,7 @@ class _Writer:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the original weights by Hugging Face's names, with the adapters' changes added."""
         lora = self.recipe.trainer.lora
-        adapters = {each.weight: each for each in self._adapters()}
+        adapters = {adapter.weight: adapter for adapter in self._adapters()}
         for name in mapping.names(hf_config):
             weight = mapping.to_megatron(name, original, hf_config)
             weight = weight.to(self._type(name, weight.dtype))
@@ -228,8 +230,8 @@ class _Writer:
                 yield from mapping.to_hf({name: weight}, hf_config).items()
 
     def _type(self, name: str, own: torch.dtype) -> torch.dtype:
-        wanted = DTYPES.get(self.options.dtype, own)
-        return own if name.endswith(_ALWAYS_FP32) and wanted is torch.bfloat16 else wanted
+        dtype = DTYPES.get(self.options.dtype, own)
+        return own if name.endswith(_ALWAYS_FP32) and dtype is torch.bfloat16 else dtype
 
 
 def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype: str) -> None:
@@ -271,7 +273,7 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
     yield f"| parameters | {exported.num_params:,} |"
     yield f"| model family | {recipe.model.family} |"
     yield f"| algorithm | {recipe.algorithm.type} |"
-    yield f"| harness | {', '.join(each.type for each in recipe.agents)} |"
+    yield f"| harness | {', '.join(agent.type for agent in recipe.agents)} |"
     yield f"| tasks | {Path(recipe.tasks.source).name} |"
     if lora := recipe.trainer.lora.rank:
         yield f"| LoRA | rank {lora}, alpha {recipe.trainer.lora.alpha:g} |"
@@ -279,8 +281,8 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
     yield f"| weights' checksum | `{exported.checksum}` |"
     yield f"| swerl | {version('swerl')} |"
     evals = history.read(run.events).evals if run.events.exists() else {}
-    found = [(split, step, rate) for split, points in evals.items() for step, rate in points]
-    past = [row for row in found if row[1] <= exported.step]
+    rows = [(split, step, rate) for split, points in evals.items() for step, rate in points]
+    past = [row for row in rows if row[1] <= exported.step]
     if past:
         yield from ("", "| evaluation | after step | solve rate |", "|---|---|---|")
         yield from (f"| {split} | {step} | {rate:.3f} |" for split, step, rate in past)

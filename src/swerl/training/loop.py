@@ -262,5 +262,5 @@ class Commits:
         if saved and saved.warning:
             self._emit(Notice(saved.warning))
         # An evaluation may have written its own result to the state since.
-        held = self._folder.read_state()
-        self._folder.write_state(replace(state, evals_done=held.evals_done, best=held.best))
+        current = self._folder.read_state()
+        self._folder.write_state(replace(state, evals_done=current.evals_done, best=current.best))

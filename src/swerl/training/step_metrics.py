@@ -66,8 +66,8 @@ def _by_agent(groups: StepGroups) -> dict[str, float]:
     """Return rates and trained Groups of each agent, if the run has several."""
     found: dict[str, float] = {}
     for agent in sorted({group.agent for group in groups.all if group.agent}):
-        own = [group for group in groups.all if group.agent == agent]
-        learnable = [e for g in own for e in g.episodes if e.learnable]
+        groups_of_agent = [group for group in groups.all if group.agent == agent]
+        learnable = [e for g in groups_of_agent for e in g.episodes if e.learnable]
         found[f"groups/{agent}"] = sum(group.agent == agent for group in groups.kept)
         if learnable:
             solved = sum(e.verdict == "solved" for e in learnable)
@@ -87,22 +87,22 @@ def _rows(collected: CollectedBatch) -> dict[str, float]:
 
 def _staleness(groups: StepGroups, versions: Versions) -> dict[str, float]:
     """Return the age of the trained tokens, and the count of those that were too old."""
-    found = staleness((e for g in groups.kept for e in g.episodes if e.learnable), versions)
+    age = staleness((e for g in groups.kept for e in g.episodes if e.learnable), versions)
     return {
-        "staleness": found.mean,
-        "staleness_max": found.largest,
-        "stale_tokens": found.num_stale,
-        "partial_replies": found.num_partial,
+        "staleness": age.mean,
+        "staleness_max": age.largest,
+        "stale_tokens": age.num_stale,
+        "partial_replies": age.num_partial,
     }
 
 
 def _learning(stats: StepStats | None, collected: CollectedBatch) -> dict[str, float]:
-    given = collected.num_sampled_tokens
+    num_sampled = collected.num_sampled_tokens
     if stats is None:
-        return {"trained_tokens": 0, "skipped_tokens": given, "skipped": 1}
+        return {"trained_tokens": 0, "skipped_tokens": num_sampled, "skipped": 1}
     return {
         "trained_tokens": stats.num_tokens,
-        "skipped_tokens": given - stats.num_tokens,
+        "skipped_tokens": num_sampled - stats.num_tokens,
         "skipped": 0,
         "loss": stats.loss,
         "grad_norm": stats.grad_norm,

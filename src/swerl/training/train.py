@@ -73,21 +73,25 @@ async def _train_with_restarts(
     recipe: Recipe, folder: RunFolder, costs: CostMeter, owner: RunOwner
 ) -> RunHistory:
     """Train to the end; after a lost rank, restart as often as the recipe allows."""
-    left = recipe.trainer.restarts
+    num_restarts = recipe.trainer.restarts
     while True:
         try:
             async with open_training(recipe, folder, costs, owner) as training:
                 return await loop.run(training)
         except (RankLostError, ExceptionGroup) as error:
-            if not left or not _is_lost_rank(error):
+            if not num_restarts or not _is_lost_rank(error):
                 raise
-            left -= 1
-            costs(Notice(f"{error}; restarting from the last checkpoint; restarts left: {left}"))
+            num_restarts -= 1
+            costs(
+                Notice(
+                    f"{error}; restarting from the last checkpoint; restarts left: {num_restarts}"
+                )
+            )
 
 
 def _is_lost_rank(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
-        return any(_is_lost_rank(each) for each in error.exceptions)
+        return any(_is_lost_rank(part) for part in error.exceptions)
     return isinstance(error, RankLostError)
 
 
@@ -190,32 +194,32 @@ def _kept(
         vocab_size=shape_of(recipe.model).vocab_size,
         max_tokens=recipe.trainer.tokens_per_micro_batch * recipe.trainer.context_parallel,
     )
-    kept = open_kept(recipe, folder.root, reader, emit)
+    episodes = open_kept(recipe, folder.root, reader, emit)
     heldout = {task.id for tasks in evals.values() for task in tasks}
-    if both := sorted({each.task for each in kept} & heldout):
+    if both := sorted({episode.task for episode in episodes} & heldout):
         raise RecipeError(
             f"{len(both)} tasks of sft.sources are evaluated as well, such as {both[0]}",
             hint="take them out of tasks.heldout, or name other sft.sources",
         )
-    return kept
+    return episodes
 
 
 async def initial_model(recipe: Recipe, folder: RunFolder, logs: Path, emit: Emit) -> Path:
     """Return the run's initial model. A warm-started one is copied, so the cache may be deleted."""
     if recipe.model.path is not None:
         return recipe.model.path
-    kept = folder.root / INITIAL_MODEL
-    if not kept.exists():
-        made = await warm_start(recipe, log_dir=logs, emit=emit)
+    folder_of_run = folder.root / INITIAL_MODEL
+    if not folder_of_run.exists():
+        model = await warm_start(recipe, log_dir=logs, emit=emit)
         # Half a copy never has the final name.
-        partial = kept.with_suffix(".part")
+        partial = folder_of_run.with_suffix(".part")
         shutil.rmtree(partial, ignore_errors=True)
-        with disk_errors(kept):
+        with disk_errors(folder_of_run):
             partial.mkdir()
-            for path in made.iterdir():
+            for path in model.iterdir():
                 shutil.copy2(path, partial)
-            partial.replace(kept)
-    return kept
+            partial.replace(folder_of_run)
+    return folder_of_run
 
 
 def check_trainable(family: Family, model: Path) -> None:
@@ -267,5 +271,5 @@ def _trainer(
 
 
 def _rank_processes(trainer: MegatronTrainer) -> tuple[RunPart, ...]:
-    found = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
-    return tuple(RunPart(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in found)
+    ranks = enumerate(zip(trainer.pids, trainer.hosts, strict=True))
+    return tuple(RunPart(f"trainer-rank{rank}", pid, host) for rank, (pid, host) in ranks)

@@ -161,7 +161,7 @@ class MegatronTrainer:
         asked = [asdict(target) for target in targets]
         sent = await self._ask("send", targets=asked, way=way, version=version)
         checksums = tuple(
-            {name: tuple(allowed) for name, allowed in each.items()} for each in sent["checksums"]
+            {name: tuple(allowed) for name, allowed in rank.items()} for rank in sent["checksums"]
         )
         certain = frozenset(sent["certain"])
         return Sent(sent["version"], sent["num_tensors"], sent["failures"], checksums, certain)
@@ -321,13 +321,13 @@ class Ranks:
 
     def _node_of(self, rank: int) -> tuple[Node, int]:
         """Return a rank's node and its index there. Raises RecipeError if nodes would differ."""
-        each, rest = divmod(self._options.ranks, len(self._nodes))
+        size, rest = divmod(self._options.ranks, len(self._nodes))
         if rest:
             raise RecipeError(
                 f"trainer.ranks = {self._options.ranks} on {len(self._nodes)} nodes",
                 hint="give every node the same number of ranks",
             )
-        return self._nodes[rank // each], rank % each
+        return self._nodes[rank // size], rank % size
 
     def _log(self, rank: int) -> Path:
         return self._options.log_dir.resolve() / f"trainer-rank{rank}.log"
@@ -387,9 +387,9 @@ class Ranks:
     async def _death_error(self, command: str) -> RankLostError:
         """Find the rank that died first and its reason, kill all ranks, and return the error."""
         # Without a noted death, rank 0 has lost its connection.
-        found = [(rank, await self._reason(rank)) for rank in self._dead or [0]]
+        reasons = [(rank, await self._reason(rank)) for rank in self._dead or [0]]
         # Prefer a death that is no consequence of another rank's death.
-        dead, reason = next((each for each in found if not each[1].follows), found[0])
+        dead, reason = next((item for item in reasons if not item[1].follows), reasons[0])
         how = self._how(dead)
         self.kill()
         where = f"rank {dead} on {self.all[dead].node}, {how}"

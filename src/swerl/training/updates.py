@@ -81,13 +81,13 @@ def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> U
     """Join the reports of the steps on a Batch's parts; a skipped step has no report."""
     pairs = list(zip(parts, stats, strict=True))
     return UpdateResult(
-        join_stats([each for each in stats if each]),
-        frozenset(sample.task for part, each in pairs if not each for sample in part.samples),
+        join_stats([report for report in stats if report]),
+        frozenset(sample.task for part, report in pairs if not report for sample in part.samples),
         [
             (sample.episode, row)
-            for part, each in pairs
-            if each and each.logprobs
-            for sample, row in zip(part.samples, each.logprobs, strict=True)
+            for part, report in pairs
+            if report and report.logprobs
+            for sample, row in zip(part.samples, report.logprobs, strict=True)
         ],
     )
 
@@ -100,14 +100,14 @@ def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
     """
     if len(stats) <= 1:
         return stats[0] if stats else None
-    num_tokens = sum(each.num_tokens for each in stats)
+    num_tokens = sum(report.num_tokens for report in stats)
 
     def mean(values: Sequence[float]) -> float:
         weighted = zip(values, stats, strict=True)
-        return sum(value * each.num_tokens for value, each in weighted) / max(num_tokens, 1)
+        return sum(value * report.num_tokens for value, report in weighted) / max(num_tokens, 1)
 
     def joined(name: str) -> float:
-        values = [each.extra.get(name, 0.0) for each in stats]
+        values = [report.extra.get(name, 0.0) for report in stats]
         if name == "lr":
             return values[-1]
         if "max" in name or "peak" in name:
@@ -117,10 +117,10 @@ def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
         return sum(values) if is_duration or name.startswith("executed_") else mean(values)
 
     return StepStats(
-        loss=mean([each.loss for each in stats]),
-        grad_norm=mean([each.grad_norm for each in stats]),
+        loss=mean([report.loss for report in stats]),
+        grad_norm=mean([report.grad_norm for report in stats]),
         num_tokens=num_tokens,
-        mismatch=mean([each.mismatch for each in stats]),
-        duration_s=sum(each.duration_s for each in stats),
+        mismatch=mean([report.mismatch for report in stats]),
+        duration_s=sum(report.duration_s for report in stats),
         extra={name: joined(name) for name in dict.fromkeys(n for e in stats for n in e.extra)},
     )

@@ -75,19 +75,19 @@ async def warm_start(recipe: Recipe, *, log_dir: Path, emit: Emit) -> Path:
             hint="set model.path to a model of that family",
         )
     home = cache_dir() / "warmstart"
-    made = home / _key(recipe)
-    if made.is_dir():
-        return made
+    folder = home / _key(recipe)
+    if folder.is_dir():
+        return folder
     with disk_errors(home):
         home.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(dir=home, prefix=f".{made.name}."))
+        work = Path(tempfile.mkdtemp(dir=home, prefix=f".{folder.name}."))
     try:
         start = _make_model(work, recipe)
         published = await _train(start, work, recipe, log_dir=log_dir, emit=emit)
-        _keep(published.path, made)
+        _keep(published.path, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return made
+    return folder
 
 
 def _key(recipe: Recipe) -> str:

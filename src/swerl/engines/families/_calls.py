@@ -55,25 +55,25 @@ def read_calls(text: str, form: CallForm) -> ReadCalls:
     The time is linear in the text's length for every text: the event loop waits for it, and a model
     in training may repeat one token ten thousand times.
     """
-    kept: list[str] = []
+    texts: list[str] = []
     calls: list[_Call] = []
     malformed = end = 0
     read = {CallForm.JSON: _read_json, CallForm.XML: read_xml_call, CallForm.PAIRS: _read_pairs}
     for start, stop in _blocks(text):
-        kept.append(text[end:start])
+        texts.append(text[end:start])
         end = stop
         call = read[form](text[start + len(_OPENED) : stop - len(_CLOSED)])
         if call is None:
             malformed += 1
-            kept.append(text[start:stop])
+            texts.append(text[start:stop])
         else:
             calls.append(call)
-    kept.append(text[end:])
-    if _OPENED in kept[-1]:
+    texts.append(text[end:])
+    if _OPENED in texts[-1]:
         malformed += 1  # truncated, or never closed
     if calls:  # drop the blank lines that only separate text from calls
-        kept = [kept[0].rstrip(), *(part for part in kept[1:] if part.strip())]
-    return ReadCalls("".join(kept), tuple(calls), malformed)
+        texts = [texts[0].rstrip(), *(part for part in texts[1:] if part.strip())]
+    return ReadCalls("".join(texts), tuple(calls), malformed)
 
 
 def is_sendable(arguments: Mapping[str, Json]) -> bool:
@@ -132,29 +132,29 @@ def _blocks(text: str) -> Iterator[tuple[int, int]]:
 
 def _read_json(body: str) -> _Call | None:
     try:
-        found = json.loads(body, strict=False)
-        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        value = json.loads(body, strict=False)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
-        arguments = found.get("arguments", found.get("parameters", {}))
+        arguments = value.get("arguments", value.get("parameters", {}))
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(arguments, dict) or not is_sendable({found["name"]: arguments}):
+    if not isinstance(arguments, dict) or not is_sendable({value["name"]: arguments}):
         return None
-    return found["name"], arguments
+    return value["name"], arguments
 
 
 def _read_pairs(body: str) -> _Call | None:
-    named = _GLM_NAME.match(body)
-    if named is None:
+    match = _GLM_NAME.match(body)
+    if match is None:
         return None
     arguments: dict[str, Json] = {}
-    end = named.end()
+    end = match.end()
     while key := _GLM_KEY.match(body, end):
         stop = body.find(_GLM_VALUE_END, key.end())
         if stop < 0:
             return None
         arguments[key[1].strip()] = body[key.end() : stop]
         end = stop + len(_GLM_VALUE_END)
-    return None if body[end:].strip() else (named[1], arguments)
+    return None if body[end:].strip() else (match[1], arguments)

@@ -199,15 +199,15 @@ def _rule(plan: ModelPlan, name: str) -> tuple[str, TensorRule]:
     if name in top:
         prefix, hf_name = top[name]
         return prefix, same(hf_name)
-    found = _LAYER.fullmatch(name)
-    layer = int(found[1]) if found else plan.num_layers
+    match = _LAYER.fullmatch(name)
+    layer = int(match[1]) if match else plan.num_layers
     rules = _layer_kinds(plan)[layer] if layer < plan.num_layers else {}
-    if not found or found[2] not in rules:
+    if not match or match[2] not in rules:
         raise InputError(
             f"Megatron parameter {name!r} has no counterpart in the model",
             hint="do config.json and the weights belong together?",
         )
-    return f"{plan.prefix}layers.{layer}.", rules[found[2]]
+    return f"{plan.prefix}layers.{layer}.", rules[match[2]]
 
 
 _NORMS = {

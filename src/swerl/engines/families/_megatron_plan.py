@@ -41,8 +41,8 @@ def number(value: Json, key: str) -> float:
 def rope_value(config: HfConfig, key: str, default: float) -> float:
     """Return a setting of the rotary embedding, nested in `rope_parameters` or not."""
     nested = config.get("rope_parameters")
-    found = nested.get(key) if isinstance(nested, Mapping) else None
-    return number(config.get(key, default) if found is None else found, key)
+    value = nested.get(key) if isinstance(nested, Mapping) else None
+    return number(config.get(key, default) if value is None else value, key)
 
 
 def refuse(config: HfConfig, odd: Mapping[str, bool]) -> None:
@@ -159,8 +159,8 @@ def plan_of(hf_config: HfConfig) -> ModelPlan:
     read = _READERS.get(kind)
     if read is None:
         message = f"models of the type {kind!r} can be run but not trained"
-        known = ", ".join(sorted(name for name in _READERS if not name.endswith("_text")))
-        raise InputError(message, hint=f"model_type must be one of: {known}")
+        readers = ", ".join(sorted(name for name in _READERS if not name.endswith("_text")))
+        raise InputError(message, hint=f"model_type must be one of: {readers}")
     refuse_unusual(config)
     plan = read(config)
     nested = config is not hf_config

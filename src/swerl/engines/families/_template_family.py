@@ -113,9 +113,9 @@ class TemplateFamily:
         """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         text = "".join(self._tokenizer.pieces(body))
-        thinking, head, found = self._read(text)
+        thinking, head, calls = self._read(text)
         num_thinking = self._num_thinking(body, head) if thinking else 0
-        return ParsedReply(found.text, thinking, found.calls, found.num_malformed, num_thinking)
+        return ParsedReply(calls.text, thinking, calls.calls, calls.num_malformed, num_thinking)
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""
@@ -198,7 +198,10 @@ def find_form(template: ChatTemplate) -> CallForm:
     )
     text = "".join(template.pieces([_ASK, reply, result], [Tool("look")], opening=False))
     for form in CallForm:
-        if any(name == "look" and "path" in found for name, found in read_calls(text, form).calls):
+        if any(
+            name == "look" and "path" in arguments
+            for name, arguments in read_calls(text, form).calls
+        ):
             return form
     message = "the model's chat template writes tool calls in a form that is not known here"
     hint = f"known forms: {', '.join(CallForm)}"
@@ -214,14 +217,14 @@ def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str])
         ids = []
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"cannot read {path}: {error}", hint="download the model again") from error
-    listed = [tokenizer.name(one) for one in (ids if isinstance(ids, list) else [ids])]
-    found = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
-    if not found:
+    listed = [tokenizer.name(token) for token in (ids if isinstance(ids, list) else [ids])]
+    stops = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
+    if not stops:
         raise InputError(
             f"{model} names no token that ends a turn",
             hint="set eos_token_id in generation_config.json",
         )
-    return found
+    return stops
 
 
 def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:
@@ -349,7 +352,7 @@ class ChatTemplate:
             case str():
                 return self._break(value, guard)
             case list():
-                return [self._broken(each, guard) for each in value]
+                return [self._broken(item, guard) for item in value]
             case dict():
                 return {self._break(k, guard): self._broken(v, guard) for k, v in value.items()}
             case _:
@@ -392,12 +395,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _guard(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     text = repr((messages, tools))  # escapes private code points, so the escapes are compared
-    found = next((point for point in _PRIVATE if ascii(chr(point))[1:-1] not in text), None)
-    if found is None:
+    unused = next((point for point in _PRIVATE if ascii(chr(point))[1:-1] not in text), None)
+    if unused is None:
         raise InputError(
             "the conversation contains every guard character", hint="its messages are not text"
         )
-    return chr(found)
+    return chr(unused)
 
 
 def _compile(source: str) -> jinja2.Template:

@@ -85,7 +85,7 @@ class SplitTokenizer:
     def count_through(self, ids: Sequence[int], special: str) -> int:
         """Return the number of ids up to and including the first `special`; all if it is absent."""
         index = self._ids.get(special)
-        return next((n for n, one in enumerate(ids, 1) if one == index), len(ids))
+        return next((n for n, token in enumerate(ids, 1) if token == index), len(ids))
 
     def _encode_run(self, texts: Sequence[str]) -> list[int]:
         if not texts:

@@ -224,10 +224,10 @@ class TinyFamily:
     def parse(self, ids: Sequence[int]) -> ParsedReply:
         """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        found = _read(list(self._tokenizer.pieces(body)))
-        if not found.thinking:
-            return found
-        return replace(found, thinking_tokens=self._tokenizer.count_through(body, THINK_END))
+        reply = _read(list(self._tokenizer.pieces(body)))
+        if not reply.thinking:
+            return reply
+        return replace(reply, thinking_tokens=self._tokenizer.count_through(body, THINK_END))
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""

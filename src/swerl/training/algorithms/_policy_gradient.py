@@ -338,11 +338,11 @@ def policy_loss(
     Statistics are means over Episodes, whatever the loss's own mean is.
     """
     log_ratio_BT = (inputs.logp_BT - _old_logp(inputs, options)) * inputs.mask_BT
-    found = objective(log_ratio_BT, _token_advantages(inputs, options))
-    gain_BT = found.gain_BT
+    surrogate = objective(log_ratio_BT, _token_advantages(inputs, options))
+    gain_BT = surrogate.gain_BT
     stats = {
-        "ratio": _statistic(found.ratio_BT, inputs),
-        "clip_fraction": _statistic(found.is_clipped_BT, inputs),
+        "ratio": _statistic(surrogate.ratio_BT, inputs),
+        "clip_fraction": _statistic(surrogate.is_clipped_BT, inputs),
     }
     if options.mismatch is not Mismatch.NONE:
         correction = mismatch_weights(inputs, options.mismatch, options.mismatch_bounds)

@@ -163,10 +163,10 @@ class CheckpointReader:
     def common(self) -> dict[str, Any]:
         try:
             # A checkpoint may come from elsewhere: execute no pickled code.
-            found: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
+            state: dict[str, Any] = torch.load(self.folder / COMMON, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise _unreadable(self.folder, error) from error
-        return found
+        return state
 
     def read(self, pieces: Sequence[Piece]) -> None:
         """Fill the memory of pieces. Raises TrainerError if a tensor does not match."""
@@ -194,11 +194,11 @@ class CheckpointReader:
 
     def _entry(self, piece: Piece) -> TensorStorageMetadata:
         entry = self._metadata.state_dict_metadata.get(piece.key)
-        found = tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
-        if found == piece.shape:
+        size = tuple(entry.size) if isinstance(entry, TensorStorageMetadata) else None
+        if size == piece.shape:
             assert isinstance(entry, TensorStorageMetadata)
             return entry
-        has = "no such tensor" if found is None else f"shape {found}"
+        has = "no such tensor" if size is None else f"shape {size}"
         message = f"the model has {piece.key} {piece.shape}, the checkpoint {self.folder} {has}"
         hint = "restore with the model that the checkpoint was made from"
         raise TrainerError(message, hint=hint)

@@ -62,8 +62,8 @@ def make_room(folder: Path, num_bytes: int) -> None:
     """
     with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in (*folder.parent.glob(".*.part"), *folder.parent.glob(".*.old")):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (*folder.parent.glob(".*.part"), *folder.parent.glob(".*.old")):
+            shutil.rmtree(leftover, ignore_errors=True)
         # The outcome of an earlier save would pass for the outcome of this one.
         _outcome(folder.parent, int(folder.name)).unlink(missing_ok=True)
         free = shutil.disk_usage(folder.parent).free
@@ -123,11 +123,11 @@ def take_outcome(parent: Path, step: int) -> SaveOutcome | None:
     path = _outcome(parent, step)
     try:
         # A rename puts the file there, so it is never half-written.
-        found = SaveOutcome(**json.loads(path.read_text(encoding="utf-8")))
+        outcome = SaveOutcome(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     path.unlink(missing_ok=True)
-    return found
+    return outcome
 
 
 def _outcome(parent: Path, step: int) -> Path:
@@ -203,9 +203,9 @@ def read_meta(folder: Path) -> CheckpointMeta:
         )
     try:
         value = json.loads((folder / META).read_text(encoding="utf-8"))
-        found = value["format"]
-        if found != FORMAT:
-            message = f"the checkpoint {folder} has format {found}; this swerl reads {FORMAT}"
+        version = value["format"]
+        if version != FORMAT:
+            message = f"the checkpoint {folder} has format {version}; this swerl reads {FORMAT}"
             hint = "restore it with the swerl that wrote it, and `swerl export` the weights there"
             raise TrainerError(message, hint=hint)
         files = {name: FileMark(**file) for name, file in value.pop("files").items()}
@@ -225,23 +225,23 @@ def check_files(folder: Path, meta: CheckpointMeta, *, part: int = 0, num_parts:
 
     The ranks of a trainer share the hashing. Raises TrainerError, which names the file.
     """
-    for number, (name, wanted) in enumerate(sorted(meta.files.items())):
+    for number, (name, size_and_hash) in enumerate(sorted(meta.files.items())):
         path = folder / name
         if not path.is_file():
             _refuse(folder, f"its file {name} is missing")
         size = path.stat().st_size
-        if size != wanted.num_bytes:
-            _refuse(folder, f"its file {name} has {size:,} bytes of {wanted.num_bytes:,}")
+        if size != size_and_hash.num_bytes:
+            _refuse(folder, f"its file {name} has {size:,} bytes of {size_and_hash.num_bytes:,}")
         # Hashing reads whole files, so each rank hashes only some of them.
-        if number % num_parts == part and mark(path) != wanted:
+        if number % num_parts == part and mark(path) != size_and_hash:
             _refuse(folder, f"the content of its file {name} has changed")
 
 
 def steps(parent: Path) -> list[int]:
     """Return the steps of the whole checkpoints in a folder, in order."""
-    found = parent.iterdir() if parent.is_dir() else ()
+    folders = parent.iterdir() if parent.is_dir() else ()
     # A folder without meta.json is half-written.
-    return sorted(int(p.name) for p in found if p.name.isdecimal() and (p / META).is_file())
+    return sorted(int(p.name) for p in folders if p.name.isdecimal() and (p / META).is_file())
 
 
 def _refuse(folder: Path, reason: str) -> None:

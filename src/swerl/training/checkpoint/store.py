@@ -277,8 +277,8 @@ def owned_pieces(learner: Learner) -> list[Piece]:
             trained.add(param)
             # Other tensor ranks and tied embeddings of the last stage are copies.
             if _is_first_copy(param) and not _is_tied_copy(learner, param):
-                held = {name: learner.memory.read(each) for name, each in tensors.items()}
-                found += _pieces(names, param, held, start)
+                copies = {name: learner.memory.read(tensor) for name, tensor in tensors.items()}
+                found += _pieces(names, param, copies, start)
     for param, key in names.items():
         # A trained parameter without a range on this rank is written by another rank.
         is_frozen = param not in trained and not param.requires_grad
@@ -360,7 +360,10 @@ def _names(learner: Learner) -> dict[torch.nn.Parameter, str]:
     """
     is_tied = learner.model.share_embeddings_and_output_weights
     params = learner.params(adapters=bool(learner.adapters))
-    return {each: _TIED if is_tied and name == _OUTPUT else name for name, each in params.items()}
+    return {
+        parameter: _TIED if is_tied and name == _OUTPUT else name
+        for name, parameter in params.items()
+    }
 
 
 def _is_tied_copy(learner: Learner, param: torch.nn.Parameter) -> bool:
@@ -424,7 +427,7 @@ def _pieces(
 
 def _cuts(param: torch.nn.Parameter) -> list[Cut]:
     cuts = rank_cuts(param)
-    return [Cut(each.dim, each.group.rank(), each.group.size(), each.num_stacked) for each in cuts]
+    return [Cut(cut.dim, cut.group.rank(), cut.group.size(), cut.num_stacked) for cut in cuts]
 
 
 def _is_first_copy(param: torch.nn.Parameter) -> bool:

@@ -127,14 +127,14 @@ def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> 
     """Return an early and a late piece of all rows, or several with a part of the rows each."""
     # Without context ranks, a segment is one piece.
     num_pieces = 2 * num_ranks if num_ranks > 1 else 1
-    held = (rank, num_pieces - 1 - rank)[: min(num_pieces, 2)]
+    numbers = (rank, num_pieces - 1 - rank)[: min(num_pieces, 2)]
     sizes = [length // num_pieces for length in forest.lengths]
     order = whole_order(forest.lengths, num_ranks)
     paths = forest.paths()
     # This rank holds its pieces of a row one after the other.
-    own_starts = [0, *accumulate(len(held) * size for size in sizes[:-1])]
+    own_starts = [0, *accumulate(len(numbers) * size for size in sizes[:-1])]
     found, queries = [], []
-    for half, number in enumerate(held):
+    for half, number in enumerate(numbers):
         # A piece sees its row's prefix and the keys of all pieces up to itself.
         seen = [(number + 1) * size for size in sizes]
         lengths = [depth + size for depth, size in zip(forest.shared, seen, strict=True)]
@@ -149,7 +149,7 @@ def _pieces(forest: Forest, num_ranks: int, rank: int, device: torch.device) -> 
                 )
             )
     own = torch.cat(queries).to(device)
-    return _Pieces(tuple(found), own, torch.argsort(own), again=len(found) > len(held))
+    return _Pieces(tuple(found), own, torch.argsort(own), again=len(found) > len(numbers))
 
 
 def _by_keys(lengths: Sequence[int], *, limit: int) -> list[list[int]]:
@@ -239,7 +239,7 @@ def _prefer_flash3() -> None:
 def _row(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
 ) -> torch.Tensor:
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (query, key, value))
+    q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
     call = partial(F.scaled_dot_product_attention, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     num, before = q.shape[2], k.shape[2] - q.shape[2]
     if not before:
@@ -249,9 +249,11 @@ def _row(
     parts = []
     for start in range(0, num, _QUERIES):
         end = min(start + _QUERIES, num)
-        seen = before + end
-        mask = q.new_ones(end - start, seen, dtype=torch.bool).tril(before + start)
-        parts.append(call(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], attn_mask=mask))
+        end_of_keys = before + end
+        mask = q.new_ones(end - start, end_of_keys, dtype=torch.bool).tril(before + start)
+        parts.append(
+            call(q[:, :, start:end], k[:, :, :end_of_keys], v[:, :, :end_of_keys], attn_mask=mask)
+        )
     return torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
 
 

@@ -151,8 +151,8 @@ def held_order(
     lengths: tuple[int, ...], num_ranks: int, device: torch.device = _HOST
 ) -> torch.Tensor:
     """Return the inverse of `whole_order`: the positions of all ranks, in rank order."""
-    held = [own_positions(lengths, num_ranks, rank) for rank in range(num_ranks)]
-    return torch.cat(held).to(device)
+    orders = [own_positions(lengths, num_ranks, rank) for rank in range(num_ranks)]
+    return torch.cat(orders).to(device)
 
 
 def gather_context(part: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:

@@ -142,9 +142,9 @@ class Learner:
 
     def params(self, *, adapters: bool) -> dict[str, torch.nn.Parameter]:
         """Return this rank's adapters, or its other parameters, by name in the whole model."""
-        named = self.model.named_parameters()
-        found = {weights.global_name(self.model, name): param for name, param in named}
-        return {name: each for name, each in found.items() if (LORA in name) == adapters}
+        parameters = self.model.named_parameters()
+        by_name = {weights.global_name(self.model, name): param for name, param in parameters}
+        return {name: each for name, each in by_name.items() if (LORA in name) == adapters}
 
     def sleep(self) -> None:
         """Give the GPU's memory to the engine until `wake`; gradients are dropped."""
@@ -166,7 +166,7 @@ class Learner:
             for group in part.optimizer.param_groups:
                 yield from group["params"]
             for state in part.optimizer.state.values():
-                yield from (each for each in state.values() if isinstance(each, torch.Tensor))
+                yield from (tensor for tensor in state.values() if isinstance(tensor, torch.Tensor))
 
     def _gradient_buffers(self) -> Iterator[torch.Tensor]:
         wrapped = self.parallel_model
@@ -291,9 +291,9 @@ def log_probs(
 ) -> list[torch.Tensor | None]:
     """Return `logp_S` of each micro-batch without a gradient; None on earlier stages."""
     with torch.no_grad():
-        found: list[torch.Tensor] = _run(model, micro_batches, _without_loss, forward_only=True)
+        outputs: list[torch.Tensor] = _run(model, micro_batches, _without_loss, forward_only=True)
     # Earlier pipeline stages have no output.
-    return list(found) or [None] * len(micro_batches)
+    return list(outputs) or [None] * len(micro_batches)
 
 
 def gradients(
@@ -304,8 +304,8 @@ def gradients(
 ) -> list[Figures]:
     """Sum gradients over micro-batches and ranks; return the figures, on the reporting rank."""
     inputs = list(zip(micro_batches, reference, strict=True))
-    found: list[Figures] = _run(model, inputs, partial(_with_loss, loss), forward_only=False)
-    return found if reports_figures() else []
+    figures: list[Figures] = _run(model, inputs, partial(_with_loss, loss), forward_only=False)
+    return figures if reports_figures() else []
 
 
 def _run(

@@ -110,7 +110,7 @@ def attach(
     Raises TrainerError if this rank's layers have no target.
     """
     lora = options.lora
-    found: dict[torch.nn.Parameter, Adapter] = {}
+    adapters: dict[torch.nn.Parameter, Adapter] = {}
     for name, weight in list(model.named_parameters()):
         weight.requires_grad_(False)
         if not any(_TARGETS[target].fullmatch(name) for target in lora.targets):
@@ -134,13 +134,13 @@ def attach(
             adapter.is_part_OP1 = own_part(is_part, adapter.B).to(weight)
         _draw(adapter.A, f"{options.seed} {full_name}")
         layer.add_module(f"{attribute}_lora", adapter)
-        found[weight] = adapter
-    if not found:
+        adapters[weight] = adapter
+    if not adapters:
         raise TrainerError(
             f"no layer of this rank is in trainer.lora.targets = {list(lora.targets)}",
             hint="name the projections that the model has, or leave the key out",
         )
-    return found
+    return adapters
 
 
 @contextmanager

@@ -250,8 +250,8 @@ def pack_rows(
     """Pack rows. `selected` are row and position of the selected tokens, row by row."""
     sizes = [len(row.sample.ids) - 1 for row in rows]
     shared = [row.shared for row in rows]
-    own = [size - depth for size, depth in zip(sizes, shared, strict=True)]
-    lengths = share.pad(own)
+    new_sizes = [size - depth for size, depth in zip(sizes, shared, strict=True)]
+    lengths = share.pad(new_sizes)
     ids_P, labels_P = (_end_to_end(rows, offset) for offset in (0, 1))
     paths = zip(row_paths(lengths, shared), sizes, strict=True)
     place_P = torch.cat([path[:size] for path, size in paths])

@@ -192,7 +192,7 @@ def _packs(
     # A small capacity keeps the packs even, so the capacities are tried in rising order.
     even = sum(sizes) / num_packs
     capacities = [max(max(sizes), int(even * slack) + 1) for slack in _SLACKS]
-    for capacity in (*sorted({each for each in capacities if each < budget}), budget):
+    for capacity in (*sorted({limit for limit in capacities if limit < budget}), budget):
         for fill in (_best_fit, _one_by_one):
             filled = fill(sizes, capacity)
             if len(filled) <= num_packs:
@@ -219,16 +219,16 @@ def _best_fit(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
 def _one_by_one(sizes: Sequence[int], capacity: int) -> list[tuple[int, ...]]:
     """Fill packs one by one: the longest remaining row, then the rows that best fill the rest."""
     grain = -(-capacity // _GRAIN)
-    left = sorted(range(len(sizes)), key=lambda item: -sizes[item])
+    remaining = sorted(range(len(sizes)), key=lambda item: -sizes[item])
     packs = []
-    while left:
+    while remaining:
         # Sizes round up and room rounds down, so that no pack exceeds the capacity.
-        first, *others = left
+        first, *others = remaining
         room = (capacity - sizes[first]) // grain
         chosen = _closest_sum([-(-sizes[item] // grain) for item in others], room)
         taken = (first, *(others[index] for index in chosen))
         packs.append(taken)
-        left = [item for item in others if item not in set(taken)]
+        remaining = [item for item in others if item not in set(taken)]
     return packs
 
 

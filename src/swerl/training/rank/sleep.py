@@ -73,12 +73,12 @@ class RankMemory:
 
     def wake(self) -> None:
         """Take the memory back, with every kept byte as it was."""
-        for each in self._asleep.values():
-            each.storage.resize_(each.num_bytes)
-            if each.start is None:
-                _flat(each.storage).zero_()
+        for storage in self._asleep.values():
+            storage.storage.resize_(storage.num_bytes)
+            if storage.start is None:
+                _flat(storage.storage).zero_()
             else:
-                _flat(each.storage).copy_(self._bytes_of(each), non_blocking=True)
+                _flat(storage.storage).copy_(self._bytes_of(storage), non_blocking=True)
         _synchronize(self._device)
         self._asleep = {}
 
@@ -87,10 +87,10 @@ class RankMemory:
 
         The view is valid until the next sleep.
         """
-        found = self._asleep.get(tensor.untyped_storage()._cdata)
-        if found is None or found.start is None:
+        copy = self._asleep.get(tensor.untyped_storage()._cdata)
+        if copy is None or copy.start is None:
             return tensor
-        values = self._bytes_of(found).view(tensor.dtype)
+        values = self._bytes_of(copy).view(tensor.dtype)
         start = values.storage_offset() + tensor.storage_offset()
         return values.as_strided(tensor.shape, tensor.stride(), start)
 
@@ -105,9 +105,9 @@ class RankMemory:
     def _storages(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
         """Return the storages of this device, each once: most tensors are views of few."""
         storages = (
-            each.untyped_storage() for each in tensors if each.device.type == self._device.type
+            item.untyped_storage() for item in tensors if item.device.type == self._device.type
         )
-        return {each._cdata: each for each in storages if each.nbytes() and each.resizable()}
+        return {item._cdata: item for item in storages if item.nbytes() and item.resizable()}
 
 
 def empty_allocator() -> None:

@@ -63,9 +63,9 @@ def tensors(
     entries = [_WholeParam(name, whole_shape(param), param.dtype) for name, param in params.items()]
     dist.all_gather_object(listed, entries, group=stages)
     device = next(iter(params.values())).device
-    for stage, found in enumerate(listed):
+    for stage, names in enumerate(listed):
         source = dist.get_global_rank(stages, stage)
-        for entry in found:
+        for entry in names:
             if stage == stages.rank():
                 tensor = whole(params[entry.name], read)
             else:
@@ -125,14 +125,14 @@ class RankCut:
 
 def rank_cuts(param: torch.nn.Parameter) -> list[RankCut]:
     """Return how ranks share a parameter, by the marks that Megatron-Core's layers set on it."""
-    found = []
+    cuts = []
     if belongs_to_experts(param):
-        found.append(RankCut(0, parallel_state.get_expert_model_parallel_group()))
+        cuts.append(RankCut(0, parallel_state.get_expert_model_parallel_group()))
     marks = vars(param)
     if is_split(param):
         group = tensor_group(param)
-        found.append(RankCut(marks["partition_dim"], group, marks["partition_stride"]))
-    return found
+        cuts.append(RankCut(marks["partition_dim"], group, marks["partition_stride"]))
+    return cuts
 
 
 def is_split(param: torch.nn.Parameter) -> bool:

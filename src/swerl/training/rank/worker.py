@@ -136,7 +136,7 @@ class RankCommands:
             timeout_s=options.weight_bucket_s,
         )
         # JSON has turned tuples into lists.
-        asked = [EngineTarget(**{**each, "gpus": tuple(each["gpus"])}) for each in targets]
+        asked = [EngineTarget(**{**target, "gpus": tuple(target["gpus"])}) for target in targets]
         try:
             sent = self._sender.send(asked, way, self._version)
         finally:
@@ -212,9 +212,9 @@ def _commands(link: socket.socket | None) -> Iterator[Mapping[str, Any]]:
     lines = link.makefile("r", encoding="utf-8") if link else iter(())
     group = dist.new_group(backend="gloo", timeout=IDLE)
     while True:
-        held: list[Any] = [next(lines, None)] if link else [None]
-        dist.broadcast_object_list(held, src=0, group=group)
-        command = json.loads(held[0]) if held[0] else {"command": "close"}
+        message: list[Any] = [next(lines, None)] if link else [None]
+        dist.broadcast_object_list(message, src=0, group=group)
+        command = json.loads(message[0]) if message[0] else {"command": "close"}
         if command["command"] == "close":
             return
         yield command

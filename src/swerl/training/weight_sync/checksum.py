@@ -205,13 +205,13 @@ class ExpectedChecksums:
 
     def _note(self, name: str, cuts: Sequence[PerRank | None], *, certain: bool = False) -> None:
         """Keep the checksums of every layout in which the ranks may hold a parameter."""
-        found = [cut for cut in cuts if cut is not None]
-        for rank in range(self._ranks if found else 0):
+        layouts = [cut for cut in cuts if cut is not None]
+        for rank in range(self._ranks if layouts else 0):
             # A single rank holds the same bytes in every layout.
-            held = [cut[rank] for cut in found][: 1 if self._ranks == 1 else None]
-            sums = [each for tensor in held for each in self._sums(tensor)]
+            tensors = [cut[rank] for cut in layouts][: 1 if self._ranks == 1 else None]
+            sums = [checksum for tensor in tensors for checksum in self._sums(tensor)]
             self._found[rank][name] = tuple(dict.fromkeys(sums))
-        if certain and found:
+        if certain and layouts:
             self._certain.add(name)
 
     def _sums(self, tensor: torch.Tensor) -> list[str]:
@@ -252,10 +252,10 @@ def heads(tensor: torch.Tensor, num_ranks: int, num_heads: int) -> PerRank | Non
 
 def stacked(cuts: Sequence[PerRank | None], dim: int = 0) -> PerRank | None:
     """Give each rank its share of every part, one after the other; None if one part has none."""
-    found = [cut for cut in cuts if cut is not None]
-    if len(found) < len(cuts):
+    parts_found = [cut for cut in cuts if cut is not None]
+    if len(parts_found) < len(cuts):
         return None
-    return [torch.cat(parts, dim) for parts in zip(*found, strict=True)]
+    return [torch.cat(parts, dim) for parts in zip(*parts_found, strict=True)]
 
 
 def hash_tensor(tensor: torch.Tensor, device: str) -> str:

@@ -90,7 +90,7 @@ class Sender:
 
     def _try_broadcast(self, delivery: _Delivery) -> bool:
         """Return whether a member failed and others still need the weights."""
-        known = self._group
+        group_before = self._group
         # Only the first rank shares a group with the engines.
         group = self._join(delivery) if dist.get_rank() == 0 else None
         broken = dist.get_rank() == 0 and group is None
@@ -105,7 +105,7 @@ class Sender:
             except GroupError as error:
                 broken = True
                 # An old group lacks restarted servers, so only servers that are gone are lost.
-                delivery.lose(error.gone if group is known else error.culprits)
+                delivery.lose(error.gone if group is group_before else error.culprits)
                 self.close()
 
         self._pass(delivery, deliver)
@@ -113,14 +113,14 @@ class Sender:
 
     def _join(self, delivery: _Delivery) -> EngineGroup | None:
         """Return the group of the remaining servers; None if one did not join."""
-        wanted = tuple(delivery.alive)
+        targets = tuple(delivery.alive)
         # The group of the last update serves again if no server was added or lost.
-        if self._group and self._group.targets == wanted:
+        if self._group and self._group.targets == targets:
             return self._group
         self.close()
-        if not wanted:
+        if not targets:
             return None
-        group = EngineGroup(wanted, Caller(len(wanted), self._timeout_s))
+        group = EngineGroup(targets, Caller(len(targets), self._timeout_s))
         try:
             group.join()
         except GroupError as error:
@@ -165,7 +165,7 @@ class _Delivery:
 
     def lose(self, reasons: Mapping[str, str]) -> None:
         self._reasons |= reasons
-        self.alive = [each for each in self.alive if each.url not in self._reasons]
+        self.alive = [target for target in self.alive if target.url not in self._reasons]
 
     def note(self, expected: ExpectedChecksums, num_tensors: int) -> None:
         self._checksums, self._certain = expected.checksums, expected.certain
@@ -205,9 +205,9 @@ class _Delivery:
             flat = bucket.flat()
             return flat, [RankHandle(handle(bucket, flat))]
         flat = bucket.flat().cuda()
-        found: list[RankHandle | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, RankHandle(handle(bucket, flat), gpu_uuid()))
-        return flat, [each for each in found if each]
+        handles: list[RankHandle | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(handles, RankHandle(handle(bucket, flat), gpu_uuid()))
+        return flat, [each for each in handles if each]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,12 +241,12 @@ def handles_of(target: EngineTarget, handles: Sequence[RankHandle]) -> list[str]
 
 def stored_dtypes(model: Path) -> dict[str, torch.dtype]:
     """Return the type of every floating tensor in a model folder's files."""
-    found = {}
+    dtypes = {}
     for path in shards(model):
         with path.open("rb") as file:
             # A safetensors file begins with the length of its JSON header, in 8 bytes.
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__" and entry["dtype"] in _TYPES:
-                found[name] = _TYPES[entry["dtype"]]
-    return found
+                dtypes[name] = _TYPES[entry["dtype"]]
+    return dtypes

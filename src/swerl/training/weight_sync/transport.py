@@ -67,15 +67,15 @@ class Caller:
 
 def failures(calls: Mapping[str, Future[None]]) -> dict[str, CallError]:
     """Wait for all calls, by URL; return the errors, by URL."""
-    found = {}
+    errors = {}
     for url, call in calls.items():
         # `exception` waits until the call has ended.
         error = call.exception()
         if isinstance(error, CallError):
-            found[url] = error
+            errors[url] = error
         elif error is not None:
             raise error
-    return found
+    return errors
 
 
 def _post(url: str, body: Mapping[str, Json], timeout_s: float) -> None:
@@ -169,7 +169,7 @@ class EngineGroup:
             "flush_cache": False,
         }
         path = "/update_weights_from_distributed"
-        calls = {each.url: self._caller.start(each.url, path, body) for each in self.targets}
+        calls = {target.url: self._caller.start(target.url, path, body) for target in self.targets}
         # Asynchronous: a server that fails must not block this rank inside the broadcast.
         sent = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         wait(calls.values(), return_when=FIRST_EXCEPTION)
@@ -186,8 +186,8 @@ class EngineGroup:
         self._group = None
         body = {"group_name": self._name}
         calls = {
-            each.url: self._caller.start(each.url, "/destroy_weights_update_group", body)
-            for each in self.targets
+            target.url: self._caller.start(target.url, "/destroy_weights_update_group", body)
+            for target in self.targets
         }
         # Wait, but ignore the errors: a server that is gone has left.
         failures(calls)
@@ -246,7 +246,9 @@ class Bucket:
         return [list(tensor.shape) for tensor in self.tensors]
 
     def flat(self) -> torch.Tensor:
-        return torch.cat([each.contiguous().view(-1).view(torch.uint8) for each in self.tensors])
+        return torch.cat(
+            [tensor.contiguous().view(-1).view(torch.uint8) for tensor in self.tensors]
+        )
 
 
 def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[Bucket]:
