@@ -135,7 +135,7 @@ def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
 @pytest.mark.parametrize("kind", ["delta", "attention", "dense"])
 def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
     """Within 5 %: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
-    command = [sys.executable, "-m", "tests.training.rank.activation_rank", kind]
+    command = [sys.executable, "-m", "tests.unit.training.rank.activation_rank", kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

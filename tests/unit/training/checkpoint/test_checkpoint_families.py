@@ -104,7 +104,7 @@ def _run(work: Path, random_batch: Callable[..., Batch]) -> list[tuple[float, fl
     path = work / "jobs.json"
     path.write_text(json.dumps(specs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "tests.training.checkpoint.checkpoint_ranks", str(path)]
+    argv = [sys.executable, "-m", "tests.unit.training.checkpoint.checkpoint_ranks", str(path)]
     ranks = [subprocess.Popen([*argv, str(rank)], cwd=ROOT, env=env) for rank in range(2)]
     try:
         codes = [rank.wait(timeout=300) for rank in ranks]

@@ -1,4 +1,4 @@
-"""Ranks that train models as specs: `python -m tests.training.rank.family_ranks JOBS [MODULES]`.
+"""Ranks that train models as specs: `python -m tests.unit.training.rank.family_ranks JOBS [MODULES]`.
 
 A job is one model under one layout. The file holds lists of jobs by number of ranks. One process
 loads Megatron-Core and forks the ranks of each list, which run its jobs one after the other: a test
@@ -57,7 +57,7 @@ def run_ranks(
     """
     file.write_text(json.dumps(specs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "tests.training.rank.family_ranks", str(file)]
+    argv = [sys.executable, "-m", "tests.unit.training.rank.family_ranks", str(file)]
     argv += [str(modules)] if modules else []
     limit_s = 600 + 60 * sum(map(len, specs.values()))
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s)

@@ -26,7 +26,7 @@ def _run(options: TrainerOptions, model: Path, rows: list[Batch], folder: Path) 
     job = folder / "job.json"
     given = json.loads(options.model_dump_json())
     job.write_text(json.dumps({"options": given, "model": str(model), "batches": paths}))
-    command = [sys.executable, "-m", "tests.training.rank.sleep_rank", str(job)]
+    command = [sys.executable, "-m", "tests.unit.training.rank.sleep_rank", str(job)]
     ranks = [
         subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
         for rank in range(options.ranks)

@@ -23,7 +23,7 @@ ARCHITECTURES = {
 
 
 def write_line(model: torch.nn.Module, folder: Path) -> Path:
-    """Write a model of `tests.engines.families.lines` with config, weights and tokenizer."""
+    """Write a model of `tests.unit.engines.families.lines` with config, weights and tokenizer."""
     folder.mkdir(parents=True)
     tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     config, weights = config_of(model), weights_of(model)
