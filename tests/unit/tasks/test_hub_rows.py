@@ -76,7 +76,7 @@ def test_a_split_streams_from_the_hub_at_one_commit(tmp_path: Path) -> None:
         done = swerl(hub, tmp_path, "swe-gym")
         assert done.returncode == 0, done.stderr
         test = swerl(hub, tmp_path, "swe-gym", "--split", "test", "--force")
-        resolved = [line for line in hub.asked if "/resolve/" in line]
+        resolved = [line for line in hub.asked if line.endswith(".parquet")]
     assert "180 tasks" in words(done.stdout)
     assert "20 rejected: FAIL_TO_PASS is empty" in words(done.stdout)
     assert "2 tasks" in words(test.stdout)
