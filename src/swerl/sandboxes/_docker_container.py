@@ -240,7 +240,7 @@ def _request(client: Any, plan: ContainerPlan, security: Sequence[str]) -> str:
     )
     host["MaskedPaths"] = [*_MASKED]
     clock_s = math.ceil(limits.lifetime_s) + _CLOCK_SLACK_S
-    made = client.create_container(
+    container = client.create_container(
         plan.image,
         entrypoint=["/bin/sh"],
         command=["-c", scripts.FIRST, "swerl", scripts.FIRST, str(clock_s), plan.workdir],
@@ -254,7 +254,7 @@ def _request(client: Any, plan: ContainerPlan, security: Sequence[str]) -> str:
         host_config=host,
         use_config_proxy=False,  # it may hold a password
     )
-    return str(made["Id"])
+    return str(container["Id"])
 
 
 def _mount(mount: Mount) -> Mapping[str, object]:

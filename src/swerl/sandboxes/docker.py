@@ -109,7 +109,7 @@ class DockerBackend:
             runtime=options.runtime,
             user=options.user,
             has_quota=self._has_quota,
-            has_kernel_network=any(known in runtime for known in _NAMESPACE_RUNTIMES),
+            has_kernel_network=any(kind in runtime for kind in _NAMESPACE_RUNTIMES),
         )
         try:
             plan, container = await containers.create(daemon, plan)
@@ -289,7 +289,7 @@ class DockerSandbox(MachineSandbox):
         self._require_alive()
         command = ["/bin/sh", "-c", request.script, "swerl", *request.words]
         try:
-            made = await self._daemon.call(
+            process = await self._daemon.call(
                 lambda client: client.exec_create(
                     self.container,
                     command,
@@ -300,12 +300,12 @@ class DockerSandbox(MachineSandbox):
                 )
             )
             stream = await self._daemon.stream(
-                lambda client: client.exec_start(made["Id"], socket=True)
+                lambda client: client.exec_start(process["Id"], socket=True)
             )
         except (ContainerGoneError, NameTakenError, SandboxUnavailableError) as error:
             await self._require_alive_soon()
             raise await self._refusal(str(error)) from error
-        return stream, lambda _: self._wait_for_exit(str(made["Id"]))
+        return stream, lambda _: self._wait_for_exit(str(process["Id"]))
 
     async def _wait_for_exit(self, number: str) -> int:
         """Wait until the daemon reports a command's end, and return its exit code."""

@@ -51,8 +51,6 @@ FAILURES = (OSError, sqlite3.Error)
 """Errors of a ledger that cannot be written."""
 GRACE_S = 60.0
 """Time past its deadline in which an owner or provider may still be closing a sandbox."""
-_CLOSING_S = 10.0
-"""A provider may list a sandbox for so long after its end."""
 _CREATE_S = 300.0
 """A provider may still create a sandbox for so long after its owner's death."""
 _AT_ONCE = 8
@@ -452,8 +450,6 @@ def _judge(entry: Entry, owner: Life, answer: _Answer, asked_s: float) -> Listed
     is_live = answer.live is not None and entry.name in answer.live
     reason, state = "", SandboxState.OPEN if entry.opened_s else SandboxState.INTENDED
     if entry.ended_s:
-        is_live = is_live and entry.ended_s < asked_s - _CLOSING_S
-        reason = "its provider still lists it" if is_live else ""
         state = SandboxState.ENDED
     elif owner is Life.DEAD:
         reason = "its owner is dead"
