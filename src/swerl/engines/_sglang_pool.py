@@ -39,9 +39,11 @@ SESSION_IDLE_S = 1800.0
 class ClientSettings:
     pause_mode: PauseMode = PauseMode.RETRACT
     max_in_flight: int = 4096
-    reply_s: float | None = None
+    """Requests sent at once; more wait in the client. Servers have queues of their own."""
+    reply_s: float | None = 3600.0
+    """Seconds for one reply: a last limit, above every `budgets.model_call_s`."""
     load_s: float = 1800.0
-    """Seconds for one server to load weights from disk."""
+    """Seconds for one server to load weights from disk; a large model takes minutes."""
     routed_experts: bool = False
     retries: int = 0
     """Times that a request starts again on another server because its own is lost."""

@@ -46,9 +46,6 @@ class Options(BaseModel):
     """Base URL of a running server or router, or of several servers; None launches one."""
     python: Path = Path(sys.executable)
     """Interpreter that has SGLang; its pinned packages often need an environment of their own."""
-    port: int = Field(default=0, ge=0, lt=65536)
-    """Port of the launched server on the loopback interface; 0 takes a free one. Further servers
-    take the ports after it."""
     servers: int = Field(default=1, ge=1)
     """Servers launched on this machine, each with the whole model."""
     gpus_per_server: int = Field(default=0, ge=0)
@@ -67,15 +64,9 @@ class Options(BaseModel):
     """Rank of the adapters (`trainer.lora.rank`) that a dense model's servers load by themselves; 0
     loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
     request keep the adapter that it began with."""
-    max_in_flight: int = Field(default=4096, ge=1)
-    """Requests sent at once; more wait in the client. Servers have queues of their own."""
-    reply_timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds for one reply: a last limit, above every `budgets.model_call_s`."""
-    load_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds for one server to load weights from disk; a large model takes minutes."""
     start_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds until the server must serve. 70 GB of weights, kernels to
-    compile and graphs to capture take many minutes. A server that dies fails at once."""
+    """Seconds until the server must serve. Reading 70 GB of weights, compiling kernels and capturing
+    graphs takes many minutes. A server that dies fails at once."""
 
 
 @asynccontextmanager
@@ -131,9 +122,6 @@ def _shape(options: Options, setup: EngineSetup) -> ServedShape:
 def _settings(options: Options) -> ClientSettings:
     return ClientSettings(
         pause_mode=options.pause_mode,
-        max_in_flight=options.max_in_flight,
-        reply_s=options.reply_timeout_s,
-        load_s=options.load_timeout_s,
         routed_experts=options.routed_experts,
         adapters="endpoint" if options.adapter_rank else "",
     )
@@ -225,7 +213,7 @@ def _plans(options: Options, model: Path, log_dir: Path) -> list[LaunchPlan]:
     for number in range(options.servers):
         size = options.gpus_per_server
         gpus = [str(gpu) for gpu in range(number * size, (number + 1) * size)]
-        port = options.port + number if options.port else free_port()
+        port = free_port()
         command = server_command(options, model, host="127.0.0.1", port=port, num_gpus=size)
         plans.append(
             LaunchPlan(

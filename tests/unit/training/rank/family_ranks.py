@@ -1,4 +1,4 @@
-"""Ranks that train models as specs: `python -m tests.unit.training.rank.family_ranks JOBS [MODULES]`.
+"""Ranks that train models as specs: `python -m …family_ranks JOBS [MODULES]`.
 
 A job is one model under one layout. The file holds lists of jobs by number of ranks. One process
 loads Megatron-Core and forks the ranks of each list, which run its jobs one after the other: a test
