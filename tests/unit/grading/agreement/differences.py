@@ -1,6 +1,6 @@
 """Classes in which swerl's verdict may differ from the swebench package's, with reasons.
 
-docs/design/grading.md lists them too. All other verdicts must agree.
+All other verdicts must agree.
 """
 
 from __future__ import annotations
