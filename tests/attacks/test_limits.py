@@ -20,12 +20,12 @@ NEEDS_GROUPS = pytest.mark.skipif(not limits.find(), reason="no writable control
 IGNORING = 'trap "" HUP INT TERM QUIT USR1 USR2 PIPE CHLD TSTP; while :; do sleep 0.05; done'
 DETACHED = 'setsid sh -c \'trap "" TERM HUP; while :; do sleep 0.05; done\' "$0" >/dev/null 2>&1 &'
 DAEMON = """
-import os, signal, sys, time
+import ctypes, os, signal, sys, time
 for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
 if os.fork(): os._exit(0)
 os.setsid()
 if os.fork(): os._exit(0)
-open("/proc/self/comm", "w").write(sys.argv[1][:15])
+ctypes.CDLL(None).prctl(15, sys.argv[1][:15].encode(), 0, 0, 0)
 for fd in (0, 1, 2): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
 time.sleep(60)
 """
