@@ -65,8 +65,8 @@ class Options(BaseModel):
     loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
     request keep the adapter that it began with."""
     start_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds until the server must serve. Reading 70 GB of weights, compiling kernels and capturing
-    graphs takes many minutes. A server that dies fails at once."""
+    """Seconds until the server must serve. Reading 70 GB of weights, compiling kernels and
+    capturing graphs takes many minutes. A server that dies fails at once."""
 
 
 @asynccontextmanager
