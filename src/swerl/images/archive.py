@@ -48,13 +48,13 @@ def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredIma
         parse(name)
     try:
         with opened(path) as files, ExitStack() as uses:
-            found = list(_images(_Import(store, files, uses), path))
-            named = _named(found, name, path)
-            for manifest in named.values():
+            images = list(_images(_Import(store, files, uses), path))
+            manifests = _named(images, name, path)
+            for manifest in manifests.values():
                 _unpack(manifest, store, uses)
-            for reference, manifest in named.items():
+            for reference, manifest in manifests.items():
                 store.name(Named(reference, manifest.digest, "", time.time()))
-        return [store.find(reference) for reference in named]
+        return [store.find(reference) for reference in manifests]
     except (tarfile.TarError, EOFError, AttributeError, TypeError) as error:
         raise ImageError(f"{path} is damaged: {error}", hint="save the image again") from error
     except OSError as error:
@@ -136,22 +136,22 @@ def _manifest(source: _Import, digest: object, path: Path) -> Manifest:
     return Manifest(f"{path}@{digest}", body, str(kind))
 
 
-def _named(found: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest]:
+def _named(images: Sequence[_Found], name: str, path: Path) -> dict[str, Manifest]:
     """Return the images by full name. Raises InputError if they have none."""
-    if not found:
-        wanted = "/".join(machine_platform())
+    if not images:
+        platform = "/".join(machine_platform())
         raise InputError(
-            f"{path} has no image for {wanted}", hint="save the image for that platform"
+            f"{path} has no image for {platform}", hint="save the image for that platform"
         )
-    if name and len(found) > 1:
+    if name and len(images) > 1:
         raise InputError(
-            f"{path} has {len(found)} images, which cannot all be named {name}",
+            f"{path} has {len(images)} images, which cannot all be named {name}",
             hint="omit the name, or save one image",
         )
     pairs = [
-        (str(parse(each)), image.manifest)
-        for image in found
-        for each in ([name] if name else image.names)
+        (str(parse(reference)), image.manifest)
+        for image in images
+        for reference in ([name] if name else image.names)
     ]
     if not pairs:
         raise InputError(

@@ -83,8 +83,8 @@ async def bake(
     async with http_session() as http:
         bakers = _Bakers(http, layer, docker_config)
 
-        async def one(named: tuple[str, Pinned]) -> Baked:
-            image, pinned = named
+        async def one(item: tuple[str, Pinned]) -> Baked:
+            image, pinned = item
             try:
                 baked = await bakers.at(pinned).bake(pinned)
             except ImageError as error:
@@ -224,12 +224,12 @@ class AgentLayer:
 
 def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> AgentLayer:
     """Write the mounted folders as a layer to the file `path`. Raises ImageError."""
-    plain = hashlib.sha256()
+    diff_hash = hashlib.sha256()
     try:
         with (
             path.open("wb") as file,
             gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed,
-            tarfile.open(mode="w|", fileobj=_Tee(packed, plain.update)) as tar,
+            tarfile.open(mode="w|", fileobj=_Tee(packed, diff_hash.update)) as tar,
         ):
             for source, name in sorted(_entries(mounts), key=lambda entry: entry[1]):
                 _add(tar, source, name)
@@ -241,7 +241,7 @@ def make_layer(mounts: Sequence[Mount], agents: Sequence[str], path: Path) -> Ag
     with path.open("rb") as written:
         digest = hashlib.file_digest(written, "sha256").hexdigest()
     blob = Blob(f"sha256:{digest}", path.stat().st_size)
-    return AgentLayer(path, blob, f"sha256:{plain.hexdigest()}", tuple(agents))
+    return AgentLayer(path, blob, f"sha256:{diff_hash.hexdigest()}", tuple(agents))
 
 
 def chunks(layer: AgentLayer) -> Iterator[bytes]:

@@ -162,12 +162,12 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
         part.rename(home)
 
 
-def _check_sum(archive: Path, wanted: str) -> None:
+def _check_sum(archive: Path, digest: str) -> None:
     """Raise ImageError if a source archive is not the one that the spec was verified with."""
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if wanted and found != wanted:
+    actual = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest and actual != digest:
         hint = f"remove {archive} and build again, or change the index that pip uses"
-        raise ImageError(f"{archive.name} has another checksum: {found}", hint=hint)
+        raise ImageError(f"{archive.name} has another checksum: {actual}", hint=hint)
 
 
 def _write_description(home: Path, fields: Mapping[str, object], digest: str) -> None:
@@ -202,18 +202,18 @@ def _alone(images: Path, name: str) -> Iterator[None]:
 
 def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
     """Return the Task of a dataset's row, to run in the spec's image. Raises TaskError."""
-    if (named := row_id(row, dataset)) != spec.instance_id:
+    if (row_task := row_id(row, dataset)) != spec.instance_id:
         raise TaskError(
-            f"the row belongs to {named}, the spec to {spec.instance_id}",
+            f"the row belongs to {row_task}, the spec to {spec.instance_id}",
             hint="pass the rows that the specs were written for",
         )
     task = find_converter(dataset).to_task(row)
     broken = {exception.test for exception in spec.p2p_exceptions}
-    kept = tuple(test for test in task.grading.pass_to_pass if test not in broken)
+    passing = tuple(test for test in task.grading.pass_to_pass if test not in broken)
     # The dataset's command would install the project again; its pip settings serve only that.
     env = {name: value for name, value in task.grading.env.items() if not name.startswith("PIP_")}
     grading = replace(
-        task.grading, pass_to_pass=kept, test_command=spec.test_cmd, env=env, timeout_s=600.0
+        task.grading, pass_to_pass=passing, test_command=spec.test_cmd, env=env, timeout_s=600.0
     )
     # The image's repository has one commit of its own, so the dataset's commit is not in it.
     return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
@@ -248,11 +248,11 @@ def _misfit(diff: str, testbed: Path) -> str:
 
 def _objection(diff: str, testbed: Path, *flags: str) -> str:
     text = (diff if diff.endswith("\n") else diff + "\n").encode("utf-8", "surrogateescape")
-    done = subprocess.run(
+    process = subprocess.run(
         [*_APPLY, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
     )
-    complaint = done.stderr.decode("utf-8", "replace").strip().split("\n")
-    return complaint[0].removeprefix("error: ") if done.returncode else ""
+    complaint = process.stderr.decode("utf-8", "replace").strip().split("\n")
+    return complaint[0].removeprefix("error: ") if process.returncode else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ def install(layer: SourceLayer, command: str) -> None:
 def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
     """Run a command offline, with the layer at its final paths. Raises ImageError."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*_bubblewrap(layer), "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -335,10 +335,10 @@ def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
             f"`{' '.join(argv):.80}` took more than {_STEP_S:g} s",
             hint="try again on a less busy machine",
         ) from error
-    if done.returncode:
-        complaint = done.stdout.decode("utf-8", "replace").strip()[-600:]
+    if process.returncode:
+        complaint = process.stdout.decode("utf-8", "replace").strip()[-600:]
         raise ImageError(
-            f"`{' '.join(argv):.80}` failed (exit code {done.returncode}): {complaint}",
+            f"`{' '.join(argv):.80}` failed (exit code {process.returncode}): {complaint}",
             hint="correct the instance's requirements or install command",
         )
 
@@ -367,7 +367,7 @@ def _bubblewrap(layer: SourceLayer) -> list[str]:
 
 
 def _commit(layer: SourceLayer) -> None:
-    """Make the work tree a repository of one commit that holds every file."""
+    """Make the work tree a repository with every file in one commit."""
     dates = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE}
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", **dates}
     for step in (
@@ -375,11 +375,11 @@ def _commit(layer: SourceLayer) -> None:
         ["add", "--all", "--force", "."],
         ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "base"],
     ):
-        done = subprocess.run(
+        process = subprocess.run(
             [*_LAYER_GIT, *step], cwd=layer.testbed, env=env, capture_output=True, check=False
         )
-        if done.returncode:
-            complaint = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        if process.returncode:
+            complaint = process.stderr.decode("utf-8", "replace").strip()[-300:]
             raise ImageError(
                 f"git {step[0]} failed in the work tree: {complaint}", hint="install git"
             )

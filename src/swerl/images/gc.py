@@ -65,23 +65,23 @@ def collect(
     next_use = _next_use(keep)
     if not store.root.is_dir():
         return GcResult((), (), 0, 0, 0)
-    names = sorted(store.names(), key=lambda named: (-_rank(named, next_use), named.pulled_unix_s))
-    needs = {named.reference: _needs(store, named) for named in names}
+    names = sorted(store.names(), key=lambda name: (-_rank(name, next_use), name.pulled_unix_s))
+    needs = {name.reference: _needs(store, name) for name in names}
     if not dry_run:
         store.remove_leftovers()
-    with store.owner().scratch() as bin, store.exclusive() as used:
+    with store.owner().scratch() as bin, store.exclusive() as in_use:
         names = _with_newcomers(store, names, needs)
-        plan = _GcPlan(store, needs, used)
-        for named in names:
-            if max_bytes is None and _rank(named, next_use) < math.inf:
+        plan = _GcPlan(store, needs, in_use)
+        for name in names:
+            if max_bytes is None and _rank(name, next_use) < math.inf:
                 break
             if max_bytes is not None and plan.kept_bytes <= max_bytes:
                 break
-            plan.evict(named)
+            plan.evict(name)
         gone = [*plan.gone, *_abandoned(store)]
         if not dry_run:
-            for named in plan.removed:
-                store.unname(named.reference)
+            for name in plan.removed:
+                store.unname(name.reference)
             for number, path in enumerate(gone):
                 path.rename(bin / str(number))
     return GcResult(plan.removed, plan.in_use, plan.freed_bytes, plan.kept_bytes, len(gone))
@@ -90,10 +90,10 @@ def collect(
 class _GcPlan:
     """The parts to remove and to keep, image by image."""
 
-    def __init__(self, store: Store, needs: dict[str, set[_Key]], used: set[str]) -> None:
+    def __init__(self, store: Store, needs: dict[str, set[_Key]], in_use: set[str]) -> None:
         self._store = store
         self._needs = needs
-        self._used = used
+        self._used = in_use
         self._users = Counter(key for keys in needs.values() for key in keys)
         self._sizes = {key: _size(store, key) for key in _present(store)}
         self.kept_bytes = sum(self._sizes.values())
@@ -104,14 +104,14 @@ class _GcPlan:
         for key in list(self._sizes):
             self._drop(key)
 
-    def evict(self, named: Named) -> None:
+    def evict(self, name: Named) -> None:
         """Remove an image, with the parts that no other image needs."""
-        if named.digest in self._used:
-            self.in_use.append(named)
+        if name.digest in self._used:
+            self.in_use.append(name)
             return
-        self.removed.append(named)
-        self._users.subtract(self._needs[named.reference])
-        for key in sorted(self._needs[named.reference]):
+        self.removed.append(name)
+        self._users.subtract(self._needs[name.reference])
+        for key in sorted(self._needs[name.reference]):
             self._drop(key)
 
     def _drop(self, key: _Key) -> None:
@@ -125,26 +125,26 @@ class _GcPlan:
 
 def _next_use(keep: Iterable[str]) -> dict[str, int]:
     """Return image name or digest -> the position of its first use."""
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for number, image in enumerate(image for image in keep if not is_local(image)):
         reference = parse(image)
-        found.setdefault(str(reference), number)
+        positions.setdefault(str(reference), number)
         if reference.digest:
-            found.setdefault(reference.digest, number)
-    return found
+            positions.setdefault(reference.digest, number)
+    return positions
 
 
-def _rank(named: Named, next_use: dict[str, int]) -> float:
-    return min(next_use.get(key, math.inf) for key in (named.reference, named.digest))
+def _rank(name: Named, next_use: dict[str, int]) -> float:
+    return min(next_use.get(key, math.inf) for key in (name.reference, name.digest))
 
 
-def _needs(store: Store, named: Named) -> set[_Key]:
+def _needs(store: Store, name: Named) -> set[_Key]:
     """Return the parts of an image with its snapshots; an unreadable image has only a manifest."""
     snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
-    keys = {(_PartKind.LAYER, key) for key, of in snapshots.items() if of.digest == named.digest}
-    keys.add((_PartKind.BLOB, named.digest))
+    keys = {(_PartKind.LAYER, key) for key, of in snapshots.items() if of.digest == name.digest}
+    keys.add((_PartKind.BLOB, name.digest))
     with suppress(ImageError):
-        manifest = store.manifest(named)
+        manifest = store.manifest(name)
         keys |= {(_PartKind.BLOB, blob.digest) for blob in manifest.blobs()}
         keys |= {
             (_PartKind.LAYER, layer_id)
@@ -167,9 +167,9 @@ def _place(store: Store, kind: _PartKind, digest: str) -> Path:
 def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]]) -> list[Named]:
     """Add images that arrived during the scan to `needs`; return the names that may be removed."""
     current = set(store.names())
-    for named in current.difference(names):
-        needs[named.reference] = _needs(store, named)
-    return [named for named in names if named in current]
+    for name in current.difference(names):
+        needs[name.reference] = _needs(store, name)
+    return [name for name in names if name in current]
 
 
 def _size(store: Store, key: _Key) -> int:

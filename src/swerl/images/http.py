@@ -156,10 +156,10 @@ class RegistryConnection:
         return ImageError(message, hint=hint, retryable=not unknown)
 
 
-def expect(response: aiohttp.ClientResponse, wanted: set[int], *, host: str, what: str) -> None:
-    """Raise the ImageError of an HTTP status unless the status is wanted."""
+def expect(response: aiohttp.ClientResponse, statuses: set[int], *, host: str, what: str) -> None:
+    """Raise the ImageError of an HTTP status unless the status is one of `statuses`."""
     status = response.status
-    if status in wanted:
+    if status in statuses:
         return
     if status == 404:
         hint = "check the name and the tag; private images need `docker login`"
@@ -328,9 +328,9 @@ async def find_login(registry: str, config: Path) -> Login | None:
     settings = _read(config)
     helper = settings.get("credHelpers", {}).get(registry) or settings.get("credsStore")
     if helper:
-        found = await _ask_helper(helper, _helper_key(registry))
-        if found:
-            return found
+        login = await _ask_helper(helper, _helper_key(registry))
+        if login:
+            return login
     for key, entry in settings.get("auths", {}).items():
         if _host(key) == registry and entry.get("auth"):
             return _decode(entry["auth"], config, key)

@@ -27,7 +27,7 @@ class Instance(SourceSpec):
 def shipped() -> dict[str, Instance]:
     """Return the specs that come with swerl by instance id."""
     text = Path(__file__).with_name("instances.json").read_bytes()
-    return {each.instance_id: each for each in TypeAdapter(list[Instance]).validate_json(text)}
+    return {spec.instance_id: spec for spec in TypeAdapter(list[Instance]).validate_json(text)}
 
 
 def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Task:
@@ -37,8 +37,8 @@ def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Ta
     ImageError if the image cannot be built or does not fit the row.
     """
     say("read the row")
-    found = file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)
-    readable = (row for row in found if not isinstance(row, SwerlError))
+    records = file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)
+    readable = (row for row in records if not isinstance(row, SwerlError))
     row = next((row for row in readable if row.get("instance_id") == spec.instance_id), None)
     if row is None:
         message = f"{rows or spec.dataset} has no row {spec.instance_id}"

@@ -62,8 +62,8 @@ class _Copy:
         if self.stop.is_set():
             raise OSError(errno.ECANCELED, "it was stopped")
         path = above + os.fsencode(name)
-        found = os.stat(name, dir_fd=source, follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+        status = os.stat(name, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             fd = os.open(name, _OPEN, dir_fd=source)
             try:
                 # What it is now decides: another file may have taken the name.
@@ -73,12 +73,12 @@ class _Copy:
                     self._copy_file(fd, target, name, path)
             finally:
                 os.close(fd)
-        elif stat.S_ISLNK(found.st_mode):
+        elif stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
-            times = found.st_atime_ns, found.st_mtime_ns
+            times = status.st_atime_ns, status.st_mtime_ns
             os.utime(name, ns=times, dir_fd=target, follow_symlinks=False)
-        elif not stat.S_ISBLK(found.st_mode) and found.st_rdev == 0:  # whiteout, pipe or socket
-            os.mknod(name, found.st_mode & ~0o6000, dir_fd=target)
+        elif not stat.S_ISBLK(status.st_mode) and status.st_rdev == 0:  # whiteout, pipe or socket
+            os.mknod(name, status.st_mode & ~0o6000, dir_fd=target)
 
     def _copy_folder(self, source: int, target: int, name: str, path: bytes) -> None:
         os.mkdir(name, 0o700, dir_fd=target)
@@ -90,21 +90,21 @@ class _Copy:
             os.close(fd)
 
     def _copy_file(self, source: int, target: int, name: str, path: bytes) -> None:
-        found = os.fstat(source)
-        key = found.st_dev, found.st_ino
+        status = os.fstat(source)
+        key = status.st_dev, status.st_ino
         if key in self.links:
             path_of_copy = f"/proc/self/fd/{self.links[key]}"
             os.link(path_of_copy, name, dst_dir_fd=target, follow_symlinks=True)
             return
-        self.left_bytes -= found.st_size
+        self.left_bytes -= status.st_size
         if self.left_bytes < 0:
             message = "its files are larger than disk_mib, holes included"
             raise OSError(errno.EFBIG, message, os.fsdecode(path))
         fd = os.open(name, _CREATE, 0o600, dir_fd=target)
         try:
-            fill(fd, self._pieces(source, found.st_size), found.st_size)
+            fill(fd, self._pieces(source, status.st_size), status.st_size)
             _copy_facts(source, fd)
-            if found.st_nlink > 1:
+            if status.st_nlink > 1:
                 self.links[key] = os.dup(fd)
         finally:
             os.close(fd)
@@ -131,9 +131,9 @@ class _Copy:
 
 def _copy_facts(source: int, target: int) -> None:
     """Copy attributes, mode and times of an open file or folder."""
-    found = os.fstat(source)
+    status = os.fstat(source)
     for name in os.listxattr(source):
         if name.startswith(_KEPT_ATTRIBUTES):
             os.setxattr(target, name, os.getxattr(source, name))
-    os.fchmod(target, found.st_mode & 0o1777)
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    os.fchmod(target, status.st_mode & 0o1777)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

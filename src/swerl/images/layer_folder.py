@@ -94,11 +94,11 @@ class Folder:
         """Make a folder, or change the existing one."""
         if path:
             place = self._place(path)
-            found = _kind(place)
-            if found is not None and not stat.S_ISDIR(found):
+            mode = _kind(place)
+            if mode is not None and not stat.S_ISDIR(mode):
                 self._remove(place)
-                found = None
-            if found is None:
+                mode = None
+            if mode is None:
                 self._mkdir(place)
             path = place.path
         os.fchmod(self._fd(path), meta.mode & 0o1777 | 0o700)
@@ -111,15 +111,15 @@ class Folder:
 
     def link(self, path: bytes, target: bytes) -> None:
         """Make another name of a file of this folder, or of the copy of a file below."""
-        found = find(target, self._layers)
-        if stat.S_ISDIR(os.lstat(found).st_mode):
+        source = find(target, self._layers)
+        if stat.S_ISDIR(os.lstat(source).st_mode):
             raise OSError(errno.EISDIR, "a layer links a folder twice", target)
-        if found.startswith(self._own):
-            self._link(path, found.removeprefix(self._own))
-        elif found in self._copies:
-            self._link(path, self._copies[found])
+        if source.startswith(self._own):
+            self._link(path, source.removeprefix(self._own))
+        elif source in self._copies:
+            self._link(path, self._copies[source])
         else:
-            self._copy(path, found)
+            self._copy(path, source)
 
     def _link(self, path: bytes, target: bytes) -> None:
         """Make another name of a file of this folder, whose path has no links."""
@@ -153,11 +153,11 @@ class Folder:
     def hide(self, path: bytes) -> None:
         """Hide a name of lower layers; an entry of this layer itself stays."""
         place = self._place(path)
-        found = _kind(place)
-        if found is None:
+        mode = _kind(place)
+        if mode is None:
             os.mknod(place.name, stat.S_IFCHR, 0, dir_fd=place.fd)
             self._hidden.add(place.path)
-        elif stat.S_ISDIR(found):
+        elif stat.S_ISDIR(mode):
             set_opaque(self._fd(place.path))
 
     def make_opaque(self, path: bytes) -> None:
@@ -210,8 +210,8 @@ class Folder:
                 del real[-1:]
             elif part not in {b"", b"."}:
                 place = _Destination(self._fd(b"/".join(real)), part, b"/".join([*real, part]))
-                found = _kind(place)
-                if found is not None and stat.S_ISLNK(found):
+                mode = _kind(place)
+                if mode is not None and stat.S_ISLNK(mode):
                     num_links += 1
                     if num_links > MAX_LINKS:
                         raise OSError(errno.ELOOP, "the links form a circle", path)
@@ -219,7 +219,7 @@ class Folder:
                     real = [] if target.startswith(b"/") else real
                     todo.extendleft(reversed(target.split(b"/")))
                 else:
-                    if place.path in self._hidden and found == stat.S_IFCHR:
+                    if place.path in self._hidden and mode == stat.S_IFCHR:
                         os.unlink(part, dir_fd=place.fd)
                         self._mkdir(place)
                     real.append(part)
@@ -246,14 +246,14 @@ class Folder:
     def _remove(self, place: _Destination) -> None:
         """Remove the existing file; open descriptors of folders become stale."""
         self._copies.clear()
-        found = _kind(place)
-        if found is not None and stat.S_ISDIR(found):
+        mode = _kind(place)
+        if mode is not None and stat.S_ISDIR(mode):
             self._close_all()
             fd = self._fd(place.path.rpartition(b"/")[0])
             shutil.rmtree(os.fsdecode(place.name), dir_fd=fd)
-            gone = [each for each in self._times if (each + b"/").startswith(place.path + b"/")]
-            for each in gone:
-                del self._times[each]
+            gone = [path for path in self._times if (path + b"/").startswith(place.path + b"/")]
+            for path in gone:
+                del self._times[path]
         else:
             os.unlink(place.name, dir_fd=place.fd)
 
@@ -279,8 +279,8 @@ def _kind(place: _Destination) -> int | None:
 
 
 def _ns(time_s: float) -> tuple[int, int]:
-    found = int(min(max(time_s, 0), _MAX_TIME_S) * 10**9)
-    return (found, found)
+    time_ns = int(min(max(time_s, 0), _MAX_TIME_S) * 10**9)
+    return (time_ns, time_ns)
 
 
 def find(path: bytes, layers: Sequence[Path]) -> bytes:
@@ -329,7 +329,7 @@ def set_opaque(fd: int) -> None:
 
 def _look(name: bytes, folders: Sequence[bytes]) -> list[bytes]:
     """Return the host paths of a name in merged folders, highest first: one file, or folders."""
-    found: list[bytes] = []
+    places: list[bytes] = []
     for folder in folders:
         place = os.path.join(folder, name)  # noqa: PTH118  bytes: names need not be text
         try:
@@ -339,11 +339,11 @@ def _look(name: bytes, folders: Sequence[bytes]) -> list[bytes]:
         is_folder = stat.S_ISDIR(kind.st_mode)
         is_hidden = stat.S_ISCHR(kind.st_mode) and kind.st_rdev == 0
         if not is_folder:
-            return found or ([] if is_hidden else [place])
-        found.append(place)
-        if any(each in _OPAQUE for each in os.listxattr(place)):
+            return places or ([] if is_hidden else [place])
+        places.append(place)
+        if any(attribute in _OPAQUE for attribute in os.listxattr(place)):
             break
-    return found
+    return places
 
 
 def pieces_of(path: bytes) -> Iterator[tuple[int, bytes]]:

@@ -101,11 +101,11 @@ def use(image: str) -> Iterator[LocalImage]:
     elif kind == "dir":
         yield _resolve_folder(image)
     elif kind == _SNAPSHOT:
-        with _use_snapshot(image) as found:
-            yield found
+        with _use_snapshot(image) as stored:
+            yield stored
     else:
-        with _use_stored(image) as found:
-            yield found
+        with _use_stored(image) as stored:
+            yield stored
 
 
 def snapshot_id(name: str) -> str:
@@ -121,9 +121,9 @@ def identify(image: str) -> str:
             return _fingerprint(rest)
         if kind == "built":
             folder = image_folder(rest)
-            layers = [each.stat() for each in _resolve_built(image).layers]
+            layers = [layer.stat() for layer in _resolve_built(image).layers]
             stats = [(folder / "image.json").stat(), *layers]
-            return " ".join(f"{each.st_ino}.{each.st_mtime_ns}" for each in stats)
+            return " ".join(f"{status.st_ino}.{status.st_mtime_ns}" for status in stats)
         if kind == _SNAPSHOT:
             return image if default_store().has_layer(rest) else ""
         if kind != "host":
@@ -139,8 +139,8 @@ def snapshot_of(image: str, workdir: str, name: str) -> Snapshot:
         under = default_store().snapshot(rest)
         digest, below = under.digest, under.workdir
     elif not is_local(image):
-        named = default_store().named(image)
-        digest, image = named.digest, str(parse(named.reference).pinned(named.digest))
+        origin = default_store().named(image)
+        digest, image = origin.digest, str(parse(origin.reference).pinned(origin.digest))
     return Snapshot(image, identify(image), digest, below, name)
 
 
@@ -219,15 +219,15 @@ def _resolve_built(image: str) -> LocalImage:
 def _use_snapshot(image: str) -> Iterator[LocalImage]:
     store, layer_id = default_store(), image.partition(":")[2]
     with store.owner().using([layer_id]):
-        found = store.snapshot(layer_id)
-        if identify(found.base) != found.identity:
+        snapshot = store.snapshot(layer_id)
+        if identify(snapshot.base) != snapshot.identity:
             raise ImageError(
-                f"{found.base} has other content than when snapshot {layer_id} was taken",
+                f"{snapshot.base} has other content than when snapshot {layer_id} was taken",
                 hint="take the snapshot again",
             )
         with suppress(OSError):  # `gc` keeps the snapshots that were used last
             os.utime(store.layer(layer_id) / "layer.json")
-        with use(found.base) as base:
+        with use(snapshot.base) as base:
             yield replace(base, over=(*base.over, store.layer_tree(layer_id)))
 
 
@@ -237,9 +237,9 @@ def _fingerprint(folder: str) -> str:
     while todo:
         with os.scandir(todo.pop()) as entries:
             for entry in entries:
-                found = entry.stat(follow_symlinks=False)
-                facts = found.st_mode, found.st_ino, found.st_size, found.st_mtime_ns
-                digest.update(f"{entry.path}\0{facts}{found.st_ctime_ns}\n".encode(*_ANY_NAME))
+                status = entry.stat(follow_symlinks=False)
+                facts = status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns
+                digest.update(f"{entry.path}\0{facts}{status.st_ctime_ns}\n".encode(*_ANY_NAME))
                 num += 1
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
@@ -268,9 +268,9 @@ def _use_stored(reference: str) -> Iterator[LocalImage]:
 def _describe(stored: StoredImage) -> LocalImage:
     accounts = _accounts(stored.layers)
     env = {"PATH": SYSTEM_PATH, **AGENT_ENV, "SHELL": _shell(stored.layers), **stored.env}
-    own = ("HOME", "USER", "LOGNAME")
+    account = ("HOME", "USER", "LOGNAME")
     # The account is always the agent's, whatever the image sets.
-    env |= {name: AGENT_ENV[name] for name in own}
+    env |= {name: AGENT_ENV[name] for name in account}
     return LocalImage(
         binds=(), links={}, files=accounts, env=env, layers=stored.layers, is_whole=True
     )
@@ -282,14 +282,14 @@ def _accounts(layers: tuple[Path, ...]) -> dict[str, str]:
     shell = _shell(layers)
     # The first matching line of an account file counts.
     passwd = f"agent:x:1000:1000:agent:/home/agent:{shell}\n" + _read(layers, "/etc/passwd")
-    found = {
+    files = {
         "/etc/passwd": passwd,
         "/etc/group": "agent:x:1000:\n" + _read(layers, "/etc/group"),
         **NETWORK_FILES,
     }
     if not _read(layers, "/etc/gitconfig"):
-        found["/etc/gitconfig"] = GITCONFIG
-    return found
+        files["/etc/gitconfig"] = GITCONFIG
+    return files
 
 
 @functools.lru_cache(maxsize=1024)

@@ -67,19 +67,19 @@ class Manifest:
         """True if it lists one manifest per platform."""
         return self.media_type in INDEX_TYPES
 
-    def platform_digest(self, wanted: tuple[str, str] = PLATFORM) -> str:
+    def platform_digest(self, platform: tuple[str, str] = PLATFORM) -> str:
         """Return the digest of an index's image for (OS, architecture). Raises ImageError."""
         platforms = []
         try:
             for entry in self._document().get("manifests", []):
-                found = entry.get("platform") or {}
-                if (found.get("os"), found.get("architecture")) == wanted:
+                described = entry.get("platform") or {}
+                if (described.get("os"), described.get("architecture")) == platform:
                     return checked_digest(entry["digest"], self.name)
-                platforms.append(f"{found.get('os')}/{found.get('architecture')}")
+                platforms.append(f"{described.get('os')}/{described.get('architecture')}")
         except (KeyError, TypeError, AttributeError) as error:
             raise self._garbled(error) from error
         raise ImageError(
-            f"{self.name} has no image for {'/'.join(wanted)}",
+            f"{self.name} has no image for {'/'.join(platform)}",
             hint=f"it has {', '.join(platforms) or 'none at all'}",
         )
 
@@ -124,10 +124,10 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
     what = f"the config of {manifest.name}"
     document = _parse(body, what)
     try:
-        diff_ids = [checked_digest(each, what) for each in document["rootfs"]["diff_ids"]]
-        own: dict[str, Any] = document.get("config") or {}
-        pairs = [str(pair).partition("=") for pair in own.get("Env") or []]
-        workdir, user = str(own.get("WorkingDir") or "/"), str(own.get("User") or "")
+        diff_ids = [checked_digest(diff_id, what) for diff_id in document["rootfs"]["diff_ids"]]
+        settings: dict[str, Any] = document.get("config") or {}
+        pairs = [str(pair).partition("=") for pair in settings.get("Env") or []]
+        workdir, user = str(settings.get("WorkingDir") or "/"), str(settings.get("User") or "")
     except (KeyError, TypeError, AttributeError) as error:
         raise ImageError(f"{what} has a missing or malformed field: {error}", hint=_ANEW) from error
     num_layers = len(manifest.layers())
@@ -152,10 +152,10 @@ def chain_ids(diff_ids: Sequence[str]) -> list[str]:
 
     OCI image spec 1.1, config.md, "Layer ChainID".
     """
-    found = list(diff_ids[:1])
+    chain = list(diff_ids[:1])
     for diff_id in diff_ids[1:]:
-        found.append(sha256(f"{found[-1]} {diff_id}".encode()))
-    return found
+        chain.append(sha256(f"{chain[-1]} {diff_id}".encode()))
+    return chain
 
 
 def sha256(data: bytes) -> str:

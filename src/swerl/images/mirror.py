@@ -105,12 +105,12 @@ async def mirror(
         run = _MirrorRun(http, target, lock, options)
         await run.check_target()
         try:
-            done = await run_jobs(
+            mirrored = await run_jobs(
                 sources.items(), run.image, limit=options.workers, on_done=on_done
             )
         finally:
             lock.save()
-    return MirrorReport(tuple(done), num_local=len(names) - len(remote))
+    return MirrorReport(tuple(mirrored), num_local=len(names) - len(remote))
 
 
 class _MirrorRun:
@@ -135,16 +135,16 @@ class _MirrorRun:
         """Check the target once, so that a wrong address fails at once."""
         await self._registries.at(self._target.registry).ping()
 
-    async def image(self, named: tuple[str, Reference]) -> Mirrored:
+    async def image(self, item: tuple[str, Reference]) -> Mirrored:
         """Mirror an image, given its name and its source."""
-        image, source = named
+        image, source = item
         try:
             place = self._target.place(source)
-            known = self._lock.images.get(image)
-            if known and known.reference == str(place.pinned(known.digest)):
-                if await self._has(place.pinned(known.digest)):
-                    return Mirrored(image, known)
-                source = source.pinned(known.digest)
+            locked = self._lock.images.get(image)
+            if locked and locked.reference == str(place.pinned(locked.digest)):
+                if await self._has(place.pinned(locked.digest)):
+                    return Mirrored(image, locked)
+                source = source.pinned(locked.digest)
             mirrored = await self._copy(image, source, place)
         except ImageError as error:
             return Mirrored(image, error=error)
@@ -235,10 +235,10 @@ class _MirrorRun:
 
 
 def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
-    seen: dict[tuple[Reference, str], Reference] = {}
+    sources_by_place: dict[tuple[Reference, str], Reference] = {}
     for source in sources.values():
         key = (target.place(source), source.digest)
-        other = seen.setdefault(key, source)
+        other = sources_by_place.setdefault(key, source)
         if other.registry != source.registry:
             raise InputError(
                 f"{other} and {source} would both become {key[0]}",

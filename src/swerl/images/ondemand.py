@@ -114,10 +114,10 @@ class OnDemand(WrappedBackend):
 
                 pulling = pull_one(image, self._store, options=self._options)
                 task = self._pulls[image] = asyncio.create_task(pulling)
-                task.add_done_callback(lambda done: self._forget(image, done))
+                task.add_done_callback(lambda pulled: self._forget(image, pulled))
             await asyncio.shield(task)
 
-    def _forget(self, image: str, done: asyncio.Task[StoredImage]) -> None:
+    def _forget(self, image: str, pull: asyncio.Task[StoredImage]) -> None:
         del self._pulls[image]
-        if not done.cancelled():
-            done.exception()  # mark the error as seen: its callers have it, or are gone
+        if not pull.cancelled():
+            pull.exception()  # mark the error as seen: its callers have it, or are gone

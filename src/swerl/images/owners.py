@@ -41,15 +41,15 @@ class StoreOwner:
     @contextmanager
     def using(self, digests: Iterable[str]) -> Iterator[None]:
         """Protect the parts with these digests from removal."""
-        held = list(digests)
+        parts = list(digests)
         with locked(self._root, exclusive=False), self._guard:
-            self._used.update(held)
+            self._used.update(parts)
             self._write()
         try:
             yield
         finally:
             with locked(self._root, exclusive=False), self._guard:
-                self._used.subtract(held)
+                self._used.subtract(parts)
                 self._write()
 
     @contextmanager
@@ -71,11 +71,11 @@ class StoreOwner:
 
 def used(root: Path) -> set[str]:
     """Return the parts in use by living processes. Call it under `locked(root, exclusive=True)`."""
-    found: set[str] = set()
+    digests: set[str] = set()
     for path in _files(root):
         if _lives(path):
-            found.update(path.read_text().split())
-    return found
+            digests.update(path.read_text().split())
+    return digests
 
 
 def remove_leftovers(root: Path) -> int:
@@ -85,10 +85,11 @@ def remove_leftovers(root: Path) -> int:
         living = {path.name for path in _files(root)} - {path.name for path in dead}
         for path in dead:
             path.unlink(missing_ok=True)
-        left = [path for path in (root / "work").glob("*") if path.name.split(".")[0] not in living]
-    for path in left:
+        folders = (root / "work").glob("*")
+        orphans = [path for path in folders if path.name.split(".")[0] not in living]
+    for path in orphans:
         shutil.rmtree(path, ignore_errors=True)
-    return len(left)
+    return len(orphans)
 
 
 @contextmanager

@@ -96,8 +96,9 @@ async def plan(
         async def one(name: str) -> PlannedImage:
             return await _image(name, store, registries, options)
 
-        found = tuple(await run_jobs(remote, one, limit=options.workers, on_done=on_done))
-    return ImagePlan(found, _missing(found, store), registries.quotas(), len(names) - len(remote))
+        planned = tuple(await run_jobs(remote, one, limit=options.workers, on_done=on_done))
+    missing = _missing(planned, store)
+    return ImagePlan(planned, missing, registries.quotas(), len(names) - len(remote))
 
 
 async def _image(
@@ -124,5 +125,5 @@ def _stored(name: str, store: Store) -> Manifest | None:
 
 
 def _missing(images: Iterable[PlannedImage], store: Store) -> frozenset[Blob]:
-    wanted = (blob for image in images if not image.is_stored for blob in image.blobs)
-    return frozenset(blob for blob in wanted if not store.has_blob(blob))
+    blobs = (blob for image in images if not image.is_stored for blob in image.blobs)
+    return frozenset(blob for blob in blobs if not store.has_blob(blob))

@@ -80,9 +80,9 @@ async def pull(
 
 async def pull_one(image: str, store: Store, *, options: PullOptions | None = None) -> StoredImage:
     """Pull one image and return it. Raises ImageError."""
-    (done,) = await pull([image], store, options=options)
-    if done.error:
-        raise done.error
+    (pulled,) = await pull([image], store, options=options)
+    if pulled.error:
+        raise pulled.error
     return store.find(image)
 
 
@@ -212,20 +212,20 @@ async def download(
 async def _download(
     registry: Registry, repository: str, blob: Blob, file: BinaryIO, on_bytes: Callable[[int], None]
 ) -> int:
-    found = await asyncio.to_thread(_hash_of, file)
+    digest = await asyncio.to_thread(_hash_of, file)
     start, moved = file.tell(), 0
     if start >= blob.size:  # whole but not renamed, or too long: start again
-        start, found = _rewind(file)
+        start, digest = _rewind(file)
     async with registry.open_blob(repository, blob, start) as body:
         if body.offset != start:
-            start, found = _rewind(file)
+            start, digest = _rewind(file)
         async for chunk in body.chunks:
-            found.update(chunk)
+            digest.update(chunk)
             _write(file, chunk)
             moved += len(chunk)
             on_bytes(len(chunk))
     try:
-        registry.check(repository, blob, start + moved, f"sha256:{found.hexdigest()}")
+        registry.check(repository, blob, start + moved, f"sha256:{digest.hexdigest()}")
     except ImageError as error:
         if start + moved < blob.size:
             raise
@@ -278,11 +278,11 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 def _hash_of(file: BinaryIO) -> hashlib._Hash:
     """Read a file to its end and return its hash."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     file.seek(0)
     while block := file.read(_BLOCK):
-        found.update(block)
-    return found
+        digest.update(block)
+    return digest
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

@@ -26,7 +26,7 @@ from swerl.images.store import Store
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20
 _PART = 16 << 20
-"""Bytes of one upload request, which are held in memory."""
+"""Bytes of one upload request, which are buffered in memory."""
 _MAX_MANIFEST = 4 << 20
 _PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
 """A blob has this many seconds, and one more for each 64 KiB."""
@@ -70,22 +70,22 @@ class Registries:
 
     async def manifest(self, source: Reference, platform: tuple[str, str]) -> Manifest:
         """Return an image's manifest; of an index, the manifest for a platform."""
-        found = await self._manifest(source, source.version)
-        if not found.is_index:
-            return found
-        return await self._manifest(source, found.platform_digest(platform))
+        manifest = await self._manifest(source, source.version)
+        if not manifest.is_index:
+            return manifest
+        return await self._manifest(source, manifest.platform_digest(platform))
 
     async def _manifest(self, source: Reference, version: str) -> Manifest:
         registry, repository = self.at(source.registry), source.repository
         digest = version if ":" in version else ""
         if self._store and not digest:
             digest = await self.patiently(lambda: registry.manifest_digest(repository, version))
-        if self._store and (known := _stored(self._store, str(source), digest)):
-            return known
-        found = await self.patiently(lambda: registry.manifest(repository, version))
+        if self._store and (stored := _stored(self._store, str(source), digest)):
+            return stored
+        manifest = await self.patiently(lambda: registry.manifest(repository, version))
         if self._store:
-            self._store.put(found.body)
-        return found
+            self._store.put(manifest.body)
+        return manifest
 
 
 def _stored(store: Store, name: str, digest: str) -> Manifest | None:
@@ -146,13 +146,13 @@ class Registry:
                         f"the manifest of {self.host}/{what} is larger than 4 MiB",
                         hint="images do not need that much; check the registry",
                     )
-            found = Manifest(f"{self.host}/{what}", body, response.content_type)
-        if ":" in version and found.digest != version:
+            manifest = Manifest(f"{self.host}/{what}", body, response.content_type)
+        if ":" in version and manifest.digest != version:
             raise ImageError(
-                f"registry {self.host} sent content that does not match {what}: {found.digest}",
+                f"registry {self.host} sent content that does not match {what}: {manifest.digest}",
                 hint="a proxy or cache in between may be broken",
             )
-        return found
+        return manifest
 
     async def manifest_digest(self, repository: str, version: str) -> str:
         """Return the digest of a tag's manifest, which no registry counts as a pull.
@@ -179,16 +179,16 @@ class Registry:
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
         """Yield a blob's bytes; the last ones only after the size and digest are verified."""
-        digest, size, held = hashlib.sha256(), 0, b""
+        digest, size, pending = hashlib.sha256(), 0, b""
         async with self.open_blob(repository, blob) as body:
             async for chunk in body.chunks:
-                if held:
-                    yield held
+                if pending:
+                    yield pending
                 digest.update(chunk)
                 size += len(chunk)
-                held = chunk
+                pending = chunk
         self.check(repository, blob, size, f"sha256:{digest.hexdigest()}")
-        yield held
+        yield pending
 
     @asynccontextmanager
     async def open_blob(self, repository: str, blob: Blob, start: int = 0) -> AsyncIterator[Body]:
@@ -298,10 +298,10 @@ class Registry:
             self._expect(response, {200, 404}, ask.path)
             return response.status == 200
 
-    async def _step(self, ask: ApiCall, wanted: set[int]) -> str:
+    async def _step(self, ask: ApiCall, statuses: set[int]) -> str:
         """Do one step of an upload and return the URL of the next one."""
         async with self._connection.send(ask) as response:
-            self._expect(response, wanted, ask.scope.removesuffix(" push"))
+            self._expect(response, statuses, ask.scope.removesuffix(" push"))
             return _location(response)
 
     async def _cancel(self, location: str, scope: str) -> None:
@@ -311,19 +311,19 @@ class Registry:
         except ImageError:
             return  # the registry drops abandoned uploads itself; keep the first error
 
-    def _expect(self, response: aiohttp.ClientResponse, wanted: set[int], what: str) -> None:
-        expect(response, wanted, host=self.host, what=what)
+    def _expect(self, response: aiohttp.ClientResponse, statuses: set[int], what: str) -> None:
+        expect(response, statuses, host=self.host, what=what)
 
 
 async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    held: list[bytes] = []
+    pending: list[bytes] = []
     async for chunk in chunks:
-        held.append(chunk)
-        if sum(map(len, held)) >= _PART:
-            yield b"".join(held)
-            held.clear()
-    if held:
-        yield b"".join(held)
+        pending.append(chunk)
+        if sum(map(len, pending)) >= _PART:
+            yield b"".join(pending)
+            pending.clear()
+    if pending:
+        yield b"".join(pending)
 
 
 def _quota(response: aiohttp.ClientResponse) -> Quota | None:
@@ -339,8 +339,8 @@ def _offset(response: aiohttp.ClientResponse) -> int:
     """Return the start of a partial response, from its `Content-Range`."""
     if response.status != 206:
         return 0
-    found = _RANGE.match(response.headers.get("Content-Range", ""))
-    return int(found[1]) if found else 0
+    match = _RANGE.match(response.headers.get("Content-Range", ""))
+    return int(match[1]) if match else 0
 
 
 def _named(repository: str, blob: Blob) -> str:

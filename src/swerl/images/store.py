@@ -66,7 +66,7 @@ class Named:
     digest: str
     """Digest of the manifest for this machine."""
     source: str = ""
-    """Where it was pulled from, by digest; empty if it was imported."""
+    """Its pinned reference in the registry; empty if it was imported."""
     pulled_unix_s: float = 0.0
 
 
@@ -90,7 +90,7 @@ class Snapshot:
     digest: str = ""
     """Digest of the image's manifest, if it is in the store: the snapshot is a part of it."""
     workdir: str = ""
-    """Folder inside that holds the tree; empty: the root."""
+    """Folder inside with the tree; empty: the root."""
     name: str = ""
     """The name that it was taken by, which may name its owner."""
 
@@ -107,18 +107,18 @@ class Store:
 
     def find(self, image: str) -> StoredImage:
         """Return an image by any of its names. Raises ImageError if a part is missing."""
-        named = self.named(image)
-        manifest = self.manifest(named)
+        name = self.named(image)
+        manifest = self.manifest(name)
         config = self.config(manifest)
         ids = _each_once(self.layer_ids(config.diff_ids))
         return StoredImage(
-            reference=named.reference,
-            digest=named.digest,
+            reference=name.reference,
+            digest=name.digest,
             layers=tuple(map(self.layer_tree, ids)),
             env=config.env,
             workdir=config.workdir,
             user=config.user,
-            size=sum(self._layer(each, named.reference).num_bytes for each in ids),
+            size=sum(self._layer(layer_id, name.reference).num_bytes for layer_id in ids),
         )
 
     def named(self, image: str) -> Named:
@@ -132,12 +132,12 @@ class Store:
 
     def names(self) -> list[Named]:
         """Return all names, oldest first."""
-        found = [_read_named(path) for path in (self.root / "names").glob("*.json")]
-        return sorted(found, key=lambda named: (named.pulled_unix_s, named.reference))
+        names = [_read_named(path) for path in (self.root / "names").glob("*.json")]
+        return sorted(names, key=lambda name: (name.pulled_unix_s, name.reference))
 
-    def manifest(self, named: Named) -> Manifest:
-        body = self.read(named.digest, named.reference)
-        return Manifest(named.reference, body, declared_type(body) or IMAGE_TYPES[0])
+    def manifest(self, name: Named) -> Manifest:
+        body = self.read(name.digest, name.reference)
+        return Manifest(name.reference, body, declared_type(body) or IMAGE_TYPES[0])
 
     def config(self, manifest: Manifest) -> Config:
         return read_config(self.read(manifest.config().digest, manifest.name), manifest)
@@ -196,18 +196,19 @@ class Store:
 
     def snapshots(self, *, since_s: float = 0.0) -> dict[str, Snapshot]:
         """Return the snapshots that were used since this Unix time, by layer id."""
-        found = {}
+        snapshots = {}
         for path in (self.root / "layers").glob("*/snapshot.json"):
             with suppress(ImageError, OSError):
                 if path.with_name("layer.json").stat().st_mtime < since_s:
                     continue
-                found[f"sha256:{path.parent.name}"] = self.snapshot(f"sha256:{path.parent.name}")
-        return found
+                layer_id = f"sha256:{path.parent.name}"
+                snapshots[layer_id] = self.snapshot(layer_id)
+        return snapshots
 
     def drop_layer(self, layer_id: str) -> None:
         """Remove a layer, unless a sandbox of any process uses it."""
-        with self.owner().scratch() as bin, self.exclusive() as used:
-            if layer_id not in used and self.layer(layer_id).exists():
+        with self.owner().scratch() as bin, self.exclusive() as in_use:
+            if layer_id not in in_use and self.layer(layer_id).exists():
                 self.layer(layer_id).rename(bin / "layer")
 
     def has_blob(self, blob: Blob) -> bool:
@@ -225,9 +226,9 @@ class Store:
     @contextmanager
     def use(self, image: str) -> Iterator[StoredImage]:
         """Find an image and protect its layers from `gc` meanwhile. Raises ImageError."""
-        named = self.named(image)
-        config = self.config(self.manifest(named))
-        with self.owner().using([named.digest, *self.layer_ids(config.diff_ids)]):
+        name = self.named(image)
+        config = self.config(self.manifest(name))
+        with self.owner().using([name.digest, *self.layer_ids(config.diff_ids)]):
             yield self.find(image)
 
     @contextmanager
@@ -290,11 +291,11 @@ class Store:
         with self.owner().scratch() as folder:
             tree = folder / "tree"
             tree.mkdir(mode=0o755)
-            trees = [self.layer_tree(each) for each in reversed(under)]
-            done = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
-            if done.has_copies:
+            trees = [self.layer_tree(lower) for lower in reversed(under)]
+            unpacked = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
+            if unpacked.has_copies:
                 layer_id = chain_ids([*below, diff_id])[-1]
-            self._place_layer(folder, StoredLayer(diff_id, done.num_bytes), layer_id)
+            self._place_layer(folder, StoredLayer(diff_id, unpacked.num_bytes), layer_id)
         if not self.has_layer(layer_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
@@ -302,7 +303,7 @@ class Store:
             )
 
     def add_snapshot(self, folder: Path, layer_id: str, snapshot: Snapshot) -> None:
-        """Make a layer of a temporary folder that holds `tree`. Raises OSError."""
+        """Make a layer of a temporary folder with `tree` in it. Raises OSError."""
         (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
         self._place_layer(folder, StoredLayer(layer_id, _size_of(folder / "tree")), layer_id)
 
@@ -316,12 +317,12 @@ class Store:
         with suppress(OSError):  # not empty: another process was faster
             folder.rename(place)
 
-    def name(self, named: Named) -> None:
+    def name(self, name: Named) -> None:
         """Give an image a name; an earlier owner loses it."""
-        path = self._name_file(named.reference)
+        path = self._name_file(name.reference)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.owner().scratch() as folder:
-            (folder / "name").write_text(json.dumps(asdict(named)) + "\n")
+            (folder / "name").write_text(json.dumps(asdict(name)) + "\n")
             (folder / "name").replace(path)
 
     def unname(self, reference: str) -> None:

@@ -78,7 +78,7 @@ def unpack(
     try:
         with Folder(into, below) as folder:
             num_bytes = _fill(folder, stream, max_bytes)
-            found = stream.finish()
+            actual = stream.finish()
     except (tarfile.TarError, ValueError, RecursionError) as error:
         raise ImageError(
             f"a layer is not a tar archive: {error}", hint="push the image again"
@@ -87,9 +87,9 @@ def unpack(
         raise _failed(error, into) from error
     finally:
         stream.close()
-    if found != diff_id:
+    if actual != diff_id:
         raise ImageError(
-            f"a layer unpacks to {found}, not to {diff_id} as the image's config says",
+            f"a layer unpacks to {actual}, not to {diff_id} as the image's config says",
             hint="its config belongs to another image; push it again",
         )
     return Unpacked(num_bytes + folder.copied_bytes, folder.has_copies)
@@ -169,13 +169,13 @@ def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int
     stream.seek(entry.offset_data)
     segments = cast(Any, entry.sparse) or [(0, entry.size)]
     for start, size in segments:
-        done = 0
-        while done < size:
-            data = stream.read(min(size - done, _BLOCK))
+        num_read = 0
+        while num_read < size:
+            data = stream.read(min(size - num_read, _BLOCK))
             if not data:
                 raise tarfile.ReadError("it ends within a file")
-            yield start + done, data
-            done += len(data)
+            yield start + num_read, data
+            num_read += len(data)
 
 
 def _meta(entry: tarfile.TarInfo) -> FileMeta:
@@ -238,8 +238,8 @@ class LayerStream:
                 raise piece
             self._ended = piece == _END
             self._rest = memoryview(piece)
-        taken, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(taken)
+        head, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(head)
 
     def finish(self) -> str:
         """Read the rest and return the digest of everything. Raises ImageError."""

@@ -35,8 +35,8 @@ class Python:
 def find_python(version: str) -> Python:
     """Return a Python of this release line. Raises ImageError if there is none."""
     for candidate in _candidates(version):
-        if found := _ask(candidate, version):
-            return found
+        if python := _ask(candidate, version):
+            return python
     raise ImageError(
         f"no Python {version} on this machine",
         hint=f"install one, for example with `pyenv install {version}`",
@@ -62,14 +62,14 @@ def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
     pip builds the archive's metadata before it stores the archive, so `python` must have its build
     requirements. Raises ImageError.
     """
-    if found := _sdist(folder, pin):
-        return found
+    if archive := _sdist(folder, pin):
+        return archive
     folder.mkdir(parents=True, exist_ok=True)
     name = pin.split("==")[0]
     flags = ["--no-deps", "--no-build-isolation", "--no-binary", name, "--dest", str(folder)]
     _pip(python, ["download", *flags, pin], f"the source archive {pin}")
-    if found := _sdist(folder, pin):
-        return found
+    if archive := _sdist(folder, pin):
+        return archive
     raise ImageError(f"pip fetched no source archive for {pin}", hint="check the name and version")
 
 
@@ -86,8 +86,8 @@ def _candidates(version: str) -> Iterator[Path]:
     environment = child_environment()
     roots = [Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv")]
     for root in roots:
-        found = root.glob(f"versions/{version}.*/bin/python{version}")
-        yield from sorted(found, key=lambda path: _numbers(path.parts[-3]), reverse=True)
+        shims = root.glob(f"versions/{version}.*/bin/python{version}")
+        yield from sorted(shims, key=lambda path: _numbers(path.parts[-3]), reverse=True)
 
 
 def _numbers(text: str) -> list[int]:
@@ -97,7 +97,7 @@ def _numbers(text: str) -> list[int]:
 def _ask(candidate: Path, version: str) -> Python | None:
     """Return the Python behind a path, or None; a pyenv shim may exist without a Python."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [candidate, "-c", _ASK],
             env=clean_environment(),
             capture_output=True,
@@ -107,8 +107,8 @@ def _ask(candidate: Path, version: str) -> Python | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    words = done.stdout.split()
-    if done.returncode or len(words) != 3 or words[0] != version:
+    words = process.stdout.split()
+    if process.returncode or len(words) != 3 or words[0] != version:
         return None
     return Python(version, Path(words[2]), Path(words[1]))
 
@@ -118,7 +118,7 @@ def _isolated(python: Path) -> list[str]:
 
     Old releases of pip lack them; an archive from before PEP 517 then needs `wheel` in that Python.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [python, "-m", "pip", "--version"],
         env=clean_environment(),
         capture_output=True,
@@ -126,13 +126,13 @@ def _isolated(python: Path) -> list[str]:
         timeout=_FETCH_S,
         check=False,
     )
-    version = re.match(r"pip (\d+)", done.stdout)
+    version = re.match(r"pip (\d+)", process.stdout)
     return ["--use-pep517"] if version and int(version[1]) >= 19 else []
 
 
-def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
+def _pip(python: Path, arguments: Sequence[str], what: str) -> None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-m", "pip", "--quiet", "--no-input", *arguments],
             env=clean_environment(),
             capture_output=True,
@@ -142,13 +142,13 @@ def _pip(python: Path, arguments: Sequence[str], wanted: str) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise ImageError(
-            f"fetching {wanted} took more than {_FETCH_S:g} s",
+            f"fetching {what} took more than {_FETCH_S:g} s",
             hint="try again; finished files are kept",
             retryable=True,
         ) from error
-    if done.returncode:
+    if process.returncode:
         raise ImageError(
-            f"cannot fetch {wanted}: {_errors_of(done.stderr)}",
+            f"cannot fetch {what}: {_errors_of(process.stderr)}",
             hint="check the network and the index that `pip config list` names",
         )
 
