@@ -34,15 +34,15 @@ def images_of(arguments: Sequence[str]) -> list[str]:
 
     Raises TaskError on a file without tasks, InputError on an invalid image name.
     """
-    found: list[str] = []
+    images: list[str] = []
     for argument in arguments:
         if is_file(argument):
-            found += [task.image for task in tasks_in(Path(argument))]
+            images += [task.image for task in tasks_in(Path(argument))]
         else:
             if not is_local(argument):
                 parse(argument)
-            found.append(argument)
-    return list(dict.fromkeys(found))
+            images.append(argument)
+    return list(dict.fromkeys(images))
 
 
 def is_file(argument: str) -> bool:
@@ -64,9 +64,9 @@ def read_size(text: str) -> int:
     return int(size)
 
 
-def failures(found: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:
+def failures(outcomes: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:
     """Return image -> error with its hint, for JSON."""
-    return {image: error.explained() for image, error in found if error}
+    return {image: error.explained() for image, error in outcomes if error}
 
 
 def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:

@@ -124,12 +124,12 @@ def sandbox_settings(settings: Sequence[str] | None) -> dict[str, Any]:
     """Return the keys of a recipe's sandbox section. Raises RecipeError on any other key."""
     from swerl.recipe.load import read_settings
 
-    given = read_settings(settings or ())
-    for key, value in given.items():
+    sections = read_settings(settings or ())
+    for key, value in sections.items():
         if key != "sandbox" or not isinstance(value, dict):
             hint = f"as in a recipe: --set sandbox.{key}=…"
             raise RecipeError(f"--set {key} is not a setting of the backend", hint=hint)
-    return dict(given.get("sandbox", {}))
+    return dict(sections.get("sandbox", {}))
 
 
 def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, list[str]]:
@@ -140,15 +140,15 @@ def split_limits(settings: Sequence[str], **defaults: float) -> tuple[Limits, li
 
     from swerl.recipe.load import load, read_settings
 
-    own = [each for each in settings if each.startswith("limits.")]
-    rest = [each for each in settings if each not in own]
+    bounds = [setting for setting in settings if setting.startswith("limits.")]
+    rest = [setting for setting in settings if setting not in bounds]
     base = {**asdict(Limits()), **defaults}
     # A recipe has the lifetime among its budgets, so only the other limits are checked as recipe.
-    lifetime_s = read_settings(own).get("limits", {}).get("lifetime_s", base.pop("lifetime_s"))
+    lifetime_s = read_settings(bounds).get("limits", {}).get("lifetime_s", base.pop("lifetime_s"))
     if not isinstance(lifetime_s, int | float) or not lifetime_s > 0:
         raise RecipeError(f"limits.lifetime_s = {lifetime_s!r}", hint="give seconds above 0")
-    own = [each for each in own if not each.startswith("limits.lifetime_s=")]
-    recipe = load([], ["name=limits", *(f"limits.{name}={base[name]}" for name in base), *own])
+    bounds = [setting for setting in bounds if not setting.startswith("limits.lifetime_s=")]
+    recipe = load([], ["name=limits", *(f"limits.{name}={base[name]}" for name in base), *bounds])
     return Limits(**recipe.limits.model_dump(), lifetime_s=lifetime_s), rest
 
 
@@ -162,8 +162,8 @@ def is_loopback(host: str) -> bool:
 
 def tasks_in(path: Path) -> list[Task]:
     """Return a file's Tasks. Raises TaskError if it is unreadable or empty."""
-    if found := list(read_tasks(path)):
-        return found
+    if tasks := list(read_tasks(path)):
+        return tasks
     raise TaskError(f"{path} has no task", hint="`swerl convert` lists why rows were rejected")
 
 
@@ -223,28 +223,28 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
         return EngineChoice(text, "scripted", file=Path(match[1]))
     if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
         return EngineChoice(without_logins(text), match[1], url=match[2])
-    known = list(plugins.names("engines"))
-    if text in set(known) - {"scripted", "openai"}:
+    built_in = list(plugins.names("engines"))
+    if text in set(built_in) - {"scripted", "openai"}:
         return EngineChoice(text, text)
     name = re.split("[:=]", text)[0]
-    if name not in known:
-        raise unknown("engine", name, [*known, *(f"scripted:{script}" for script in scripts)])
+    if name not in built_in:
+        raise unknown("engine", name, [*built_in, *(f"scripted:{script}" for script in scripts)])
     raise InputError(
         f"--engine {text!r} is not an engine", hint=f"use {kinds(scripts, files=files)}"
     )
 
 
 def recipe_of(
-    engine: EngineChoice, model: str | None, *, made: Sequence[str], settings: Sequence[str]
+    engine: EngineChoice, model: str | None, *, defaults: Sequence[str], settings: Sequence[str]
 ) -> Recipe:
-    """Return a recipe with this engine and model; `made` settings come before the user's.
+    """Return a recipe with this engine and model; `defaults` come before the user's.
 
     Raises RecipeError, InputError and UnknownNameError.
     """
     from swerl.recipe.check import check
     from swerl.recipe.load import load
 
-    written = [*SETTINGS, *made, f"engine.type={engine.type}"]
+    written = [*SETTINGS, *defaults, f"engine.type={engine.type}"]
     if engine.type == "openai":
         written += [f"engine.base_url={engine.url}", f"engine.model={model or 'default'}"]
     else:

@@ -75,7 +75,7 @@ def _plain(value: Any) -> object:
 def with_docs(text: str) -> str:
     """Return the text with each page of the docs as a path on this machine."""
     folder = shipped_folder("docs").parent
-    return re.sub(r"\bdocs/[\w/-]+\.md", lambda found: str(folder / found[0]), text)
+    return re.sub(r"\bdocs/[\w/-]+\.md", lambda match: str(folder / match[0]), text)
 
 
 def simple_table(

@@ -183,7 +183,7 @@ def _flags(plan: RecipePlan) -> str:
     size, saver = plan.layout.gpus_per_engine, plan.layout.colocated
     command = server_command(options, Path(), host="", port=0, num_gpus=size, saver=saver)
     addresses = ("--model-path", "--host", "--port")
-    return " ".join(each for each in command[3:] if not each.startswith(addresses))
+    return " ".join(argument for argument in command[3:] if not argument.startswith(addresses))
 
 
 def _gpus(count: int) -> str:

@@ -133,7 +133,7 @@ class Totals:
     num_unwritten: int = 0
     """Sessions that could not be written."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
+    """True if Ctrl-C ended it."""
 
     def add(self, trajectory: Trajectory, num_samples: int, num_trained: int) -> None:
         self.turns += len(trajectory.turns)
@@ -252,8 +252,8 @@ def _write(folder: Path, trajectory: Trajectory) -> None:
     """Write a session's tokens and rows. Raises RunError."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    kept = record.write_trajectory(folder, trajectory)
-    if samples := _samples(kept):
+    stored = record.write_trajectory(folder, trajectory)
+    if samples := _samples(stored):
         whole = Batch(step=0, samples=tuple(samples), num_episodes=1)
         batch.write(folder / "samples.parquet", whole)
 
@@ -316,8 +316,8 @@ class ServeView:
     def refused(self, session: str, error: Exception) -> None:
         """Print one failed request."""
         colour = "red" if isinstance(error, EngineError) else "yellow"
-        told = str(error) if isinstance(error, SwerlError) else f"internal error: {error!r}"
-        self._line(f"{_clock()}  [{colour}]{session or '-':<6} refused  {safe(told)}[/]", cut=True)
+        text = str(error) if isinstance(error, SwerlError) else f"internal error: {error!r}"
+        self._line(f"{_clock()}  [{colour}]{session or '-':<6} refused  {safe(text)}[/]", cut=True)
 
     def kept(self, session: str, folder: Path) -> None:
         """Print the folder of an idle session."""
@@ -354,8 +354,8 @@ def show_totals(totals: Totals, next_command: str) -> None:
     if len(totals.folders) == 1:
         out.print(f"{'kept':<8}{safe(str(totals.folders[0]))}", soft_wrap=True)
     elif totals.folders:
-        kept = f"{totals.folders[0].parent}, {len(totals.folders):,} sessions with a folder each"
-        out.print(f"{'kept':<8}{safe(kept)}", soft_wrap=True)
+        text = f"{totals.folders[0].parent}, {len(totals.folders):,} sessions with a folder each"
+        out.print(f"{'kept':<8}{safe(text)}", soft_wrap=True)
     out.print(f"{'next':<8}{safe(next_command)}", soft_wrap=True)
 
 

@@ -82,7 +82,7 @@ def evaluate(
     to fewer.
     """
     baseline = None if against is None else evaluation.find(against, runs)
-    found = _tasks_of(tasks, baseline)
+    task_list = _tasks_of(tasks, baseline)
     policies = [
         _policy(f"eval-{tasks.stem}-{short(who)}-{name or kind}", who, kind, name, settings)
         for who, kind, name in product(agent, engine, model or [""])
@@ -92,9 +92,9 @@ def evaluate(
     reports = []
     for kind, recipe in policies:
         folder = RunFolder(runs / recipe.name)
-        done = attempt_all(recipe, found, folder.root, kind, attempts)
-        report = report_of(done, recipe, k=attempts, engine=kind.text, price=price)
-        write(folder, "eval", done, report)
+        outcome = attempt_all(recipe, task_list, folder.root, kind, attempts)
+        report = report_of(outcome, recipe, k=attempts, engine=kind.text, price=price)
+        write(folder, "eval", outcome, report)
         new = evaluation.read(path := folder.evaluation("eval"))
         compared = evaluation.compare(baseline, new) if baseline and new.results else None
         reports.append({**report, "path": str(path), "comparison": compared})
@@ -114,11 +114,11 @@ def compare(
     """Compare two evaluations task by task; RUN@STEP names one inside a training run."""
     from swerl.runs.evaluation import compare as compared
 
-    found = compared(find(a, runs), find(b, runs))
+    comparison = compared(find(a, runs), find(b, runs))
     if as_json:
-        print_json(found)
+        print_json(comparison)
     else:
-        _print_comparison(found)
+        _print_comparison(comparison)
 
 
 def attempt_all(
@@ -168,8 +168,8 @@ def attempt_all(
 def _script(name: str, recipe: Recipe, tasks: Sequence[Task]) -> Callable[[str], Sequence[Message]]:
     """Return each session's replies; a session id begins with the digest of its Task's row."""
     harness = wiring.harness_of(recipe)
-    known = {row_digest(task): replies(name, harness, task) for task in tasks}
-    return lambda session: known[session.partition("/")[0]]
+    scripts = {row_digest(task): replies(name, harness, task) for task in tasks}
+    return lambda session: scripts[session.partition("/")[0]]
 
 
 def solve_rate(
@@ -202,37 +202,37 @@ def solve_rate(
         raise InputError(f"{out} is the task file itself", hint=hint)
     every = tasks_in(tasks)
     require_made_from(out, [task.id for task in every])
-    wanted = [find_task(every, name) for name in instance or ()] or every
-    found = attempt_all(recipe, wanted, runs / recipe.name, chosen, attempts).results
+    selection = [find_task(every, name) for name in instance or ()] or every
+    results = attempt_all(recipe, selection, runs / recipe.name, chosen, attempts).results
     policy = {"agent": agent, "engine": chosen.text, "model": model or ""}
-    num_rated = write_rates(tasks, out, found, policy)
+    num_rated = write_rates(tasks, out, results, policy)
     if as_json:
-        print_json([{"task": name, **each.solve_rate} for name, each in found.items()])
+        print_json([{"task": name, **rate.solve_rate} for name, rate in results.items()])
     else:
         titles = ("solved", "attempts", "lost", "tokens", "turns", "seconds")
         table = simple_table("task", *titles, numbers=titles)
-        for name, each in list(found.items())[:_NUM_SHOWN]:
-            solved = f"{each.value:.0%}" if each.attempts else ""
-            means = (f"{each.solve_rate[name]:,.1f}" for name in titles[3:])
-            table.add_row(safe(name), solved, str(each.attempts), str(each.num_lost or ""), *means)
+        for name, rate in list(results.items())[:_NUM_SHOWN]:
+            solved = f"{rate.value:.0%}" if rate.attempts else ""
+            means = (f"{rate.solve_rate[name]:,.1f}" for name in titles[3:])
+            table.add_row(safe(name), solved, str(rate.attempts), str(rate.num_lost or ""), *means)
         console().print(table)
-    _warn_of_lost(sum(each.num_lost for each in found.values()))
+    _warn_of_lost(sum(rate.num_lost for rate in results.values()))
     stderr().print(f"{counted(num_rated, 'solve rate')}: {out}", soft_wrap=True, markup=False)
     stderr().print(
         f"next: swerl tasks filter {out} --solve-rate 0.1:0.9 -o some.jsonl",
         soft_wrap=True,
         markup=False,
     )
-    if num_rated < len(found):
+    if num_rated < len(results):
         raise typer.Exit(1)
 
 
 def _tasks_of(file: Path, baseline: Evaluation | None) -> list[Task]:
     """Read a task file that shares a task with the baseline."""
-    found = tasks_in(file)
-    if baseline and not any(task.id in baseline.results for task in found):
+    tasks = tasks_in(file)
+    if baseline and not any(task.id in baseline.results for task in tasks):
         raise InputError(f"{baseline.path} has no task of {file}", hint="name another baseline")
-    return found
+    return tasks
 
 
 def _policy(
@@ -241,8 +241,8 @@ def _policy(
     """Return the engine and recipe of a policy named by words. Raises InputError, RecipeError."""
     chosen = read_engine(engine, _SCRIPTS)
     name = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")
-    made = [*LIMITS, f"name={name}", f"harness.type={agent}"]
-    return chosen, recipe_of(chosen, model or None, made=made, settings=settings or ())
+    defaults = [*LIMITS, f"name={name}", f"harness.type={agent}"]
+    return chosen, recipe_of(chosen, model or None, defaults=defaults, settings=settings or ())
 
 
 def _print(reports: Sequence[Mapping[str, Any]]) -> None:
@@ -297,38 +297,38 @@ def _by_repository(reports: Sequence[Mapping[str, Any]]) -> Table | None:
     shown = most[:_NUM_COLUMNS]
     table = simple_table("pass@1", *map(safe, shown), numbers=[*map(safe, shown)])
     for report in reports:
-        own = (rates[repo].get(report["name"]) for repo in shown)
-        cells = (f"{fmean(each):.1%}" if each else "" for each in own)
+        by_repo = (rates[repo].get(report["name"]) for repo in shown)
+        cells = (f"{fmean(shares):.1%}" if shares else "" for shares in by_repo)
         table.add_row(safe(report["name"]), *cells)
     if rest := len(most) - len(shown):
         table.caption = f"and {counted(rest, 'repository', 'repositories')} more: --json"
     return table
 
 
-def _print_comparison(found: Mapping[str, Any]) -> None:
+def _print_comparison(result: Mapping[str, Any]) -> None:
     out = console()
-    out.print(f"A = {safe(found['a'])}\nB = {safe(found['b'])}", soft_wrap=True)
+    out.print(f"A = {safe(result['a'])}\nB = {safe(result['b'])}", soft_wrap=True)
     numbers = ("tasks", "A", "B", "B - A", "p", "B better", "A better")
     table = simple_table("repository", *numbers, numbers=numbers)
-    for row in [*(found["repos"] if found["repos"][1:] else []), {**found, "repo": "all"}]:
+    for row in [*(result["repos"] if result["repos"][1:] else []), {**result, "repo": "all"}]:
         a, b = (f"{mean:.1%}" for mean in row["pass_at_1"])
         change = (_interval(row["difference"], "+"), f"{row['p_value']:.3g}")
         won = (str(row["num_b_better"]), str(row["num_a_better"]))
         table.add_row(safe(row["repo"] or "unknown"), str(row["num_tasks"]), a, b, *change, *won)
     out.print(table)
-    floor = _number(found["noise_floor"], "{:.1%}") or "unknown without two attempts on both sides"
+    floor = _number(result["noise_floor"], "{:.1%}") or "unknown without two attempts on both sides"
     out.print(f"noise floor, the most that two evaluations of one policy differ by: {floor}")
-    for name, cost in found["cost"].items():
+    for name, cost in result["cost"].items():
         if cost["a"] is not None and cost["b"] is not None:
             point = _number(cost["per_point"], "; {:+,.4g} for each point gained")
             out.print(f"{name} an attempt: {cost['a']:,.4g} → {cost['b']:,.4g}{point}")
-    only = f"{found['num_only_a']} tasks only in A, {found['num_only_b']} only in B"
-    lost = "{} in A, {} in B".format(*found["num_lost_tasks"])
+    only = f"{result['num_only_a']} tasks only in A, {result['num_only_b']} only in B"
+    lost = "{} in A, {} in B".format(*result["num_lost_tasks"])
     out.print(f"not paired: {only}; all attempts lost: {lost}", soft_wrap=True)
 
 
-def _interval(found: Mapping[str, Any], sign: str = "") -> str:
-    percents = (f"{100 * found[name]:{sign}.1f}" for name in ("mean", "low", "high"))
+def _interval(estimate: Mapping[str, Any], sign: str = "") -> str:
+    percents = (f"{100 * estimate[name]:{sign}.1f}" for name in ("mean", "low", "high"))
     return "{} ({} … {})".format(*percents)
 
 

@@ -78,19 +78,19 @@ def pull(
         _import(archive)
     if archives and not images:
         return
-    done = _pull(images_of(images), options)
-    failed = [(each.image, each.error) for each in done if each.error]
+    pulled = _pull(images_of(images), options)
+    failed = [(image.image, image.error) for image in pulled if image.error]
     show_failures(failed)
-    moved = sum(each.moved_bytes for each in done)
-    there = sum(each.stored is not None and not each.moved_bytes for each in done)
+    moved = sum(image.moved_bytes for image in pulled)
+    there = sum(image.stored is not None and not image.moved_bytes for image in pulled)
     console().print(
-        f"{counted(len(done) - len(failed), 'image')} ready ({there} already there), "
+        f"{counted(len(pulled) - len(failed), 'image')} ready ({there} already there), "
         f"{len(failed)} failed; "
         f"{shown_bytes(moved)} pulled"
     )
     if as_json:
-        stored = {each.image: each.stored.digest for each in done if each.stored}
-        lost = failures((each.image, each.error) for each in done)
+        stored = {image.image: image.stored.digest for image in pulled if image.stored}
+        lost = failures((image.image, image.error) for image in pulled)
         root = default_store().root
         print_json({"images": stored, "failed": lost, "moved_bytes": moved, "store": root})
     console().print(f"store: {default_store().root}", soft_wrap=True)
@@ -192,8 +192,8 @@ def mirror_images(
         docker_config=docker_config or default_config(),
     )
     lock = lock or tasks.with_suffix(".images.json")
-    found = tasks_in(tasks)
-    images = list(dict.fromkeys(task.image for task in found))
+    task_list = tasks_in(tasks)
+    images = list(dict.fromkeys(task.image for task in task_list))
     with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
         job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
         report = run(job, after="the same command skips what is there already")
@@ -203,13 +203,13 @@ def mirror_images(
             "num_images": len(report.images) - len(report.failed),
             "num_local": report.num_local,
             "moved_bytes": report.moved_bytes,
-            "failed": failures((each.image, each.error) for each in report.failed),
+            "failed": failures((image.image, image.error) for image in report.failed),
         }
         print_json({**shown, "lock": lock, "tasks": None if report.failed else tasks_out})
     if report.failed:
         raise typer.Exit(1)
     if tasks_out:
-        write_tasks(tasks_out, rewrite(found, lock))
+        write_tasks(tasks_out, rewrite(task_list, lock))
         text = f"tasks:   {tasks_out}\nnext: set tasks.source to it in a recipe"
         console().print(text, soft_wrap=True)
 
@@ -224,9 +224,9 @@ def _platform(text: str) -> tuple[str, str]:
 
 
 def _show(report: MirrorReport, lock: Path) -> None:
-    show_failures((done.image, done.error) for done in report.failed if done.error)
+    show_failures((image.image, image.error) for image in report.failed if image.error)
     ways = "blobs: " + ", ".join(f"{report.num_blobs(way)} {way}" for way in Way)
-    unchanged = sum(1 for done in report.images if done.pinned and not done.blobs)
+    unchanged = sum(1 for image in report.images if image.pinned and not image.blobs)
     console().print(
         f"{counted(len(report.images) - len(report.failed), 'image')} mirrored "
         f"({unchanged} already there), {len(report.failed)} failed, {report.num_local} local; "
@@ -244,18 +244,18 @@ def ls(as_json: JsonOption = False) -> None:
     store = default_store()
     table = simple_table("image", "digest", "layers", "unpacked", "since")
     names, rows, num_damaged = store.names(), [], 0
-    for named in names:
-        since = f"{datetime.fromtimestamp(named.pulled_unix_s, UTC):%Y-%m-%d}"
+    for name in names:
+        since = f"{datetime.fromtimestamp(name.pulled_unix_s, UTC):%Y-%m-%d}"
         num_layers = num_bytes = None
         try:
-            found = store.find(named.reference)
-            num_layers, num_bytes = len(found.layers), found.size
+            image = store.find(name.reference)
+            num_layers, num_bytes = len(image.layers), image.size
             shown = (str(num_layers), shown_bytes(num_bytes))
         except ImageError:
             shown = ("[red]damaged[/]", "")
             num_damaged += 1
-        rows.append({**asdict(named), "num_layers": num_layers, "num_bytes": num_bytes})
-        table.add_row(named.reference, named.digest[7:19], *shown, since)
+        rows.append({**asdict(name), "num_layers": num_layers, "num_bytes": num_bytes})
+        table.add_row(name.reference, name.digest[7:19], *shown, since)
     if as_json:
         print_json({"store": store.root, "images": rows})
         return
@@ -290,26 +290,26 @@ def gc(
     for argument in keep:
         if not is_file(argument):
             _names([argument])  # a mistyped file name must not remove everything
-    done = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    result = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
     pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
     with suppress(SandboxUnavailableError):  # no daemon, no snapshots
         outside = run(pruning, after="the rest is done")
-        done = replace(done, num_outside=outside)
+        result = replace(result, num_outside=outside)
     if as_json:
-        print_json(done)
-    for named in done.removed:
-        console().print(f"{named.reference}  [dim]{named.digest[7:19]}[/]", soft_wrap=True)
-    for named in done.in_use:
-        console().print(f"[yellow]in use[/] {named.reference}", soft_wrap=True)
+        print_json(result)
+    for image in result.removed:
+        console().print(f"{image.reference}  [dim]{image.digest[7:19]}[/]", soft_wrap=True)
+    for image in result.in_use:
+        console().print(f"[yellow]in use[/] {image.reference}", soft_wrap=True)
     verb = "would be freed" if dry_run else "freed"
     console().print(
-        f"{counted(len(done.removed), 'image')}, {done.num_parts} blobs and layers: "
-        f"{shown_bytes(done.freed_bytes)} ({done.freed_bytes:,} bytes) {verb}, "
-        f"{shown_bytes(done.kept_bytes)} kept"
+        f"{counted(len(result.removed), 'image')}, {result.num_parts} blobs and layers: "
+        f"{shown_bytes(result.freed_bytes)} ({result.freed_bytes:,} bytes) {verb}, "
+        f"{shown_bytes(result.kept_bytes)} kept"
     )
-    if done.num_outside:
-        console().print(f"{counted(done.num_outside, 'old snapshot')} of docker {verb}")
-    if limit is not None and done.kept_bytes > limit:
+    if result.num_outside:
+        console().print(f"{counted(result.num_outside, 'old snapshot')} of docker {verb}")
+    if limit is not None and result.kept_bytes > limit:
         console().print("the rest is in use by open sandboxes; run it again later")
         raise typer.Exit(1)
 
@@ -334,7 +334,7 @@ def prepare(
     recipe = load([], ["name=prepare", "steps=1", f"harness.type={agent}", *(settings or ())])
     pool = wiring.sandbox_pool_of(recipe, wiring.sandbox_backend(recipe, ignore))
     harness = wiring.harness_of(recipe)
-    found = tasks_in(tasks)
+    task_list = tasks_in(tasks)
     counts: dict[str, int] = {}
     failed: dict[str, str] = {}
 
@@ -344,8 +344,8 @@ def prepare(
         except SwerlError as error:
             failed[task.id] = str(error)
 
-    with progress_bar("tasks", len(found)) as advance:
-        job = run_jobs(found, one, limit=jobs, on_done=lambda _: advance())
+    with progress_bar("tasks", len(task_list)) as advance:
+        job = run_jobs(task_list, one, limit=jobs, on_done=lambda _: advance())
         run(job, after="what is prepared is kept")
     for name, error in failed.items():
         stderr().print(f"{name}: {error}", markup=False, soft_wrap=True)

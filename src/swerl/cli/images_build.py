@@ -49,11 +49,11 @@ def build(
 
 
 def _build_sources(
-    wanted: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path, *, as_json: bool
+    specs: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path, *, as_json: bool
 ) -> None:
     tasks = []
     failed = {}
-    for spec in wanted:
+    for spec in specs:
         try:
             tasks.append(_build_one(spec, by_id, dataset))
         except ImageError as error:
@@ -74,11 +74,11 @@ def _build_sources(
 
 def _select(path: Path, instances: list[str] | None) -> list[SourceSpec]:
     specs = read_specs(path)
-    known = {spec.instance_id: spec for spec in specs}
+    by_id = {spec.instance_id: spec for spec in specs}
     for name in instances or ():
-        if name not in known:
-            raise unknown("instance", name, known)
-    return [known[name] for name in instances] if instances else specs
+        if name not in by_id:
+            raise unknown("instance", name, by_id)
+    return [by_id[name] for name in instances] if instances else specs
 
 
 def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
@@ -88,13 +88,13 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
             f"the instances of {specs} need their rows",
             hint="pass --rows",
         )
-    found = {}
+    rows = {}
     for row in file_rows(path):
         if isinstance(row, TaskError):
             raise row
         with suppress(TaskError):
-            found[row_id(row, dataset)] = row
-    return found
+            rows[row_id(row, dataset)] = row
+    return rows
 
 
 def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
@@ -132,8 +132,8 @@ def bake(
     as_json: JsonOption = False,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
-    found = tasks_in(tasks)
-    images = _mirrored({task.image for task in found}, mirror_lock, tasks)
+    task_list = tasks_in(tasks)
+    images = _mirrored({task.image for task in task_list}, mirror_lock, tasks)
     lock = lock or tasks.with_suffix(".baked.json")
     with tempfile.TemporaryDirectory() as folder:
         layer = _layer(agents, Path(folder, "agents.tar.gz"))
@@ -145,30 +145,30 @@ def bake(
                 workers=workers,
                 on_done=lambda _: advance(),
             )
-            done = run(job, after="the same command skips what is there already")
-    _show(done, layer, lock)
+            baked = run(job, after="the same command skips what is there already")
+    _show(baked, layer, lock)
     if as_json:
-        failed = failures((one.image, one.error) for one in done)
-        pinned = {one.image: one.pinned.reference for one in done if one.pinned}
+        failed = failures((result.image, result.error) for result in baked)
+        pinned = {result.image: result.pinned.reference for result in baked if result.pinned}
         shown = {"agents": layer.agents, "images": pinned, "failed": failed, "lock": lock}
         print_json({**shown, "tasks": None if failed else tasks_out})
-    if any(one.error for one in done):
+    if any(result.error for result in baked):
         raise typer.Exit(1)
     if tasks_out:
-        write_tasks(tasks_out, rewrite(found, lock))
+        write_tasks(tasks_out, rewrite(task_list, lock))
         console().print(f"tasks:   {tasks_out}\nnext: set tasks.source to it", soft_wrap=True)
 
 
-def _mirrored(wanted: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
+def _mirrored(images: set[str], lock: Path | None, tasks: Path) -> dict[str, Pinned]:
     lock = lock or tasks.with_suffix(".images.json")
-    known = LockFile(lock).images
-    remote = {image for image in wanted if not is_local(image)}
-    if missing := sorted(remote - known.keys()):
+    pinned = LockFile(lock).images
+    remote = {image for image in images if not is_local(image)}
+    if missing := sorted(remote - pinned.keys()):
         more = f", and {len(missing) - 1} more are not" if missing[1:] else ""
         message = f"image {missing[0]} is not in {lock}{more}"
         hint = f"mirror them first: swerl images mirror {tasks} --to HOST:PORT/PREFIX"
         raise InputError(message, hint=hint)
-    return {image: known[image] for image in sorted(remote)}
+    return {image: pinned[image] for image in sorted(remote)}
 
 
 def _layer(agents: list[str], path: Path) -> AgentLayer:
@@ -189,12 +189,12 @@ def _layer(agents: list[str], path: Path) -> AgentLayer:
         return make_layer(mounts, labels, path)
 
 
-def _show(done: list[Baked], layer: AgentLayer, lock: Path) -> None:
-    failed = [(one.image, one.error) for one in done if one.error]
+def _show(baked: list[Baked], layer: AgentLayer, lock: Path) -> None:
+    failed = [(result.image, result.error) for result in baked if result.error]
     show_failures(failed)
     console().print(
         f"{', '.join(layer.agents)} ({shown_bytes(layer.blob.size)}, stored once) "
-        f"in {counted(len(done) - len(failed), 'image')}, {len(failed)} failed",
+        f"in {counted(len(baked) - len(failed), 'image')}, {len(failed)} failed",
         soft_wrap=True,
     )
     console().print(f"digests: {lock}", soft_wrap=True)

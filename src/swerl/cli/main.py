@@ -125,12 +125,12 @@ class _LazyGroup(TyperGroup):
         """Import the command that the arguments name."""
         if args and args[0] in self.parts:
             self.commands[args[0]] = _command(args[0], self.parts[args[0]])
-        found = super().resolve_command(ctx, args)
-        if not (gc.isenabled() or isinstance(found[1], TyperGroup)):
+        command = super().resolve_command(ctx, args)
+        if not (gc.isenabled() or isinstance(command[1], TyperGroup)):
             # What was imported stays until the end, so no collection need look at it.
             gc.freeze()
             gc.enable()
-        return found
+        return command
 
 
 def _refuse_typo(word: str, commands: Collection[str]) -> None:
@@ -175,9 +175,9 @@ def whole_command() -> Any:
 
     def load(group: Any) -> Any:
         group.commands |= {name: _command(name, part) for name, part in group.parts.items()}
-        for each in group.commands.values():
-            if isinstance(each, _LazyGroup):
-                load(each)
+        for command in group.commands.values():
+            if isinstance(command, _LazyGroup):
+                load(command)
         return group
 
     return load(typer.main.get_command(typer_app))
@@ -217,10 +217,10 @@ def app() -> None:
     except Exception as error:  # the boundary: what is not one of swerl's errors is raised again
         if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed
             sys.exit(2)
-        known = _known(error)
-        if known is None:
+        reported = _known(error)
+        if reported is None:
             raise
-        code = _report(known)
+        code = _report(reported)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -229,8 +229,8 @@ def _known(error: BaseException) -> SwerlError | None:
     from swerl.core.errors import InputError, RunError, SwerlError, missing_package
 
     if isinstance(error, BaseExceptionGroup):
-        found = [_known(each) for each in error.exceptions]
-        return None if None in found else found[0]
+        errors = [_known(part) for part in error.exceptions]
+        return None if None in errors else errors[0]
     if isinstance(error, SwerlError):
         return error
     if hasattr(error, "format_message"):  # Typer's, which would print a box

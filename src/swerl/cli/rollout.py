@@ -134,36 +134,36 @@ def _recipe(
     start: record.Start | None = None,
 ) -> Recipe:
     """Return the recipe of one Episode, over that of the one to continue. Raises RecipeError."""
-    given = [f"harness.type={agent or 'builtin'}"] if agent or not start else []
+    agent_settings = [f"harness.type={agent or 'builtin'}"] if agent or not start else []
     if start:
-        given = [*start.settings, *given]
+        agent_settings = [*start.settings, *agent_settings]
         if engine.trainable:
             model = model or start.model
         elif start.model:
-            given.append(f"model.path={start.model}")
-    return recipe_of(engine, model, made=_SETTINGS, settings=[*given, *settings])
+            agent_settings.append(f"model.path={start.model}")
+    return recipe_of(engine, model, defaults=_SETTINGS, settings=[*agent_settings, *settings])
 
 
 def _require_same(start: record.Start, agent: str | None, instance: str | None) -> None:
     """Raise InputError for an agent or a Task other than the recorded one."""
     key = "harness.type="
-    types = [each.removeprefix(key).strip('"') for each in start.settings if each.startswith(key)]
+    types = [text.removeprefix(key).strip('"') for text in start.settings if text.startswith(key)]
     played = types[0] if types else ""
     asked = (("--agent", agent, played), ("--instance", instance, start.task_id))
-    for option, given, was in asked:
-        if given and was and given.replace("_", "-") != was.replace("_", "-"):
+    for option, value, was in asked:
+        if value and was and value.replace("_", "-") != was.replace("_", "-"):
             hint = f"leave out {option}, or --from and --turn"
-            raise InputError(f"{start.folder} was recorded with {was}, not {given}", hint=hint)
+            raise InputError(f"{start.folder} was recorded with {was}, not {value}", hint=hint)
 
 
-def _of_start(start: record.Start, wanted: str) -> Task:
+def _of_start(start: record.Start, instance: str) -> Task:
     """Return the Task of a recorded Episode: as it was kept, of its run, or by its id."""
     if start.task:
         return start.task
     if not start.run:
-        return _given(wanted, None)
+        return _given(instance, None)
     train, heldout = wiring.tasks_of(Recipe.model_validate(start.recipe), start.run / "tasks")
-    return find_task([*train, *chain(*heldout.values())], wanted)
+    return find_task([*train, *chain(*heldout.values())], instance)
 
 
 def _given(instance: str | None, file: Path | None) -> Task:
@@ -188,16 +188,16 @@ def _real(instance: str, rows: Path | None) -> Task | None:
     """
     from swerl.images import instances
 
-    known = instances.shipped()
-    if instance not in known:
+    specs = instances.shipped()
+    if instance not in specs:
         if instance.startswith("twin"):
             return None
-        raise unknown("instance", instance, known)
+        raise unknown("instance", instance, specs)
 
     def say(step: str) -> None:
         stderr().print(f"{instance}: {step} …", style="dim", markup=False)
 
-    return instances.prepare(known[instance], rows, say)
+    return instances.prepare(specs[instance], rows, say)
 
 
 def _find(instance: str | None, file: Path | None) -> Task:
@@ -225,8 +225,8 @@ def _new_folder(task: Task) -> Path:
     """Return a new folder for an Episode of this Task."""
     base = Path("runs", "rollouts")
     name = task.id.replace("/", "_")
-    taken = {path.name for path in base.glob(f"{name}.*")} if base.is_dir() else set()
-    number = next(n for n in range(len(taken) + 1) if f"{name}.{n}" not in taken)
+    names = {path.name for path in base.glob(f"{name}.*")} if base.is_dir() else set()
+    number = next(n for n in range(len(names) + 1) if f"{name}.{n}" not in names)
     return base / f"{name}.{number}"
 
 
@@ -455,7 +455,7 @@ async def attempt(
     replay = Replay(start.recorded, num_turns=start.turn) if start else None
     if start:
         # A script goes on after those of its replies that are replayed.
-        versions = [each.turn.weight_version for each in start.recorded[: start.turn]]
+        versions = [record_turn.turn.weight_version for record_turn in start.recorded[: start.turn]]
         said = said and said[versions.count("scripted") :]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -51,10 +51,10 @@ def serve(
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
     chosen = read_engine(engine, _SCRIPTS, files=True)
-    made = [f"gateway.bind={host}", f"gateway.port={port}"]
+    address = [f"gateway.bind={host}", f"gateway.port={port}"]
     if chosen.type == "scripted":
-        made.append("engine.in_turn=true")
-    recipe = recipe_of(chosen, model, made=["name=swerl", *made], settings=settings or ())
+        address.append("engine.in_turn=true")
+    recipe = recipe_of(chosen, model, defaults=["name=swerl", *address], settings=settings or ())
     plan = Plan(
         recipe=recipe,
         folder=_folder(output),
@@ -123,8 +123,8 @@ def _folder(output: Path | None) -> Path:
     """Return an empty folder."""
     if output is None:
         base = Path("runs", "serve")
-        taken = {path.name for path in base.iterdir()} if base.is_dir() else set()
-        return base / next(str(n) for n in range(len(taken) + 1) if str(n) not in taken)
+        names = {path.name for path in base.iterdir()} if base.is_dir() else set()
+        return base / next(str(n) for n in range(len(names) + 1) if str(n) not in names)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(
             f"-o {output} is not empty",

@@ -78,8 +78,8 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     if cap is not None and max(past.series("dollars"), default=0.0) >= cap:
         why = f"for cost.max_dollars = {cap:g}"
         after = "go on with swerl train RECIPE --set cost.max_dollars=DOLLARS"
-    done = f"stopped after step {state.step} of {recipe.steps}, {why}"
-    console().print(f"[yellow]{done}[/]; {after}", soft_wrap=True)
+    outcome = f"stopped after step {state.step} of {recipe.steps}, {why}"
+    console().print(f"[yellow]{outcome}[/]; {after}", soft_wrap=True)
     print_cause(root)
 
 
@@ -135,9 +135,9 @@ def stop(
 
 def _wait(root: Path, wait_s: float) -> StatusReport:
     until = time.monotonic() + wait_s
-    while (seen := run_status(root)).status is RunStatus.RUNNING and time.monotonic() < until:
+    while (report := run_status(root)).status is RunStatus.RUNNING and time.monotonic() < until:
         time.sleep(0.2)
-    return seen
+    return report
 
 
 def rewind(

@@ -141,8 +141,8 @@ def settled(task: Task, certificate: Certificate) -> Task:
 
 def certified(task: Task, certificate: Certificate) -> Task:
     """Return the Task with its Certificate; a rejected Task keeps its grading."""
-    found = settled(task, certificate) if certificate.ok else task
-    return replace(found, certificate=to_json(replace(certificate, swaps=())))
+    graded = settled(task, certificate) if certificate.ok else task
+    return replace(graded, certificate=to_json(replace(certificate, swaps=())))
 
 
 def objection(task: Task) -> str:
@@ -161,16 +161,16 @@ def objection(task: Task) -> str:
 
 def to_json(certificate: Certificate) -> dict[str, Json]:
     """Return a Certificate as JSON types; `from_json` reverses it."""
-    found: dict[str, Json] = json.loads(json.dumps(asdict(certificate)))
-    return found
+    row: dict[str, Json] = json.loads(json.dumps(asdict(certificate)))
+    return row
 
 
 def from_json(value: Mapping[str, Any]) -> Certificate:
     """Read a Certificate. Raises KeyError, TypeError or ValueError on anything else."""
-    plain: dict[str, Any] = dict(value)
-    findings = tuple(Finding(Defect(x["defect"]), x["detail"]) for x in plain.pop("findings"))
-    plain |= {name: tuple(plain[name]) for name in ("flaky", "dropped", "unchecked", "removed")}
-    plain["not_run"] = None if plain["not_run"] is None else tuple(plain["not_run"])
-    swaps = tuple(Swap(**{**each, "fails": tuple(each["fails"])}) for each in plain.pop("swaps"))
-    measured = Measured(**plain.pop("measured"))
-    return Certificate(**plain, findings=findings, measured=measured, swaps=swaps)
+    fields: dict[str, Any] = dict(value)
+    findings = tuple(Finding(Defect(x["defect"]), x["detail"]) for x in fields.pop("findings"))
+    fields |= {name: tuple(fields[name]) for name in ("flaky", "dropped", "unchecked", "removed")}
+    fields["not_run"] = None if fields["not_run"] is None else tuple(fields["not_run"])
+    swaps = tuple(Swap(**{**swap, "fails": tuple(swap["fails"])}) for swap in fields.pop("swaps"))
+    measured = Measured(**fields.pop("measured"))
+    return Certificate(**fields, findings=findings, measured=measured, swaps=swaps)

@@ -360,20 +360,20 @@ def _begins_file(lines: list[str], index: int, section: list[str]) -> bool:
 
 
 def _names(section: list[str]) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for line in section:
         if _HUNK.match(line):
             break
         if line.startswith("diff --git "):
-            found.update(dict.fromkeys(_header_names(line[len("diff --git ") :].rstrip("\r"))))
+            names.update(dict.fromkeys(_header_names(line[len("diff --git ") :].rstrip("\r"))))
         for prefix in _NAME_LINES:
             if line.startswith(prefix):
-                found[_strip_side(_header_name(line, prefix))] = None
+                names[_strip_side(_header_name(line, prefix))] = None
         for prefix in _PLAIN_NAME_LINES:
             if line.startswith(prefix):
-                found[str(PurePosixPath(_header_name(line, prefix)))] = None
-    found.pop("/dev/null", None)
-    return list(found)
+                names[str(PurePosixPath(_header_name(line, prefix)))] = None
+    names.pop("/dev/null", None)
+    return list(names)
 
 
 def _header_name(line: str, prefix: str) -> str:

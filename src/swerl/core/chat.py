@@ -40,7 +40,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Json]
     is_text: bool = False
-    """Whether its tool accepts one free text, which is the argument `input`."""
+    """True if its tool accepts one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Json] = field(default_factory=dict)
     is_text: bool = False
-    """Whether it accepts one free text, which is the argument `input`."""
+    """True if it accepts one free text, which is the argument `input`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class Exit:
     code: int
     timed_out: bool = False
     limit: bool = False
-    """Whether a turn limit stopped it."""
+    """True if a turn limit stopped it."""
     log: str = ""
     records: bytes = b""
     """The agent's own session files as JSON lines; empty if it writes none."""
@@ -214,7 +214,7 @@ class Harness(Protocol):
     dialect: str
     """Name of the dialect of its requests."""
     inside: bool
-    """Whether its requests come from inside the sandbox."""
+    """True if its requests come from inside the sandbox."""
 
     def mounts(self) -> Sequence[Mount]:
         """Return the host folders that its sandbox must mount."""
@@ -462,9 +462,9 @@ class Algorithm(Protocol):
     """How the rewards of a step's Groups become gradients."""
 
     needs_reference: bool
-    """Whether the loss reads `ref_logp_BT`."""
+    """True if the loss reads `ref_logp_BT`."""
     needs_context: bool
-    """Whether the loss reads log-probabilities of tokens that are not trained."""
+    """True if the loss reads log-probabilities of tokens that are not trained."""
 
     def advantages(self, groups: Sequence[Group]) -> Sequence[Sequence[float]]:
         """Return one advantage per Episode of each Group of a step.

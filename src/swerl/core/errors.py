@@ -219,11 +219,11 @@ _NUM_KNOWN = 8
 """Names that a hint lists if none is near."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+def unknown(kind: str, name: str, choices: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown name, with the nearest known ones as its hint."""
     import difflib
 
-    names = sorted(known)
+    names = sorted(choices)
     near = difflib.get_close_matches(name, names, n=5, cutoff=0.4)
     if near:
         hint = f"did you mean {', '.join(near)}?"

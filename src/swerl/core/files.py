@@ -90,7 +90,7 @@ def unpack_tarball(archive: Path, folder: Path, *, keep: str = ".*", programs: s
     try:
         with tar.open(archive) as file:
             pattern = re.compile(keep, re.DOTALL)
-            members = [one for one in file.getmembers() if pattern.fullmatch(one.name)]
+            members = [entry for entry in file.getmembers() if pattern.fullmatch(entry.name)]
             for member in members:
                 member.mode |= 0o111 if re.fullmatch(programs, member.name) else 0
             file.extractall(folder, members, filter="data")

@@ -83,7 +83,7 @@ class Grade:
     restored: tuple[str, ...] = ()
     """Paths of tests or test configuration in the patch that were restored."""
     blind: Blind = Blind.NONE
-    """Whether runs with swapped expectations failed as predicted."""
+    """True if runs with swapped expectations failed as predicted."""
     blind_bits: float = 0.0
     """Coin tosses that a report without an answer had to guess right in those runs."""
     durations: Mapping[str, float] = field(default_factory=dict)

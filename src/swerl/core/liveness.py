@@ -102,11 +102,11 @@ def pid_namespace() -> str:
     """Return 6 hex digits for this boot and pid namespace: process ids compare only within one."""
     import hashlib  # 1 MiB, which every fork of the spawner of `local` would copy
 
-    known = boot_id() or os.uname().nodename
+    boot = boot_id() or os.uname().nodename
     namespace = Path("/proc/self/ns/pid")
     if namespace.is_symlink():
-        known += str(namespace.readlink())
-    return hashlib.blake2s(known.encode(), digest_size=3).hexdigest()
+        boot += str(namespace.readlink())
+    return hashlib.blake2s(boot.encode(), digest_size=3).hexdigest()
 
 
 @cache

@@ -172,25 +172,25 @@ def _in_file(kind: str, path: Path, function: str | None) -> object:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         with _loading(kind, where, "correct it", forget=name):
             spec.loader.exec_module(sys.modules[name])
-    found = sys.modules[name]
+    module = sys.modules[name]
     if function is None:
-        return _checked(kind, found, where)
-    chosen = getattr(found, function, None)
+        return _checked(kind, module, where)
+    chosen = getattr(module, function, None)
     if not callable(chosen):
         raise InputError(f"{where} has no function {function!r}", hint=f"define it in {where}")
     if kind == "rewards":
         return chosen
     part = ModuleType(name)
-    vars(part).update(vars(found))
+    vars(part).update(vars(module))
     setattr(part, _ENTRY.get(kind, "build"), chosen)
     return part
 
 
-def _checked(kind: str, found: object, where: str) -> object:
+def _checked(kind: str, part: object, where: str) -> object:
     """Return a part if it has the function of its kind. Raises InputError."""
     function = _ENTRY.get(kind, "build")
-    if hasattr(found, function) or (kind == "rewards" and callable(found)):
-        return found
+    if hasattr(part, function) or (kind == "rewards" and callable(part)):
+        return part
     raise InputError(
         f"the {_KINDS[kind][0]} {where} has no function `{function}`",
         hint="docs/guides/plug-ins.md lists the functions of each kind",
@@ -222,8 +222,8 @@ def _line_of(error: Exception) -> str:
 
 def _taken(kind: str, entries: list[EntryPoint], *, is_built_in: bool) -> InputError:
     word, shown = _KINDS[kind][0], " and ".join(map(_described, entries))
-    taken = "has the name of a built-in one" if is_built_in else "have one name"
-    return InputError(f"the {word} {shown} {taken}", hint="rename the entry point")
+    fault = "has the name of a built-in one" if is_built_in else "have one name"
+    return InputError(f"the {word} {shown} {fault}", hint="rename the entry point")
 
 
 def _described(entry: EntryPoint) -> str:
@@ -267,10 +267,10 @@ def family_name(name: str, model: Path | None) -> str:
     if model is None:
         hint = "set model.path, or name a family"
         raise InputError("model.family = 'auto' needs a model folder", hint=hint)
-    for each in names("families"):
-        fits = getattr(module("families", each), "fits", None)
+    for family in names("families"):
+        fits = getattr(module("families", family), "fits", None)
         if fits is not None and fits(model):
-            return each
+            return family
     return _ANY_FAMILY
 
 
@@ -304,20 +304,20 @@ def found_plugins(built_in: Mapping[str, Collection[str]]) -> list[FoundPlugin]:
 
     `built_in` has the built-in names of kinds that are not modules of a package.
     """
-    found = []
+    plugins = []
     for kind in KINDS:
-        taken = built_in[kind] if kind in built_in else _built_in(kind)
+        names = built_in[kind] if kind in built_in else _built_in(kind)
         for entry in _entries(kind):
             problem = ""
             try:
-                outside(kind, entry.name, taken)
+                outside(kind, entry.name, names)
             except InputError as error:
                 problem = error.explained()
             version = entry.dist.version if entry.dist else ""
-            found.append(
+            plugins.append(
                 FoundPlugin(kind, entry.name, _package_of(entry), version, entry.value, problem)
             )
-    return found
+    return plugins
 
 
 def _built_in(kind: str) -> dict[str, str]:
@@ -325,7 +325,7 @@ def _built_in(kind: str) -> dict[str, str]:
 
     Names in code, such as those of dialects and graders, have underscores.
     """
-    found = pkgutil.iter_modules(importlib.import_module(_KINDS[kind][1]).__path__)
-    modules = [info.name for info in found if not info.ispkg and info.name[0] != "_"]
+    infos = pkgutil.iter_modules(importlib.import_module(_KINDS[kind][1]).__path__)
+    modules = [info.name for info in infos if not info.ispkg and info.name[0] != "_"]
     typed = {name.replace("_", "-"): name for name in modules}
     return typed | {name: name for name in modules} if kind in ("dialects", "graders") else typed

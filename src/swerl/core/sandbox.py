@@ -122,7 +122,7 @@ class Exec:
     stderr: bytes
     timed_out: bool = False
     truncated: bool = False
-    """Whether output beyond the cap was dropped."""
+    """True if output beyond the cap was dropped."""
     duration_s: float = 0.0
 
     @property

@@ -195,7 +195,7 @@ def from_row(row: Mapping[str, Json]) -> Task:
             fail_to_pass=tuple(shared["FAIL_TO_PASS"]),
             pass_to_pass=tuple(shared["PASS_TO_PASS"]),
             test_patch=shared["test_patch"],
-            swaps=None if swaps is None else tuple(_swap(_object(each)) for each in swaps),
+            swaps=None if swaps is None else tuple(_swap(_object(swap)) for swap in swaps),
             not_run=None if not_run is None else tuple(not_run),
             **grading,
         )

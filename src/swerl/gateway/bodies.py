@@ -94,13 +94,13 @@ def read_object(body: bytearray, encoding: str, max_bytes: int) -> dict[str, Jso
 
     Raises GatewayError if it is too large, has too many values, is no JSON, or no object.
     """
-    plain = _decompressed(body, encoding, max_bytes)
+    content = _decompressed(body, encoding, max_bytes)
     # Texts have such signs too, so only a multiple of the bound is certainly too much: 30 MiB of
     # empty lists would take 700 MiB.
-    if len(plain) > LONG_BYTES and sum(map(plain.count, _SIGNS)) > _MOST_SIGNS:
+    if len(content) > LONG_BYTES and sum(map(content.count, _SIGNS)) > _MOST_SIGNS:
         raise too_large(f"more than {MOST_VALUES} JSON values")
     try:
-        value = _parsed(plain)
+        value = _parsed(content)
     except orjson.JSONDecodeError as error:
         raise GatewayError(f"the request body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -145,27 +145,27 @@ def _decompressed(body: bytearray, encoding: str, max_bytes: int) -> bytes | byt
         case "" | "identity":
             return body
         case ("gzip" | "x-gzip" | "deflate") as name:
-            plain = _inflated(body, name, max_bytes + 1)
+            content = _inflated(body, name, max_bytes + 1)
         case "zstd":
-            plain = _unzstd(body, max_bytes + 1)
+            content = _unzstd(body, max_bytes + 1)
         case other:
             raise GatewayError(
                 f"the body's encoding {other!r} is not known: send gzip, deflate or zstd"
             )
-    if len(plain) > max_bytes:
+    if len(content) > max_bytes:
         raise _too_many_bytes(max_bytes)
-    return plain
+    return content
 
 
 def _inflated(body: bytearray, name: str, most: int) -> bytes:
     decompressor = zlib.decompressobj(_WBITS[name])
     try:
-        plain = decompressor.decompress(body, most)
+        content = decompressor.decompress(body, most)
     except zlib.error as error:
         raise GatewayError(f"the request body cannot be read as {name}") from error
-    if len(plain) < most and not decompressor.eof:
+    if len(content) < most and not decompressor.eof:
         raise GatewayError(f"the request body cannot be read as {name}")
-    return plain
+    return content
 
 
 def _unzstd(body: bytearray, most: int) -> bytes:
@@ -179,10 +179,10 @@ def _unzstd(body: bytearray, most: int) -> bytes:
     library: Any = zstandard
     try:
         with library.ZstdDecompressor(max_window_size=2**27).stream_reader(BytesIO(body)) as reader:
-            plain: bytes = reader.read(most)
+            content: bytes = reader.read(most)
     except library.ZstdError as error:
         raise GatewayError("the request body cannot be read as zstd") from error
-    return plain
+    return content
 
 
 def count_values(body: Mapping[str, Json], *, most: int) -> int:
@@ -190,11 +190,11 @@ def count_values(body: Mapping[str, Json], *, most: int) -> int:
     num, unread = 0, list[Any]([body])
     while unread:
         part = unread.pop()
-        held = part.values() if isinstance(part, dict) else part
-        num += len(held)
+        values = part.values() if isinstance(part, dict) else part
+        num += len(values)
         if num > most:
             break
-        unread += [value for value in held if type(value) in _CONTAINERS]
+        unread += [value for value in values if type(value) in _CONTAINERS]
     return num
 
 
@@ -231,8 +231,8 @@ class Replays:
 
     def read(self, dialect: Dialect, raw: bytearray) -> ChatRequest | None:
         """Return what parsing the whole body returns; None if it has to be parsed whole."""
-        known = (head for head in self._heads if raw.startswith(head.raw))
-        head = max(known, key=lambda head: len(head.raw), default=None)
+        heads = (head for head in self._heads if raw.startswith(head.raw))
+        head = max(heads, key=lambda head: len(head.raw), default=None)
         if head is None:
             return None
         try:
@@ -289,7 +289,7 @@ class Replays:
             num_values=head.num_values + count_values({"": items[:place]}, most=LONG_VALUES),
         )
         if _is_answered(new) and (end := _start_of(items[place:], body, grown, raw)):
-            others = [each for each in self._heads if each is not head]
+            others = [other for other in self._heads if other is not head]
             self._heads = [replace(grown, raw=memoryview(raw)[:end]), *others][:_MOST_HEADS]
         return replace(request, messages=leading + grown.messages + last)
 

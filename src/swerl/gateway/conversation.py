@@ -294,13 +294,13 @@ class Conversation:
 
     def _message(self, sampled: Sampled, request: ChatRequest) -> Message:
         parsed = sampled.parsed
-        named = list(parsed.calls)
+        named_calls = list(parsed.calls)
         # A reply without calls would end the agent's work: a stand-in call shows it the mistake.
         is_whole = sampled.completion.finish is not Finish.LENGTH
         if parsed.malformed_calls and request.tools and is_whole:
-            named.append((MALFORMED_CALL, {}))
+            named_calls.append((MALFORMED_CALL, {}))
         calls = []
-        for name, arguments in named:
+        for name, arguments in named_calls:
             self._num_calls += 1
             call_id = f"call_{self._salt}_{self._num_calls}"
             calls.append(usable_call(call_id, name, arguments, request))
@@ -390,8 +390,8 @@ class Answer:
 
     async def ready(self, timeout_s: float) -> bool:
         """Wait for the reply or its failure; return False if neither comes in time."""
-        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
-        return bool(done)
+        finished, _ = await asyncio.wait({self._task}, timeout=timeout_s)
+        return bool(finished)
 
     async def reply(self) -> ChatReply:
         """Return the reply and add it to the tree.
@@ -467,8 +467,8 @@ class _Duplicates:
 
     def find(self, key: Hashable, requester: Requester) -> Answer | None:
         """Return the answer that this request repeats; one without waiting clients first."""
-        known = [answer for answer in self.answers.get(key, ()) if answer.is_for(requester)]
-        return min(known, key=lambda answer: answer.num_waiting, default=None)
+        answers = [answer for answer in self.answers.get(key, ()) if answer.is_for(requester)]
+        return min(answers, key=lambda answer: answer.num_waiting, default=None)
 
     def add(self, answer: Answer) -> None:
         self.answers.setdefault(answer.key, []).append(answer)

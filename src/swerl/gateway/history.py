@@ -151,7 +151,7 @@ class Match:
     """The place of `parent`; None at the root."""
     keys: tuple[Key, ...]
     """The steps from there over the new messages."""
-    known: tuple[tuple[int, ReplyNode], ...]
+    rereads: tuple[tuple[int, ReplyNode], ...]
     """If the tree `rereads`: number and node of each reply up to `parent` that is one message."""
     prefill: _Prefill | None = None
     """Set if the request ends with assistant messages."""
@@ -208,7 +208,7 @@ class MessageTree:
         """
         root, messages = self._root(request.tools), request.messages
         began = self._begin(root, messages)
-        known: list[tuple[int, ReplyNode]] = []
+        rereads: list[tuple[int, ReplyNode]] = []
         before_last, last, turn = (walk := began.walk), None, None
         for step, there in self._walk(walk.here, self._steps(messages, walk.num_walked)):
             last = step
@@ -223,14 +223,14 @@ class MessageTree:
                 continue
             turn = before_last
             if self._rereads and len(step.messages) == 1:
-                known.append((step.end - 1, newest))
+                rereads.append((step.end - 1, newest))
             walk = _TreeWalk(there, step.end, newest, there, step.end)
         # A walk that is continued does not pass the earlier replies.
         if turn and not self._rereads:
             self._keep(began, _Walked(root, messages[: turn.num_walked], turn))
         # The parent is the last known reply; every step after it is new.
         new = messages[walk.num_messages :]
-        match = Match(walk.parent, new, root, walk.place, walk.keys, tuple(known))
+        match = Match(walk.parent, new, root, walk.place, walk.keys, tuple(rereads))
         if not last or not last.is_reply:
             return match
         # A prefill starts after the reply before it.
@@ -271,14 +271,14 @@ class MessageTree:
 
     def _begin(self, root: Key, messages: Sequence[Message]) -> _Walked:
         """Return the longest kept walk over a request's first messages."""
-        for each in sorted(self._walked, key=lambda each: -len(each.messages)):
-            size, place = len(each.messages), each.walk.place
+        for earlier in sorted(self._walked, key=lambda earlier: -len(earlier.messages)):
+            size, place = len(earlier.messages), earlier.walk.place
             is_alive = not place or bool(place.replies)
-            fits = is_alive and each.root == root and messages[:size] == each.messages
+            fits = is_alive and earlier.root == root and messages[:size] == earlier.messages
             # A step ends where the roles change.
             if fits and len(messages) > size and messages[size].role is Role.ASSISTANT:
                 parent = place.replies[-1] if place else None
-                return replace(each, walk=replace(each.walk, parent=parent))
+                return replace(earlier, walk=replace(earlier.walk, parent=parent))
         return _Walked(root, (), _TreeWalk(self._roots.get(root)))
 
     def _keep(self, began: _Walked, walked: _Walked) -> None:
@@ -287,7 +287,7 @@ class MessageTree:
         size = began.num_chars + num_chars(new)
         if walked.walk.here and walked.messages and size <= LONG_BYTES:
             gone = (began.messages, walked.messages)
-            others = [each for each in self._walked if each.messages not in gone]
+            others = [earlier for earlier in self._walked if earlier.messages not in gone]
             self._walked = [replace(walked, num_chars=size), *others][:_MOST_WALKS]
 
     def _end(self, root: Key, place: _Point | None, keys: Sequence[Key]) -> _Point:
@@ -367,12 +367,12 @@ class MessageTree:
             message = _joined(run)
             return self._owner(message) or self._reply_key(message)
         # Some clients number calls by request, so a result is keyed by its call's number.
-        own = {call.id: number for number, call in enumerate(calls)}
+        numbers = {call.id: number for number, call in enumerate(calls)}
         places: dict[str, Hashable] = {}
         for call_id in {m.tool_call_id for m in run if m.role is Role.TOOL}:
             minted = self._minted.get(call_id)
             # A minted id names its call in every request; another id only within this one.
-            places[call_id] = minted[1] if minted else own.get(call_id, call_id)
+            places[call_id] = minted[1] if minted else numbers.get(call_id, call_id)
         results: set[Key] = set()
         texts: list[tuple[Role, list[str]]] = []
         for message in run:
@@ -392,20 +392,20 @@ class MessageTree:
 
     def _text_key(self, *texts: str) -> bytes:
         """Identify consecutive texts, however they are cut; empty if they are blank."""
-        known = hash(texts)
+        texts_hash = hash(texts)
         # Histories repeat in every request, so most texts are found here.
-        key = self._text_keys.get(known)
+        key = self._text_keys.get(texts_hash)
         if key is None:
             if len(self._text_keys) >= _MOST_TEXT_KEYS:
                 self._text_keys.clear()
-            self._text_keys[known] = key = _short(b"".join(map(_squeezed, texts)))
+            self._text_keys[texts_hash] = key = _short(b"".join(map(_squeezed, texts)))
         return key
 
     def _owner(self, message: Message) -> Key | None:
         """Return the key of the reply whose minted call ids the message holds."""
-        known = (self._minted.get(call.id) for call in message.tool_calls)
-        found = next(filter(None, known), None)
-        return found[0] if found else None
+        keys = (self._minted.get(call.id) for call in message.tool_calls)
+        key = next(filter(None, keys), None)
+        return key[0] if key else None
 
 
 def _has_blank_reply(place: _Point) -> bool:
@@ -433,8 +433,8 @@ def _joined(run: Sequence[Message]) -> Message:
 def _tools_key(tools: Sequence[Tool]) -> Key:
     """Identify the offered tools, in any order."""
     ordered = sorted(tools, key=lambda tool: tool.name)
-    named: Json = [[tool.name, tool.description, dict(tool.parameters)] for tool in ordered]
-    return _short(_written(named))
+    descriptions: Json = [[tool.name, tool.description, dict(tool.parameters)] for tool in ordered]
+    return _short(_written(descriptions))
 
 
 def tools_digest(root: Key) -> str:
@@ -444,11 +444,11 @@ def tools_digest(root: Key) -> str:
 
 def _call_key(call: ToolCall) -> Key:
     """Identify a call by content: clients reorder its arguments and coerce their values."""
-    plain = ((key, _plain(value)) for key, value in call.arguments.items())
+    arguments = ((key, _plain(value)) for key, value in call.arguments.items())
     # Arguments may be whole files, and the tree keeps every key.
     return (
         _short(_encoded(call.name)),
-        frozenset((_short(_encoded(key)), _short(_encoded(value))) for key, value in plain),
+        frozenset((_short(_encoded(key)), _short(_encoded(value))) for key, value in arguments),
     )
 
 

@@ -152,8 +152,8 @@ class _TokenPrompter:
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
         # Storing experts may wait for the disk.
         if self._spool and completion.routed:
-            kept = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
-            completion = replace(completion, routed=kept)
+            stored = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
+            completion = replace(completion, routed=stored)
         if len(completion.ids) > LONG_REPLY:
             parsed = await asyncio.to_thread(self._family.parse, completion.ids)
         else:
@@ -177,9 +177,9 @@ def path_ids(node: ReplyNode | None) -> array[int]:
         nodes.append(node)
         node = node.parent
     ids = array("i")
-    for one in reversed(nodes):
-        ids += one.prompt_ids
-        ids += one.output_ids
+    for reply in reversed(nodes):
+        ids += reply.prompt_ids
+        ids += reply.output_ids
     return ids
 
 
@@ -194,7 +194,7 @@ class _TemplatePrompter(_TokenPrompter):
             return exact
         # Clients change replies on replay, so each known one is put back as it was sampled.
         messages = list(request.messages)
-        for number, node in match.known:
+        for number, node in match.rereads:
             if node.message:
                 messages[number] = node.message
         whole = self._family.render(replace(request, messages=tuple(messages)))

@@ -89,14 +89,14 @@ class RecordedTurn:
 
 def recorded_turns(records: Iterable[TurnRecord]) -> tuple[RecordedTurn, ...]:
     """Return the Turns of a Session, in their order, with what a replay compares."""
-    found: list[RecordedTurn] = []
+    turns: list[RecordedTurn] = []
     for record in records:
         parent, reply = record.turn.parent, record.reply.message
-        before = None if parent is None else found[parent].reply
+        before = None if parent is None else turns[parent].reply
         calls = [call.id for call in before.tool_calls] if before else []
         parts = request_parts(record.new_messages, calls, record.tools)
-        found.append(RecordedTurn(record.turn, reply, parts))
-    return tuple(found)
+        turns.append(RecordedTurn(record.turn, reply, parts))
+    return tuple(turns)
 
 
 class Replay:
@@ -144,9 +144,9 @@ class Replay:
         if self.failure:
             return str(self.failure)
         if len(self._played) < self._num_turns:
-            made = f"the agent made {len(self._played)} of the {self._num_turns} requests"
+            progress = f"the agent made {len(self._played)} of the {self._num_turns} requests"
             refused = f"; one without room for a reply: {self._refused}" if self._refused else ""
-            return f"{made} to replay, then ended{refused}"
+            return f"{progress} to replay, then ended{refused}"
         return ""
 
     def before(self, live: Prompter, family: Family) -> Prompter:
@@ -160,13 +160,13 @@ class Replay:
         if self.failure:
             raise self.failure
         prompt = self._live.prompt(request, match)
-        found = self._find(prompt) if len(self._played) < self._num_turns else None
-        if found is None:
+        recorded = self._find(prompt) if len(self._played) < self._num_turns else None
+        if recorded is None:
             return prompt
         tail, parent, rewritten = prompt.tail, prompt.parent, prompt.is_rewritten
-        if isinstance(found, str):
-            return _Unknown(request, match, tail, prompt.ids, parent, rewritten, found)
-        number, compared = found
+        if isinstance(recorded, str):
+            return _Unknown(request, match, tail, prompt.ids, parent, rewritten, recorded)
+        number, compared = recorded
         if self._is_spelled(self._recorded[number]):
             tail = array("i", self._recorded[number].turn.prompt_ids)
         ids = path_ids(parent) + tail
@@ -224,7 +224,7 @@ class Replay:
         """
         turn, before = self._recorded[number].turn, set(range(number))
         sent_s, replayed = _sent_s(turn), self._recorded[: self._num_turns]
-        asked = {at for at, each in enumerate(replayed) if each.turn.started_s < sent_s}
+        asked = {at for at, record in enumerate(replayed) if record.turn.started_s < sent_s}
         self._moved.set()
         try:
             async with asyncio.timeout(_OVERDUE_S):
@@ -251,17 +251,17 @@ class Replay:
         parent = prompt.parent.recorded if prompt.parent else None
         if prompt.parent and not parent:
             return None  # the engine sampled the reply that it continues
-        known = [
+        candidates = [
             number
-            for number, each in enumerate(self._recorded)
-            if each.turn.parent == (parent.index if parent else None)
+            for number, candidate in enumerate(self._recorded)
+            if candidate.turn.parent == (parent.index if parent else None)
         ]
         # Those that nothing has repeated come first.
-        known.sort(key=lambda number: (number >= self._num_turns, number in self._played))
+        candidates.sort(key=lambda number: (number >= self._num_turns, number in self._played))
         tools = prompt.request.tools if parent is None else ()
         now = request_parts(prompt.match.new, _preceding_calls(prompt), tools)
         mismatch = ""
-        for number in known:
+        for number in candidates:
             turn, parts = self._recorded[number].turn, self._recorded[number].parts
             if parts is None:
                 said = (Part("prompt", self._family.text(prompt.tail)),)
@@ -273,7 +273,7 @@ class Replay:
             if not mismatch and number < self._num_turns and number not in self._played:
                 mismatch = f"turn {number + 1} of {self._num_turns} differs: {compared}"
         # Another branch has reached its part for the engine, which may begin with new results.
-        if not mismatch and any(number >= self._num_turns for number in known):
+        if not mismatch and any(number >= self._num_turns for number in candidates):
             return None
         place = f"after turn {parent.index + 1}" if parent else "a new conversation"
         new = _shown(now[-1]) if now else "without new messages"
@@ -282,11 +282,11 @@ class Replay:
     def _twins(self, number: int) -> Iterator[int]:
         """Yield the Turns that nothing has repeated and that equal this one."""
         mine = self._recorded[number]
-        for other, each in enumerate(self._recorded[: self._num_turns]):
-            if other not in self._played and each.turn.parent == mine.turn.parent:
-                same = each.turn.prompt_ids == mine.turn.prompt_ids
+        for other, twin in enumerate(self._recorded[: self._num_turns]):
+            if other not in self._played and twin.turn.parent == mine.turn.parent:
+                same = twin.turn.prompt_ids == mine.turn.prompt_ids
                 if same or (
-                    each.parts and isinstance(compare(each.parts, mine.parts or ()), Compared)
+                    twin.parts and isinstance(compare(twin.parts, mine.parts or ()), Compared)
                 ):
                     yield other
 
@@ -299,8 +299,8 @@ class Replay:
             return True
         parsed = self._parse(recorded.turn)
         calls = [call.name for call in recorded.reply.tool_calls if call.name != MALFORMED_CALL]
-        told = (recorded.reply.text, calls)
-        return parsed is not None and (parsed.text, [name for name, _ in parsed.calls]) == told
+        content = (recorded.reply.text, calls)
+        return parsed is not None and (parsed.text, [name for name, _ in parsed.calls]) == content
 
     def _parse(self, turn: Turn) -> ParsedReply | None:
         try:
@@ -330,9 +330,9 @@ class Replay:
         """Return a value with the random texts of this Session."""
         match value:
             case dict():
-                return {key: self._now(each) for key, each in value.items()}
+                return {key: self._now(part) for key, part in value.items()}
             case list():
-                return [self._now(each) for each in value]
+                return [self._now(part) for part in value]
             case int() if str(value) in self._renamed and not isinstance(value, bool):
                 return int(now) if (now := self._renamed[str(value)]).isdecimal() else value
             case str() if value in self._renamed:
@@ -386,7 +386,7 @@ def request_parts(
     ]
     results = [message for message in messages if message.role is Role.TOOL]
     ids = [message.tool_call_id for message in results]
-    order = {each: n for n, each in enumerate(calls if set(ids) <= set(calls) else ids)}
+    order = {call_id: n for n, call_id in enumerate(calls if set(ids) <= set(calls) else ids)}
     for message in sorted(results, key=lambda message: order[message.tool_call_id]):
         number = order[message.tool_call_id] + 1
         parts.append(Part(f"result of call {number}", message.text))
@@ -415,11 +415,11 @@ def compare(recorded: Sequence[Part], now: Sequence[Part]) -> Compared | str:
     for before, after in zip(recorded, now, strict=False):
         if before.label != after.label:
             return f"{_shown(before)} was sent, now {_shown(after)}"
-        found = _compare_texts(before.text, after.text, compared.renamed)
-        if isinstance(found, tuple):
-            was, now_is = _around(before.text, found[0]), _around(after.text, found[1])
+        difference = _compare_texts(before.text, after.text, compared.renamed)
+        if isinstance(difference, tuple):
+            was, now_is = _around(before.text, difference[0]), _around(after.text, difference[1])
             return f"{before.label}: {was} was sent, now {now_is}"
-        compared.counts.update(found)
+        compared.counts.update(difference)
     if len(recorded) != len(now):
         longer, when = (recorded, "no longer") if len(recorded) > len(now) else (now, "new")
         return f"{_shown(longer[min(len(recorded), len(now))])} is {when}"
@@ -431,9 +431,9 @@ def _compare_texts(before: str, after: str, renamed: dict[str, str]) -> set[str]
 
     Texts that a rule covers are added to `renamed`.
     """
-    found: set[str] = set()
+    rules: set[str] = set()
     if before == after:
-        return found
+        return rules
     place = place_now = 0
     for (rule, text), (rule_now, text_now) in zip_longest(
         _split(before), _split(after), fillvalue=("", "")
@@ -444,11 +444,11 @@ def _compare_texts(before: str, after: str, renamed: dict[str, str]) -> set[str]
             same = next((n for n, (a, b) in pairs if a != b), min(len(text), len(text_now)))
             return place + same, place_now + same
         if text != text_now:
-            found.add(rule or WHITE_SPACE)
+            rules.add(rule or WHITE_SPACE)
             if rule in _RANDOM:
                 renamed[_LEADING.sub("", text)] = _LEADING.sub("", text_now)
         place, place_now = place + len(text), place_now + len(text_now)
-    return found
+    return rules
 
 
 @cache

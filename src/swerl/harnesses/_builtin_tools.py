@@ -47,7 +47,7 @@ class Shell:
     workdir: str
     timeout_s: float
     lasting: bool
-    """Whether folder and exported variables are kept between calls."""
+    """True if folder and exported variables are kept between calls."""
     _state: str = field(default_factory=lambda: f"/tmp/.swerl-shell-{uuid4().hex}")
 
     async def run(self, command: str) -> str:

@@ -39,7 +39,7 @@ class Options(BaseModel):
     tool_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one bash call in seconds: enough for a module's tests, not a whole suite."""
     lasting_shell: bool = True
-    """Whether the shell's folder and exported variables are kept between bash calls."""
+    """True if the shell's folder and exported variables are kept between bash calls."""
     max_reminders: int = Field(0, ge=0)
     """Replies without a tool call that get a reminder; the next one ends the run."""
     max_output_chars: int = Field(10_000, ge=2)

@@ -75,7 +75,7 @@ class Options(BaseModel):
     """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`. None: the CLI's own set. Fewer
     tools make the first request several times shorter."""
     sub_agents: bool = True
-    """Whether the model may start sub-agents; the CLI's default."""
+    """True if the model may start sub-agents; the CLI's default."""
     dispatch: Literal["free", "forced"] = "free"
     """`forced`: the lead agent only reads and delegates to sub-agents of type `worker`; only they
     edit and run. Their tokens are trained, too, as branches of the Episode."""

@@ -87,7 +87,7 @@ class Options(BaseModel):
     `context_window`. Refused up to 0.94.0: those releases request no token counts and never
     compact."""
     sub_agents: bool = False
-    """Whether the model may start sub-agents; off because they triple the tools' text."""
+    """True if the model may start sub-agents; off because they triple the tools' text."""
     extra_args: tuple[str, ...] = ()
     """Extra arguments for `codex exec`, unchanged."""
 

@@ -89,19 +89,19 @@ def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str, PluginSection]]:
     for key, kind in PLUGIN_SECTIONS.items():
         section = getattr(recipe, key)
         if isinstance(section, tuple):
-            yield from ((f"{key}.{number}", kind, each) for number, each in enumerate(section))
+            yield from ((f"{key}.{number}", kind, part) for number, part in enumerate(section))
         elif key in recipe.model_fields_set:
             yield key, kind, section
 
 
 def check_agents(recipe: Recipe) -> None:
     """Raise RecipeError unless several agents have different names and one of them is trained."""
-    agents = [each for each in recipe.agents if isinstance(each, AgentSection)]
-    names = [each.title for each in agents]
+    agents = [agent for agent in recipe.agents if isinstance(agent, AgentSection)]
+    names = [agent.title for agent in agents]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         message = f"two agents of [[harness]] have the name {twice[0]!r}"
         raise RecipeError(message, hint="set `name` in one of the tables")
-    if agents and all(each.held_out for each in agents):
+    if agents and all(agent.held_out for agent in agents):
         hint = "remove held_out from the agents to train"
         raise RecipeError("every agent of [[harness]] is held out of training", hint=hint)
 
@@ -169,8 +169,8 @@ def check_flags(recipe: Recipe) -> None:
     """
     algorithm, hint = recipe.algorithm, "leave the flag out of engine.flags"
     is_corrected = algorithm.options.get("mismatch", "none") != "none" or algorithm.type == "sft"
-    for given in recipe.engine.options.get("flags", ()):
-        flag = given.partition("=")[0]
+    for argument in recipe.engine.options.get("flags", ()):
+        flag = argument.partition("=")[0]
         if flag.startswith(_SPECULATES):
             message = f"{flag}: the log-probabilities may not be the sampled tokens'"
             raise RecipeError(message, hint=hint)
@@ -182,11 +182,11 @@ def check_flags(recipe: Recipe) -> None:
 def check_lora(recipe: Recipe) -> None:
     """Raise RecipeError if an engine that loads adapters by themselves would get others."""
     options, rank = recipe.engine.options, recipe.trainer.lora.rank
-    wanted = options.get("adapter_rank", 0)
-    if wanted and wanted != rank:
-        message = f"engine.adapter_rank = {wanted}, but trainer.lora.rank = {rank}"
+    adapter_rank = options.get("adapter_rank", 0)
+    if adapter_rank and adapter_rank != rank:
+        message = f"engine.adapter_rank = {adapter_rank}, but trainer.lora.rank = {rank}"
         raise RecipeError(message, hint="set both to one rank, or leave engine.adapter_rank out")
-    if wanted and options.get("pause_mode", "retract") != "abort":
+    if adapter_rank and options.get("pause_mode", "retract") != "abort":
         raise RecipeError(
             "engine.adapter_rank lets running requests keep the adapter that they began with",
             hint='set engine.pause_mode = "abort"',
@@ -359,11 +359,11 @@ def _require_split(recipe: Recipe) -> None:
     """Raise UnknownNameError if `eval.best` names a split that is not evaluated."""
     tasks, best = recipe.tasks, recipe.eval.best
     counts = {"heldout": tasks.num_heldout, "unseen": tasks.num_unseen}
-    known = [name for name, count in counts.items() if count] if tasks.source == TWIN else []
-    known = known or ["heldout"]
+    splits = [name for name, count in counts.items() if count] if tasks.source == TWIN else []
+    splits = splits or ["heldout"]
     # The default counts only if its Tasks are evaluated at all.
-    if best not in known and best != EvalSection().best:
-        raise unknown("split", best, known)
+    if best not in splits and best != EvalSection().best:
+        raise unknown("split", best, splits)
 
 
 def _missing_programs(recipe: Recipe) -> Iterator[InputError]:

@@ -59,9 +59,9 @@ def _resolved(recipe: Recipe) -> Recipe:
         family = plugins.family_name(model.family, model.path)
         sections["model"] = model.model_copy(update={"family": family})
     # Sections with default values count as not given, because only given ones are checked.
-    given = recipe.model_fields_set
+    fields_set = recipe.model_fields_set
     resolved = recipe.model_copy(update=sections)
-    resolved.__pydantic_fields_set__.intersection_update(given)
+    resolved.__pydantic_fields_set__.intersection_update(fields_set)
     return resolved
 
 
@@ -69,8 +69,8 @@ def find_recipe(file: Path) -> Path:
     """Return a recipe's file; a name without a folder and an ending is a recipe of swerl's own."""
     if file.exists() or file.suffix or file.parent != Path():
         return file
-    named = [path for path in shipped() if path.stem == file.name]
-    return named[0] if named else file
+    recipes = [path for path in shipped() if path.stem == file.name]
+    return recipes[0] if recipes else file
 
 
 def shipped() -> list[Path]:
@@ -90,8 +90,8 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        known = [*_recipes_beside(file), *(path.stem for path in shipped())]
-        near = difflib.get_close_matches(file.name, known, n=3, cutoff=0.4)
+        names = [*_recipes_beside(file), *(path.stem for path in shipped())]
+        near = difflib.get_close_matches(file.name, names, n=3, cutoff=0.4)
         hint = f"did you mean {', '.join(near)}? " if near else ""
         hint += "`swerl recipes` lists those of swerl, and `swerl train --help` the commands"
         raise RecipeError(f"cannot read recipe {file}: {error.strerror}", hint=hint) from error
@@ -136,8 +136,8 @@ def _explain(error: ValidationError) -> RecipeError:
     key = ".".join(where)
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(where[-1], _fields(where[:-1]), n=3, cutoff=0.4)
-        known = near or _fields(where[:-1])
-        hint = f"did you mean {', '.join(near)}?" if near else f"known here: {', '.join(known)}"
+        names = near or _fields(where[:-1])
+        hint = f"did you mean {', '.join(near)}?" if near else f"known here: {', '.join(names)}"
         return RecipeError(f"unknown recipe key {key!r}", hint=hint)
     if first["type"] == "missing":
         return RecipeError(f"the recipe has no {key!r}", hint=f"add {key} = …")

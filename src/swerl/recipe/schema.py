@@ -307,7 +307,7 @@ class ClusterSection(Section):
     `auto` chooses `tensor` on shared GPUs, `distributed` on separate GPUs, and `disk` without GPUs
     or if the engine supports no other way."""
     launcher: Literal["local", "ray"] = "local"
-    """Where processes start: on this machine, or on the machines of a Ray cluster."""
+    """Machines on which processes start: this one, or those of a Ray cluster."""
     ray_address: str = "auto"
     """Address of the cluster for `ray`; `auto` is the cluster of this machine."""
     sandbox_cpus: int = Field(0, ge=0)
@@ -400,5 +400,5 @@ class Recipe(Section):
         """Each agent's share of the training Groups; 0 if it is held out."""
         if isinstance(self.harness, PluginSection):
             return (1.0,)
-        weights = [0.0 if each.held_out else each.weight for each in self.harness]
+        weights = [0.0 if agent.held_out else agent.weight for agent in self.harness]
         return tuple(weight / (sum(weights) or 1.0) for weight in weights)

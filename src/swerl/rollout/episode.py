@@ -49,7 +49,7 @@ class _Draft:
 
     status: Status = Status.FAILED
     changes: Changes | None = None
-    """What the agent changed; None if that cannot be read, or is too much."""
+    """The agent's changes; None if they cannot be read, or are too large."""
     num_left: int = 0
     patch: str = ""
     log: str = ""

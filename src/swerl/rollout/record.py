@@ -188,7 +188,7 @@ class Start:
     task: Task | None
     """Kept beside an Episode that is in no run."""
     recipe: Mapping[str, Any]
-    """That of its run, or its own; empty if there is none."""
+    """Recipe of its run, or of the Episode itself; empty if there is none."""
     settings: tuple[str, ...]
     """The keys of the recipe that decide what the agent sends."""
     run: Path | None

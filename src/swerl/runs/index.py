@@ -47,7 +47,7 @@ class FoundRun:
     """Its path below the folder that was searched."""
     root: Path
     is_trained: bool
-    """Whether it has a recipe, and stages of its own."""
+    """True if it has a recipe, and stages of its own."""
 
     @property
     def is_evaluated(self) -> bool:

@@ -163,7 +163,7 @@ class TreeListing:
     since_s: int
     """Unix time of the list; files that are laid elsewhere are never older."""
     has_rules: bool = True
-    """Whether the repository may have rules of ignored files."""
+    """True if the repository may have rules for ignored files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,14 +198,14 @@ def _read_messages(items: Sequence[Json], tools: _Tools) -> Iterator[Message]:
     Neighbouring assistant messages become one, as in the vendor's API. Tools that a message adds
     are recorded in `tools`.
     """
-    held: Message | None = None
+    pending: Message | None = None
     for number, item in enumerate(items):
         where = f"messages.{number}"
         fields = checked(item, dict, where)
         match required(fields, "role", str, where):
             case "assistant":
                 message = _assistant(fields, where)
-                held = _merged(held, message) if held else message
+                pending = _merged(pending, message) if pending else message
                 continue
             case "user":
                 messages = _user(fields, where, tools)
@@ -213,12 +213,12 @@ def _read_messages(items: Sequence[Json], tools: _Tools) -> Iterator[Message]:
                 messages = _late_system(fields, where, tools)
             case role:
                 refuse(f"{where}.role", f"{role!r} is neither user, assistant nor system")
-        if held:
-            yield held
-            held = None
+        if pending:
+            yield pending
+            pending = None
         yield from messages
-    if held:
-        yield held
+    if pending:
+        yield pending
 
 
 def _late_system(fields: Mapping[str, Json], where: str, tools: _Tools) -> Iterator[Message]:
@@ -368,15 +368,15 @@ class _Tools:
     def change(self, block: Mapping[str, Json], where: str) -> str:
         """Read a `tool_addition` or `tool_removal` and return the note that the model sees."""
         place = f"{where}.tool"
-        named = required(block, "tool", dict, where)
-        match required(named, "type", str, place):
+        tool = required(block, "tool", dict, where)
+        match required(tool, "type", str, place):
             case "tool_reference":
-                name = required(named, "name", str, place)
+                name = required(tool, "name", str, place)
                 if block["type"] == "tool_addition":
                     return self.load(name)
                 return f"[tool {name} can be called no more]"
             case "tool_definition":
-                defined = required(named, "definition", dict, place)
+                defined = required(tool, "definition", dict, place)
                 return self._add_late(_tool(defined, f"{place}.definition"))
             case kind:
                 refuse(place, f"{kind!r} needs the vendor's servers and cannot run here")

@@ -130,8 +130,8 @@ def _fill(
     if item["type"] == "function_call":
         text = item["arguments"]
         yield "response.function_call_arguments.delta", {**at, "delta": text}
-        done = {**at, "name": item["name"], "arguments": text}
-        yield "response.function_call_arguments.done", done
+        whole = {**at, "name": item["name"], "arguments": text}
+        yield "response.function_call_arguments.done", whole
         return
     if item["type"] == "custom_tool_call":
         yield "response.custom_tool_call_input.delta", {**at, "delta": item["input"]}
@@ -234,18 +234,18 @@ def _read_input(value: Json) -> Iterator[Message]:
     if isinstance(value, str):
         yield Message(Role.USER, value)
         return
-    held: Message | None = None
+    pending: Message | None = None
     for number, item in enumerate(checked(value, list, "input")):
         message = _message(item, f"input.{number}")
         if message.role is Role.ASSISTANT:
-            held = _merged(held, message) if held else message
+            pending = _merged(pending, message) if pending else message
             continue
-        if held:
-            yield held
-            held = None
+        if pending:
+            yield pending
+            pending = None
         yield message
-    if held:
-        yield held
+    if pending:
+        yield pending
 
 
 def _read_tools(items: Sequence[Json], namespace: str = "") -> Iterator[Tool]:
