@@ -32,7 +32,7 @@ tab='	'
 repository_settings='core\.(repositoryformatversion|filemode|symlinks|ignorecase|bare|autocrlf|eol'\
 '|precomposeunicode|safecrlf|sparsecheckout(cone)?)|index\..*|extensions\.objectformat'\
 '|user\.(name|email)'
-user_settings='(user|safe|init|color|advice)\..*|core\.(autocrlf|eol|filemode|quotepath|symlinks)'
+user_settings='gc\.auto|(user|safe|init|color|advice)\..*|core\.(autocrlf|eol|filemode|quotepath|symlinks)'
 tag_format='%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(refname)'
 
 say() { printf '%s\n' "$*"; }
