@@ -34,13 +34,13 @@ PAGES = [
 ]
 NOT_RUN = {
     r"swerl train (?!.*--dry-run)": "trains, or needs a run in work",
-    r"swerl (export|samples|why) ": "needs a trained run",
+    r"swerl (export|why) ": "needs a trained run",
     r"--model|--from runs": "needs a model or a trained run",
     r"swerl (serve|sandbox serve)$|swerl view ": "serves until Ctrl-C",
     r"swerl sandbox reap|swerl doctor": "own tests run it",
     r"swerl agents fetch|--agent (claude-code|codex)": "downloads an agent",
     r"swerl convert (?!list)": "needs a dataset's rows or a hub",
-    r"swerl images (plan|pull|mirror|build)": "needs a registry or sources",
+    r"swerl images (pull|mirror|build)": "needs a registry or sources",
     r"e2b|--backend docker|type=docker|type=kubernetes": "needs E2B, a Docker daemon or a cluster",
     r"replacer|one-line-bugs": "needs the example package; tests/unit/examples runs it",
     r"--format slime": "leaves out tasks without a registry's image, as these are",
