@@ -24,6 +24,8 @@ from swerl.sandboxes._local.sandbox import LocalSandbox
 from tests.unit.checks.vetting import ADD, GOLD, TESTS, ZERO, make_task
 from tests.unit.grading.conftest import in_sandboxes
 
+pytestmark = pytest.mark.integration
+
 PASSED, FAILED, SKIPPED = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
 SPEC = GradingSpec("swebench", fail_to_pass=("a", "b"), pass_to_pass=("c",))
 

@@ -13,6 +13,8 @@ from swerl.grading.flow import GradingReport
 from swerl.grading.graders import reward_file
 from tests.unit.grading.conftest import GOLD, in_sandboxes
 
+pytestmark = pytest.mark.integration
+
 HONEST = "import calc\n\n\ndef test_add():\n    assert calc.add(2, 3) == 5\n"
 REWARD = "/tmp/reward.txt"
 SCRIPT = f"""\

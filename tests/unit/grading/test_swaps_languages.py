@@ -18,6 +18,8 @@ import pytest
 from swerl.grading.plausible import Kind
 from swerl.grading.swaps import belongs, candidates, swapped
 
+pytestmark = pytest.mark.nightly
+
 JARS = [Path("/usr/share/java") / name for name in ("junit4.jar", "hamcrest-all.jar")]
 Outcome = dict[str, bool]
 """Test id -> True if it passed."""

@@ -15,6 +15,8 @@ import tree_sitter
 from swerl.grading import languages, swaps
 from swerl.grading.swaps import candidates, swapped
 
+pytestmark = pytest.mark.nightly
+
 TEXTS = {
     "testify/sum_test.go": """
 package sum

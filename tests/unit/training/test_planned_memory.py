@@ -34,6 +34,8 @@ from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from tests.unit.training.rank.activation_rank import CONFIGS
 
+pytestmark = pytest.mark.integration
+
 MakeBatch = Callable[..., Batch]
 RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
 ONE_NODE = {

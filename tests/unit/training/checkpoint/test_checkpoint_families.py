@@ -25,6 +25,8 @@ from swerl.training.checkpoint.folder import read_meta
 from swerl.training.options import TrainerOptions
 from tests.unit.engines.families.lines import build, config_of, weights_of
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[4]
 
 

@@ -26,6 +26,8 @@ from tests.unit.engines.families.lines import LINES, build, config_of, per_exper
 from tests.unit.training.rank.family_ranks import run_ranks
 from tests.unit.training.rank.references import record_experts, replaying
 
+pytestmark = pytest.mark.integration
+
 STEPS = 3
 LR, WARMUP, DECAY, BETAS = 1e-3, 2, 0.1, (0.9, 0.98)
 ONE_KEY_HEAD = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}

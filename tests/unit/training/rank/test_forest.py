@@ -34,6 +34,8 @@ from swerl.training.rank.packing import Prefixes, pack_forest
 from tests.unit.engines.families.lines import BASE, build, config_of, weights_of
 from tests.unit.training.rank.family_ranks import largest_gaps, run_ranks
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)
 STEPS = 3

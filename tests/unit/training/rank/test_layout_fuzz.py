@@ -34,6 +34,8 @@ from tests.unit.training.rank.family_ranks import digest, run_ranks
 from tests.unit.training.rank.layout_cases import Case, draw, with_holes
 from tests.unit.training.rank.references import record_experts, replaying
 
+pytestmark = pytest.mark.integration
+
 STEPS = 3
 NUM_CASES = int(os.environ.get("SWERL_FUZZ_LAYOUTS", "0"))
 CHOSEN = (10, 13, 30, 42)

@@ -24,6 +24,8 @@ from tests.unit.training.rank.test_families import (
     work,
 )
 
+pytestmark = pytest.mark.integration
+
 __all__ = ["work"]  # a fixture of the other module
 LORA = {"rank": 4, "alpha": 8.0}
 NO_MLP = {**LORA, "targets": ["attention", "experts"]}

@@ -19,6 +19,8 @@ from swerl.training.options import TrainerOptions
 from tests.unit.engines.families.lines import BASE, build, config_of, weights_of
 from tests.unit.training.rank.family_ranks import largest_gaps, run_ranks
 
+pytestmark = pytest.mark.integration
+
 MakeBatch = Callable[..., Batch]
 
 
