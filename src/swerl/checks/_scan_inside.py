@@ -96,7 +96,7 @@ class Scan:
         self.tracked = self.list_tracked(request["base"])
         self.drop_lines_of_the_base()
         lines = self.added.union(*self.lines.values())
-        lines = lines.union(*(rows for found in self.passages.values() for rows in found))
+        lines = lines.union(*(rows for passages in self.passages.values() for rows in passages))
         self.keys = {line.translate(None, MARKS) for line in lines}
 
     def list_tracked(self, base: str) -> "set[str]":
@@ -248,10 +248,10 @@ class Scan:
         for match in BASE64.finditer(data):
             text = b"".join(match.group().split()).rstrip(b"=").translate(URL_SAFE)
             try:
-                plain = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
+                decoded = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
             except ValueError:
                 continue
-            self.read_bytes(path, plain, depth + 1)
+            self.read_bytes(path, decoded, depth + 1)
 
     def judge(self, path: str, data: bytes) -> None:
         """Note a hit if a text is the solution or holds parts of it."""
@@ -261,8 +261,8 @@ class Scan:
                 if name in self.blobs:
                     self.hit(path, self.blobs[name], "the whole file", 1, 1)
         if b"\\n" in data:
-            plain = data.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\t", b"\t")
-            self.judge(path, plain)
+            unescaped = data.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\t", b"\t")
+            self.judge(path, unescaped)
         for name in self.names:
             if raw(name) in data:
                 self.hit(path, "name", name, 1, 1)
@@ -322,8 +322,8 @@ class Scan:
     def hit(self, path: str, label: str, example: str, count: int, total: int) -> None:
         if (path.split("!")[0], label) not in self.seen:
             self.seen.add((path.split("!")[0], label))
-            found = {"path": path, "label": label, "example": example}
-            self.hits.append(dict(found, count=count, total=total))
+            match = {"path": path, "label": label, "example": example}
+            self.hits.append(dict(match, count=count, total=total))
 
 
 def kind_of(head: bytes) -> str:

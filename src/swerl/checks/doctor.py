@@ -119,17 +119,17 @@ async def _sandbox() -> Check:
             asyncio.timeout(_TIMEOUT_S),
             backend.open("host", Limits(memory_mib=256), workdir="/tmp") as sandbox,
         ):
-            done = await sandbox.run(["git", "--version"], cwd="/")
+            git = await sandbox.run(["git", "--version"], cwd="/")
     except (SwerlError, OSError, TimeoutError) as error:
         fix = getattr(error, "hint", "") or fix
         need = _Need("local sandbox", enables, fix, for_twin=True)
         return need.judged(str(error) or "no answer", good=False)
     need = _Need("local sandbox", enables, "apt-get install -y git", for_twin=True)
-    good = done.exit_code == 0
-    found = "opened, git ran in it" if good else done.text[:80]
+    good = git.exit_code == 0
+    detail = "opened, git ran in it" if good else git.text[:80]
     if "syscalls" not in getattr(sandbox, "limits", {"syscalls"}):
-        found += f"; no system call filter for {platform.machine()}"
-    return need.judged(found, good=good)
+        detail += f"; no system call filter for {platform.machine()}"
+    return need.judged(detail, good=good)
 
 
 async def _bwrap() -> Check:
@@ -145,8 +145,8 @@ async def _trainer() -> Check:
     absent = [name for name in ("torch", "megatron-core", *_TWIN_PACKAGES) if not _version(name)]
     if absent:
         return need.judged(f"not installed: {', '.join(absent)}", good=False)
-    found = await _first_line(sys.executable, "-c", _TRAINER, timeout_s=_IMPORT_TIMEOUT_S)
-    return need.present(found, absent="torch or megatron-core is installed but cannot be imported")
+    torch = await _first_line(sys.executable, "-c", _TRAINER, timeout_s=_IMPORT_TIMEOUT_S)
+    return need.present(torch, absent="torch or megatron-core is installed but cannot be imported")
 
 
 async def _node() -> Check:
@@ -168,10 +168,10 @@ async def _docker() -> Check:
         return _Need("docker", enables, fix).judged(str(error) or "no answer", good=False)
     info = daemon.info
     missing = sorted({"memory", "pids", "cpu"} - daemon.limits)
-    found = f"{info.get('ServerVersion', '?')}, {info.get('Driver', '?')}"
-    found += f", without limits on {', '.join(missing)}" if missing else ""
+    detail = f"{info.get('ServerVersion', '?')}, {info.get('Driver', '?')}"
+    detail += f", without limits on {', '.join(missing)}" if missing else ""
     need = _Need("docker", enables, "start the daemon on a machine with writable cgroups")
-    return need.judged(found, good=not missing)
+    return need.judged(detail, good=not missing)
 
 
 async def _gpus() -> Check:
@@ -185,12 +185,12 @@ def _cgroups() -> Check:
     fix = "run as root, or below `systemd-run --user --scope -p Delegate=yes`"
     need = _Need("cgroups", "limits for a whole sandbox instead of each process", fix)
     try:
-        found = set(limits.find())
+        limited = set(limits.find())
     except OSError:
-        found = set()
-    missing = sorted({"memory", "pids", "cpu"} - found)
-    detail = ", ".join(sorted(found)) + (f"; unbounded: {', '.join(missing)}" if missing else "")
-    return need.present(detail if found else "", absent="none is writable for this user")
+        limited = set()
+    missing = sorted({"memory", "pids", "cpu"} - limited)
+    detail = ", ".join(sorted(limited)) + (f"; unbounded: {', '.join(missing)}" if missing else "")
+    return need.present(detail if limited else "", absent="none is writable for this user")
 
 
 def _disk(folder: Path) -> Check:

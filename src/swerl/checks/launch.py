@@ -261,9 +261,9 @@ async def _check_sandboxes(
     """Boot the first Task's image on each machine, and fetch a page of this machine from it."""
     with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
         few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
-        one = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
+        smallest = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
         try:
-            tasks, _ = await asyncio.to_thread(wiring.tasks_of, one, Path(scratch).resolve())
+            tasks, _ = await asyncio.to_thread(wiring.tasks_of, smallest, Path(scratch).resolve())
         except SwerlError:
             detail = "none opened: there is no task to take its image from"
             yield MachineFinding(platform.node(), "sandbox", FindingState.WARN, detail)

@@ -97,16 +97,16 @@ async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
         stdin=json.dumps(request).encode(),
     )
     if result.exit_code in (126, 127):
-        return await _grep(sandbox, [line for found in lines.values() for line in found])
+        return await _grep(sandbox, [line for texts in lines.values() for line in texts])
     if result.exit_code:
         error = result.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise SandboxError(
             f"cannot scan {task.image} for leaks: {error}",
             hint="`swerl sandbox smoke` checks if the image boots",
         )
-    found: dict[str, Any] = json.loads(result.stdout)
-    leaks = dict.fromkeys([*_hits(found["hits"]), *_named_variables(found["environment"], task)])
-    return LeakScan(tuple(leaks), tuple(found["unchecked"]))
+    report: dict[str, Any] = json.loads(result.stdout)
+    leaks = dict.fromkeys([*_hits(report["hits"]), *_named_variables(report["environment"], task)])
+    return LeakScan(tuple(leaks), tuple(report["unchecked"]))
 
 
 def removable(leak: Leak) -> str:
@@ -125,8 +125,8 @@ async def _grep(sandbox: Sandbox, lines: Sequence[str]) -> LeakScan:
     if not lines:
         return LeakScan((), (reason,))
     stdin = "\n".join(lines).encode("utf-8", "surrogateescape")
-    found = await sandbox.run(["sh", "-c", _GREP], cwd="/", timeout_s=2 * _BUDGET_S, stdin=stdin)
-    paths = found.stdout.decode("utf-8", "surrogateescape").splitlines()
+    grep = await sandbox.run(["sh", "-c", _GREP], cwd="/", timeout_s=2 * _BUDGET_S, stdin=stdin)
+    paths = grep.stdout.decode("utf-8", "surrogateescape").splitlines()
     return LeakScan(tuple(Leak(LeakKind.TEXT, path) for path in paths), (reason,))
 
 
@@ -134,7 +134,7 @@ def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
     """Return the lines that only the solution and only the hidden tests add, by that word."""
     whole = {line for text in task.grading.test_files.values() for line in _telling_lines(text)}
     lines = {"solution": _added(task.gold_patch), "tests": _added(task.grading.test_patch) | whole}
-    return {label: sorted(found, key=len)[-_MAX_LINES:] for label, found in lines.items() if found}
+    return {label: sorted(texts, key=len)[-_MAX_LINES:] for label, texts in lines.items() if texts}
 
 
 def _passages(task: Task) -> Mapping[str, list[list[str]]]:
@@ -145,21 +145,21 @@ def _passages(task: Task) -> Mapping[str, list[list[str]]]:
         "solution": [(edit.old, edit.new) for edit in edits(task.gold_patch)],
         "tests": [*((edit.old, edit.new) for edit in edits(spec.test_patch)), *whole],
     }
-    found = {}
+    passages = {}
     for label, pairs in hunks.items():
-        known = {rows for old, _ in pairs for rows in _rows_of_three(old)}
+        old_rows = {rows for old, _ in pairs for rows in _rows_of_three(old)}
         new = dict.fromkeys(rows for _, text in pairs for rows in _rows_of_three(text))
-        found[label] = [list(rows) for rows in new if rows not in known][:_MAX_LINES]
-    return {label: rows for label, rows in found.items() if rows}
+        passages[label] = [list(rows) for rows in new if rows not in old_rows][:_MAX_LINES]
+    return {label: rows for label, rows in passages.items() if rows}
 
 
 def _rows_of_three(text: str) -> Iterator[tuple[str, ...]]:
     rows = [row for row in (line.strip(_MARKS) for line in text.split("\n")) if row]
     length = min(_PASSAGE_LINES, len(rows))
     for start in range(len(rows) - length + 1):
-        found = tuple(rows[start : start + length])
-        if length and sum(map(len, found)) >= _MIN_PASSAGE_CHARS:
-            yield found
+        passage = tuple(rows[start : start + length])
+        if length and sum(map(len, passage)) >= _MIN_PASSAGE_CHARS:
+            yield passage
 
 
 def _rows_added(patch: str) -> set[str]:

@@ -118,7 +118,7 @@ class VetSettings:
     """Tasks at once, each in one sandbox at a time."""
     limits: Limits = field(default_factory=Limits)
     facts: ReadFacts = no_facts
-    done: Mapping[str, Vetted] = field(default_factory=dict)
+    journal: Mapping[str, Vetted] = field(default_factory=dict)
     """Earlier results by Task id; one is kept while row, image, rigour and swerl are the same."""
 
 
@@ -138,7 +138,7 @@ async def vet(
 
     async def vet_one(task: Task) -> None:
         image = (await settings.facts(task.image)).digest
-        earlier = settings.done.get(task.id)
+        earlier = settings.journal.get(task.id)
         if earlier and _is_valid(earlier, task, image, settings.rigour):
             on_done(earlier, False)
         else:

@@ -220,8 +220,8 @@ def _at_top(code: str, before: str) -> Callable[[str, str, str], str]:
 
     def put(path: str, text: str, printed: str) -> str:
         lines = text.splitlines()
-        found = [n for n, line in enumerate(lines[:200], 1) if pattern.match(line)]
-        return _inserted(path, text, found[-1] if found else 0, _filled(code, printed))
+        numbers = [n for n, line in enumerate(lines[:200], 1) if pattern.match(line)]
+        return _inserted(path, text, numbers[-1] if numbers else 0, _filled(code, printed))
 
     return put
 
@@ -240,7 +240,7 @@ def _in_java(path: str, text: str, printed: str) -> str:
     for number, line in enumerate(lines, 1):
         if re.search(rf"\bclass {re.escape(name)}\b", line):
             rest = range(number, len(lines) + 1)
-            opened = next((each for each in rest if "{" in lines[each - 1]), 0)
+            opened = next((index for index in rest if "{" in lines[index - 1]), 0)
             if opened and lines[opened - 1].rstrip().endswith("{"):
                 return _inserted(path, text, opened, _filled(_JAVA, printed))
     return ""
@@ -248,10 +248,10 @@ def _in_java(path: str, text: str, printed: str) -> str:
 
 def _beside_go(path: str, text: str, printed: str) -> str:
     """Add a file to the package, because its imports cannot be added at another place."""
-    found = re.search(r"^package (\w+)", text, re.MULTILINE)
-    if not found:
+    package = re.search(r"^package (\w+)", text, re.MULTILINE)
+    if not package:
         return ""
-    code = _filled(_GO, printed).replace("{package}", found[1])
+    code = _filled(_GO, printed).replace("{package}", package[1])
     return _diff(path.removesuffix(".go") + "_early.go", [], code.splitlines(True), is_new=True)
 
 
@@ -295,7 +295,7 @@ def _equal_to_all(task: Task, texts: Mapping[str, str]) -> Cheat:
     for path, lines in _changed_lines(task.gold_patch).items():
         if path.endswith(".py") and path in texts:
             names = _functions(texts[path], lines)
-            code = "".join(f"{each} = lambda *_, **__: _Equal()\n" for each in names)
+            code = "".join(f"{function} = lambda *_, **__: _Equal()\n" for function in names)
             if code:
                 end = len(texts[path].splitlines())
                 parts.append(_inserted(path, texts[path], end, _EQUAL + code))
@@ -305,7 +305,7 @@ def _equal_to_all(task: Task, texts: Mapping[str, str]) -> Cheat:
 
 def _changed_lines(patch: str) -> dict[str, set[int]]:
     """Return the lines of the old files that a diff removes, or behind which it adds some."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     path, at = "", 0
     for line in patch.splitlines():
         if line.startswith("--- a/"):
@@ -313,13 +313,13 @@ def _changed_lines(patch: str) -> dict[str, set[int]]:
         elif start := re.match(r"@@ -(\d+)", line):
             at = int(start[1])
         elif line.startswith("+") and not line.startswith("+++"):
-            found.setdefault(path, set()).add(at - 1)
+            numbers.setdefault(path, set()).add(at - 1)
         elif line.startswith("-") and not line.startswith("---"):
-            found.setdefault(path, set()).add(at)
+            numbers.setdefault(path, set()).add(at)
             at += 1
         else:
             at += line.startswith(" ")
-    return found
+    return numbers
 
 
 def _functions(text: str, lines: set[int]) -> list[str]:
@@ -328,16 +328,16 @@ def _functions(text: str, lines: set[int]) -> list[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return []
-    found = []
+    names = []
     for node in tree.body:
         is_class = isinstance(node, ast.ClassDef)
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(each, ast.FunctionDef) and not (is_class and each.name == "__init__"):
-                inside = range(each.lineno, (each.end_lineno or each.lineno) + 1)
+        for member in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(member, ast.FunctionDef) and not (is_class and member.name == "__init__"):
+                inside = range(member.lineno, (member.end_lineno or member.lineno) + 1)
                 if lines & set(inside):
-                    found.append(prefix + each.name)
-    return found
+                    names.append(prefix + member.name)
+    return names
 
 
 def _forced_reports(task: Task, texts: Mapping[str, str]) -> Cheat:
@@ -381,6 +381,6 @@ def _diff(path: str, old: list[str], new: list[str], *, is_new: bool = False) ->
     source = "/dev/null" if is_new else f"a/{path}"
     lines = difflib.unified_diff(old, new, source, f"b/{path}")
     ended = (
-        each if each.endswith("\n") else f"{each}\n\\ No newline at end of file\n" for each in lines
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
     return header + "".join(ended)

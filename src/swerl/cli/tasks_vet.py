@@ -80,7 +80,7 @@ def vet(
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
             facts=facts_for(backend, backend_options(backend, options)),
-            done=vetting.read_journal(journal),
+            journal=vetting.read_journal(journal),
         )
         results = _run(tasks, chosen, chosen_settings, options, journal)
         counts = vetting.write_results(tasks, out, vetting.read_journal(journal))

@@ -77,11 +77,11 @@ def of_strength(
     A forged report would have to guess `min_bits`, and `min_share` of the tests to fix have a
     secret swap. Raises RecipeError if none is left.
     """
-    found = [(_found(task, "bits"), _found(task, "swapped_share")) for task in tasks]
-    strong = [bits >= min_bits and share >= min_share for bits, share in found]
+    strengths = [(_found(task, "bits"), _found(task, "swapped_share")) for task in tasks]
+    strong = [bits >= min_bits and share >= min_share for bits, share in strengths]
     if any(strong):
         return [task for task, is_strong in zip(tasks, strong, strict=True) if is_strong]
-    bits, shares = zip(*found, strict=True)
+    bits, shares = zip(*strengths, strict=True)
     raise RecipeError(
         f"no task of {source} has {min_bits:g} bits of swaps in {min_share:.0%} of its tests to "
         f"fix; the strongest has {max(bits):g}, the widest {max(shares):.0%}",
@@ -90,8 +90,8 @@ def of_strength(
 
 
 def _found(task: Task, key: str) -> float:
-    found = task.certificate.get(key)
-    return float(found) if isinstance(found, int | float) else 0.0
+    measure = task.certificate.get(key)
+    return float(measure) if isinstance(measure, int | float) else 0.0
 
 
 def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:
@@ -101,13 +101,13 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
     """
     low, high = bounds
     rates = [solve_rate(task) for task in tasks]
-    kept = [
+    suitable = [
         task
         for task, rate in zip(tasks, rates, strict=True)
         if rate is not None and low <= rate <= high
     ]
-    if kept:
-        return kept
+    if suitable:
+        return suitable
     num_probed = len(rates) - rates.count(None)
     raise RecipeError(
         f"no task of {source} has a solve rate from {low:g} to {high:g}; {num_probed} have one",
@@ -116,6 +116,6 @@ def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: st
 
 
 def solve_rate(task: Task) -> float | None:
-    found = task.metadata.get("solve_rate")
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if is_number else None  # type: ignore[arg-type]
+    rate = task.metadata.get("solve_rate")
+    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
+    return float(rate) if is_number else None  # type: ignore[arg-type]

@@ -51,8 +51,8 @@ def find_converter(name: str) -> Converter:
     Raises UnknownNameError with the nearest names, InputError if it does not load.
     """
     built_in = built_in_names()
-    if found := plugins.outside("converters", name, built_in):
-        return _converter(plugins.short(name), found)
+    if converter := plugins.outside("converters", name, built_in):
+        return _converter(plugins.short(name), converter)
     if name in built_in:
         return _converter(name, importlib.import_module(f"{_package().__name__}.{built_in[name]}"))
     raise unknown("dataset", name, converter_names())

@@ -97,8 +97,8 @@ def _slime_row(task: Task) -> dict[str, Json]:
     row = to_row(task)
     metadata, spec = row["metadata"], task.grading
     assert isinstance(metadata, dict)
-    own, info = metadata.pop("swerl"), metadata["remote_env_info"]
-    assert isinstance(own, dict) and isinstance(info, dict)
+    extra, info = metadata.pop("swerl"), metadata["remote_env_info"]
+    assert isinstance(extra, dict) and isinstance(info, dict)
     metadata["problem_statement"] = info["problem_statement"] = task.prompt
     info["image"] = task.image
     info["pre_commands"] = task.setup

@@ -17,16 +17,16 @@ async def set_up(sandbox: Sandbox, task: Task) -> None:
         await sandbox.write(path, file_bytes(content))
     if not task.setup:
         return
-    done = await sandbox.run(
+    result = await sandbox.run(
         ["bash", "-s"],
         cwd=task.workdir,
         user="root",
         timeout_s=_TIMEOUT_S,
         stdin=f"{{\n{task.setup}\n}} </dev/null\n".encode("utf-8", "surrogateescape"),
     )
-    if done.timed_out or done.exit_code:
-        why = f"ran past {_TIMEOUT_S:g} s" if done.timed_out else f"exit code {done.exit_code}"
-        said = done.text.strip()[-_SHOWN_CHARS:]
+    if result.timed_out or result.exit_code:
+        why = f"ran past {_TIMEOUT_S:g} s" if result.timed_out else f"exit code {result.exit_code}"
+        said = result.text.strip()[-_SHOWN_CHARS:]
         raise BrokenImageError(
             f"the setup of task {task.id} failed ({why}): {said}",
             hint="the image may not be the one of its dataset",

@@ -51,12 +51,12 @@ def unpacked(packed: bytes) -> dict[bytes, bytes] | None:
 
 def _records(token: bytes, body: bytes) -> dict[bytes, bytes]:
     """Return the facts of each record by path."""
-    found = {}
+    facts = {}
     for record in body.split(token)[1:]:
         fields = record.split(b" ", 4)
         if len(fields) == 5:
-            found[fields[4].removesuffix(b"\n")] = b" ".join(fields[:4])
-    return found
+            facts[fields[4].removesuffix(b"\n")] = b" ".join(fields[:4])
+    return facts
 
 
 def entry_of(facts: bytes) -> TreeEntry | None:
@@ -85,39 +85,39 @@ class TreeDifference:
 def differing(start: bytes, end: bytes) -> TreeDifference:
     """Compare two listings; a device in place of a file deletes it."""
     old, new = unpacked(start) or {}, unpacked(end) or {}
-    found = {
+    entries = {
         path: entry
         for raw, facts in new.items()
         if old.get(raw) != facts and is_plain(path := path_of(raw)) and (entry := entry_of(facts))
     }
     gone = [path for raw in old.keys() - new.keys() if is_plain(path := path_of(raw))]
     gone += [
-        path for path, each in found.items() if each.kind not in "fl" and raw_path(path) in old
+        path for path, entry in entries.items() if entry.kind not in "fl" and raw_path(path) in old
     ]
     caches = tuple(
         f"{folder}/"
-        for path in found
+        for path in entries
         if posixpath.basename(path) in _CACHE_MARKS and (folder := posixpath.dirname(path))
     )
     changed = {
-        path: each
-        for path, each in found.items()
-        if each.kind in "fl" and not (caches and path.startswith(caches))
+        path: entry
+        for path, entry in entries.items()
+        if entry.kind in "fl" and not (caches and path.startswith(caches))
     }
-    return TreeDifference(changed, gone, len(found) - len(changed))
+    return TreeDifference(changed, gone, len(entries) - len(changed))
 
 
 def parsed(token: bytes, data: bytes, paths: list[str]) -> dict[str, TreeFile] | None:
     """Parse the output of `_READ`, group by group; None if it is malformed."""
     files: dict[str, TreeFile] = {}
-    position = done = 0
+    position = num_read = 0
     while position < len(data):
         head = data.find(b"\0", position)
         count, gap, _ = data[head + 1 : head + 9].partition(b" ")
         if head < 0 or not gap or not count.isdigit():
             return None
         records = _records(token, data[position:head])
-        group = paths[done : done + int(count)]
+        group = paths[num_read : num_read + int(count)]
         letters = data[head + 2 + len(count) :][: int(count)].decode("latin-1")
         position = head + 2 + len(count) + int(count)
         if len(letters) != int(count) or len(group) != int(count):
@@ -132,8 +132,8 @@ def parsed(token: bytes, data: bytes, paths: list[str]) -> dict[str, TreeFile] |
                     return None
                 files[path] = file_of(data[position : position + entry.size], entry)
                 position += entry.size
-        done += int(count)
-    return files if done == len(paths) else None
+        num_read += int(count)
+    return files if num_read == len(paths) else None
 
 
 def file_of(data: bytes, entry: TreeEntry) -> TreeFile:

@@ -136,18 +136,18 @@ def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
     if split not in set(Split):
         raise InputError(f"unknown split {split!r}", hint=f"choose one of {', '.join(Split)}")
     rng = random.Random(f"{split}/{seed}")
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     for _ in range(count * _TRIES_PER_TASK):
-        if len(found) == count:
+        if len(variants) == count:
             break
         variant = draw(rng, Split(split))
-        found.setdefault(_digest(variant), variant)
-    if len(found) < count:
+        variants.setdefault(_digest(variant), variant)
+    if len(variants) < count:
         raise InputError(
             f"the twin has fewer than {count} different {split} tasks",
-            hint=f"ask for {len(found)} or fewer",
+            hint=f"ask for {len(variants)} or fewer",
         )
-    return list(found.values())
+    return list(variants.values())
 
 
 def solutions(*, split: str, count: int, seed: int) -> dict[str, str]:
@@ -412,12 +412,12 @@ def calls(rng: random.Random, function: Function) -> list[Call]:
     good = OPERATIONS[function.operation].good
     while True:
         rows = [tuple(rng.randint(1, 9) for _ in function.params) for _ in range(_NUM_CALLS)]
-        found = [
+        calls = [
             Call(function.name, args, _value(function, good, args)) for args in dict.fromkeys(rows)
         ]
         others = (pattern for pattern in PATTERNS if pattern != good)
-        if all(any(_breaks(function, pattern, call) for call in found) for pattern in others):
-            return found
+        if all(any(_breaks(function, pattern, call) for call in calls) for pattern in others):
+            return calls
 
 
 def _function(rng: random.Random, template: str) -> Function:
@@ -442,11 +442,11 @@ def _is_held_out(function: Function) -> bool:
 
 def _neighbours(rng: random.Random, function: Function) -> Iterator[Function]:
     """Yield correct functions in the same file: one in a third of the files, else none."""
-    used = {function.operation}
+    operations = {function.operation}
     for template in rng.sample(TRAINED, rng.choice((0, 0, 1))):
         operation = template.split("-")[0]
-        if operation not in used:
-            used.add(operation)
+        if operation not in operations:
+            operations.add(operation)
             yield _function(rng, template)
 
 

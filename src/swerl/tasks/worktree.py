@@ -180,7 +180,7 @@ async def list_tree(
 ) -> TreeListing:
     """List the files of the work tree. Raises SandboxError if that fails.
 
-    A folder that holds one of the paths `kept` is listed, whatever its name. `zips` compresses the
+    A folder with one of the paths `kept` is listed, whatever its name. `zips` compresses the
     output, which needs another program.
     """
     names = sorted(PRUNED - {part for path in kept for part in path.split("/")})
@@ -189,11 +189,11 @@ async def list_tree(
     token = secrets.token_hex(16)
     how = [token, str(pause_s), "1" if zips else ""]
     argv = [*_shell(_LIST), *how, *prune, "-o", "!", "-type", "d"]
-    done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
-    packed = b"%s\n%s" % (token.encode(), done.stdout)
-    if done.exit_code or done.truncated or unpacked(packed) is None:
+    result = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
+    packed = b"%s\n%s" % (token.encode(), result.stdout)
+    if result.exit_code or result.truncated or unpacked(packed) is None:
         raise SandboxError(
-            f"the files of {workdir} cannot be listed: {done.text[-200:].strip()!r}",
+            f"the files of {workdir} cannot be listed: {result.text[-200:].strip()!r}",
             hint="`swerl sandbox smoke` checks images for this",
         )
     return TreeListing(packed, int(time.time()))
@@ -237,21 +237,21 @@ async def take(
             continue
         pair = start.packed, end.packed
         is_large = sum(map(len, pair)) > _CHUNK_BYTES
-        found = await asyncio.to_thread(differing, *pair) if is_large else differing(*pair)
-        if not (found.changed or found.gone):
-            return Taken(Changes(), found.num_left)
-        paths = [*found.changed, *found.gone]
+        difference = await asyncio.to_thread(differing, *pair) if is_large else differing(*pair)
+        if not (difference.changed or difference.gone):
+            return Taken(Changes(), difference.num_left)
+        paths = [*difference.changed, *difference.gone]
         ignored = set[str]()
         if ignores and (start.has_rules or is_large or _names_rules(end)):
             ignored = await _ignored(sandbox, workdir, paths)
-        chosen = _chosen(found.changed, ignored)
-        total = sum(each.size for each in chosen.values())
-        if total > _MAX_READ_BYTES or len(chosen) + len(found.gone) > _MAX_FILES:
+        chosen = _chosen(difference.changed, ignored)
+        total = sum(entry.size for entry in chosen.values())
+        if total > _MAX_READ_BYTES or len(chosen) + len(difference.gone) > _MAX_FILES:
             return None
         if (read := await _read(sandbox, workdir, chosen)) is not None:
             texts = {p: f for p, f in read.items() if not (p in ignored and f.is_binary)}
-            files = {**{path: None for path in found.gone if path not in ignored}, **texts}
-            num_left = found.num_left + len(found.changed) - len(texts)
+            files = {**{path: None for path in difference.gone if path not in ignored}, **texts}
+            num_left = difference.num_left + len(difference.changed) - len(texts)
             return Taken(Changes(_laid_files(files, start.since_s)), num_left)
     return None
 
@@ -267,19 +267,19 @@ async def read_clean(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> Fi
     if not paths:
         return {}
     # One command is enough unless the earlier files are far larger.
-    found = await _read_chunk(sandbox, workdir, paths) if len(paths) <= _CHUNK_FILES else None
-    if found is None:
+    files = await _read_chunk(sandbox, workdir, paths) if len(paths) <= _CHUNK_FILES else None
+    if files is None:
         entries = await _entries(sandbox, workdir, paths)
-        if sum(each.size for each in entries.values()) > _MAX_READ_BYTES:
+        if sum(entry.size for entry in entries.values()) > _MAX_READ_BYTES:
             return None
-        found = await _read(sandbox, workdir, entries)
-    if found is None:
+        files = await _read(sandbox, workdir, entries)
+    if files is None:
         return None
     # A path below a link of the clean tree belongs to another file.
     return {
         path: file
-        for path, file in found.items()
-        if not any(parent in found for parent in parents(path))
+        for path, file in files.items()
+        if not any(parent in files for parent in parents(path))
     }
 
 
@@ -303,12 +303,12 @@ async def lay(sandbox: Sandbox, workdir: str, changes: Changes) -> tuple[str, ..
     blocked = list[str]()
     for paths in _slices(list(laid)):
         for _ in range(_TRIES):
-            found = await _lay(sandbox, workdir, paths, {path: laid[path] for path in paths})
-            if found is None:
+            refused = await _lay(sandbox, workdir, paths, {path: laid[path] for path in paths})
+            if refused is None:
                 return None
-            blocked += found
-            paths = [path for path in paths if path not in found]
-            if not (found and paths):
+            blocked += refused
+            paths = [path for path in paths if path not in refused]
+            if not (refused and paths):
                 break
         else:
             return None
@@ -320,14 +320,14 @@ def _in_place(files: Mapping[str, TreeFile], before: FileMap) -> dict[str, TreeF
 
     No command is needed for them: a path of `before` has no link above it.
     """
-    found = {
+    small = {
         path: file
         for path, file in files.items()
         if not file.is_link and (old := before.get(path)) and old.kind is file.kind
     }
-    if len(found) > _FEW_FILES or any(len(file.data) > _FEW_BYTES for file in found.values()):
+    if len(small) > _FEW_FILES or any(len(file.data) > _FEW_BYTES for file in small.values()):
         return {}
-    return dict(sorted(found.items(), key=lambda item: item[1].mtime_s))
+    return dict(sorted(small.items(), key=lambda item: item[1].mtime_s))
 
 
 def _slices(paths: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -343,20 +343,20 @@ async def _lay(
     If a path is blocked, no file was made. None if it fails. Raises SandboxError without `tar`.
     """
     escaped = {escaped_path(path): path for path in paths}
-    done = await sandbox.run(
+    result = await sandbox.run(
         [*_shell(_LAY), "gone" if files is None else "laid", *escaped],
         cwd=workdir,
         timeout_s=_TIMEOUT_S,
         stdin=b"" if files is None else packed_files(files),
     )
-    if done.exit_code == _NO_TAR:
-        message = f"no files can be written: {done.text.strip()[-200:]}"
+    if result.exit_code == _NO_TAR:
+        message = f"no files can be written: {result.text.strip()[-200:]}"
         raise SandboxError(message, hint="the image needs `tar`")
-    if not done.exit_code:
+    if not result.exit_code:
         return []
-    lines = done.stdout.decode(errors="replace").splitlines()
-    found = [escaped[line] for line in lines if line in escaped]
-    return (found or None) if done.exit_code == _BLOCKED else None
+    lines = result.stdout.decode(errors="replace").splitlines()
+    blocked = [escaped[line] for line in lines if line in escaped]
+    return (blocked or None) if result.exit_code == _BLOCKED else None
 
 
 def _shell(script: str) -> list[str]:
@@ -387,11 +387,11 @@ def _names_rules(listing: TreeListing) -> bool:
 async def _ignored(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> set[str]:
     """Return the untracked paths that the repository's rules ignore; none without git."""
     for script in (_IGNORED, _IGNORED_WITHOUT_GIT):
-        done = await sandbox.run(
+        result = await sandbox.run(
             _shell(script), cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=path_list(paths)
         )
-        if done.exit_code in (0, 1):  # 1: none is ignored
-            return {path_of(raw) for raw in done.stdout.split(b"\0") if raw}
+        if result.exit_code in (0, 1):  # 1: none is ignored
+            return {path_of(raw) for raw in result.stdout.split(b"\0") if raw}
     return set()
 
 
@@ -400,11 +400,11 @@ def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[
 
     Folders with few ignored files come first: they are written by hand.
     """
-    chosen = {path: each for path, each in changed.items() if path not in ignored}
-    own = [path for path in changed if path in ignored and not _is_derived(path)]
-    counts = Counter(map(posixpath.dirname, own))
+    chosen = {path: entry for path, entry in changed.items() if path not in ignored}
+    ignored_sources = [path for path in changed if path in ignored and not _is_derived(path)]
+    counts = Counter(map(posixpath.dirname, ignored_sources))
     total = number = 0
-    for path in sorted(own, key=lambda path: (counts[posixpath.dirname(path)], path)):
+    for path in sorted(ignored_sources, key=lambda path: (counts[posixpath.dirname(path)], path)):
         size = changed[path].size
         fits = size <= _IGNORED_FILE_BYTES and total + size <= _IGNORED_BYTES
         if fits and number < _IGNORED_FILES:
@@ -459,8 +459,8 @@ async def _read_chunk(
         argv, stdin = [*argv, *(f"./{path}" for path in paths)], None
     else:
         argv, stdin = ["xargs", "-0", "-r", "-n", "500", *argv], path_list(paths)
-    done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=stdin)
-    return None if done.truncated else parsed(token.encode(), done.stdout, list(paths))
+    result = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=stdin)
+    return None if result.truncated else parsed(token.encode(), result.stdout, list(paths))
 
 
 async def _read_large(
@@ -472,19 +472,19 @@ async def _read_large(
         size = min(_CHUNK_BYTES, entry.size - start)
         name = "./" + path
         argv = [*_shell(_PIECE), name, str(start + 1), str(size)]
-        done = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
-        if len(done.stdout) != size:
+        result = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
+        if len(result.stdout) != size:
             return None
-        pieces.append(done.stdout)
+        pieces.append(result.stdout)
     return {path: file_of(b"".join(pieces), entry)}
 
 
 async def _entries(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> dict[str, TreeEntry]:
     """Return the facts about those of the files that exist."""
     listing = await list_tree(sandbox, workdir, kept=paths, pause_s=0)
-    found = await asyncio.to_thread(unpacked, listing.packed) or {}
-    known = {path: entry_of(found.get(raw_path(path), b"")) for path in paths}
-    return {path: entry for path, entry in known.items() if entry and entry.kind in "fl"}
+    records = await asyncio.to_thread(unpacked, listing.packed) or {}
+    entries = {path: entry_of(records.get(raw_path(path), b"")) for path in paths}
+    return {path: entry for path, entry in entries.items() if entry and entry.kind in "fl"}
 
 
 def _laid_files(files: Mapping[str, TreeFile | None], since_s: int) -> dict[str, TreeFile | None]:

@@ -46,7 +46,7 @@ async def run(
     async def facts(_: str) -> ImageFacts:
         return ImageFacts(image)
 
-    settings = VetSettings("local", rigour or Rigour(2), 2, facts=facts, done=done or {})
+    settings = VetSettings("local", rigour or Rigour(2), 2, facts=facts, journal=done or {})
     await vet(backend or Numbered(), tasks, settings, on_done=lambda *each: heard.append(each))
     return heard
 
@@ -264,7 +264,7 @@ async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
 
     for _ in range(2):
         known = {vetted.task: vetted for vetted, _ in heard}
-        settings = VetSettings("local", Rigour(1), facts=facts, done=known)
+        settings = VetSettings("local", Rigour(1), facts=facts, journal=known)
         await vet(backend, [task], settings, on_done=lambda *each: heard.append(each))
     assert [is_new for _, is_new in heard] == [True, False]
     assert heard[0][0].certificate

@@ -21,11 +21,11 @@ GOOD = {"PASSED", "XFAIL"}
 def main(spec: str, log: str) -> int:
     """Return the reward."""
     declared = json.loads(Path(spec).read_text(encoding="utf-8"))
-    found = statuses(Path(log).read_text(encoding="utf-8", errors="replace"))
+    statuses_by_test = statuses(Path(log).read_text(encoding="utf-8", errors="replace"))
     for column, accepted in (("fail_to_pass", GOOD), ("pass_to_pass", GOOD | {"SKIPPED"})):
         for name in declared[column]:
-            seen = status(name, found)
-            if not seen or not seen <= accepted:
+            reported = status(name, statuses_by_test)
+            if not reported or not reported <= accepted:
                 return 0
     return 1
 
@@ -36,12 +36,12 @@ def statuses(log: str) -> dict[str, str]:
     return {match.group(2): match.group(1) for match in matches if match}
 
 
-def status(name: str, found: dict[str, str]) -> set[str]:
+def status(name: str, statuses_by_test: dict[str, str]) -> set[str]:
     """Return every status that was reported for a declared test."""
-    if name in found:
-        return {found[name]}
+    if name in statuses_by_test:
+        return {statuses_by_test[name]}
     if name.count("[") > name.count("]"):
-        return {each for test, each in found.items() if test.startswith(name)}
+        return {reported for test, reported in statuses_by_test.items() if test.startswith(name)}
     return set()
 
 
