@@ -59,19 +59,19 @@ class Shell:
             "bash",
             self._state,
         ]
-        done = await self.sandbox.run(
+        result = await self.sandbox.run(
             script,
             cwd=self.workdir,
             timeout_s=self.timeout_s,
             stdin=command.replace("\0", "").encode(),
         )
-        lines = [done.text.rstrip("\n")] if done.text.strip("\n") else []
-        if done.truncated:
+        lines = [result.text.rstrip("\n")] if result.text.strip("\n") else []
+        if result.truncated:
             lines.append("(more output was dropped)")
-        if done.timed_out:
+        if result.timed_out:
             lines.append(f"timed out after {self.timeout_s:g} s")
-        elif done.exit_code:
-            lines.append(f"exit code {done.exit_code}")
+        elif result.exit_code:
+            lines.append(f"exit code {result.exit_code}")
         return "\n".join(lines) or "ok"
 
 
@@ -191,16 +191,16 @@ class Tools:
     async def _list(self, path: str) -> str:
         # A path that begins with a dash is absolute by now, so `find` takes it for no option.
         argv = ["find", path, "-maxdepth", "2", "-not", "-path", f"{path}/.*"]
-        found = await self.sandbox.run(argv, timeout_s=_LISTING_S)
-        if found.exit_code:
+        listing = await self.sandbox.run(argv, timeout_s=_LISTING_S)
+        if listing.exit_code:
             raise ToolError(_missing(path))
-        lines = sorted(_output(found).splitlines())
+        lines = sorted(_output(listing).splitlines())
         more = [f"({len(lines) - _LISTING_LINES} more)"] if len(lines) > _LISTING_LINES else []
         return "\n".join(lines[:_LISTING_LINES] + more)
 
     async def _create(self, path: str, text: str) -> str:
-        found = await self.sandbox.run(["test", "-d", path, "-o", "-s", path], timeout_s=_LISTING_S)
-        if found.exit_code == 0:
+        check = await self.sandbox.run(["test", "-d", path, "-o", "-s", path], timeout_s=_LISTING_S)
+        if check.exit_code == 0:
             raise ToolError(f"{path} exists; change it with str_replace")
         return await self._write(path, text)
 
@@ -262,7 +262,7 @@ def _refused(verb: str, path: str, error: SandboxError | OSError) -> Exception:
 
 
 def _require_unicode(arguments: Mapping[str, Json]) -> None:
-    for value in filter(lambda each: isinstance(each, str), arguments.values()):
+    for value in filter(lambda value: isinstance(value, str), arguments.values()):
         try:
             str(value).encode()
         except UnicodeEncodeError:
@@ -295,8 +295,8 @@ def _missing(path: str) -> str:
     return f"no file {path}"
 
 
-def _output(done: Exec) -> str:
-    return done.stdout.decode("utf-8", "replace")
+def _output(result: Exec) -> str:
+    return result.stdout.decode("utf-8", "replace")
 
 
 def _shorten(text: str, max_chars: int) -> str:

@@ -58,15 +58,15 @@ def fetch(
 
     def fill(folder: Path) -> str:
         tarball, stated = pack(f"{package}@{version}", folder)
-        found = _sha512(tarball)
-        if found != (integrity or stated):
+        digest = _sha512(tarball)
+        if digest != (integrity or stated):
             raise ImageError(
                 f"{package}@{version}: the tarball's sha512 is not {integrity or stated}",
                 hint="a registry or proxy serves another file; do not use it",
             )
         unpack_tarball(tarball, folder, keep=keep, programs=programs)
         tarball.unlink()
-        return found
+        return digest
 
     return bundle(package.rsplit("/", 1)[-1], version, fill) / "package"
 
@@ -178,11 +178,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _host_node(at_least: tuple[int, ...]) -> tuple[Path, str] | None:
     """Return the host's Node binary and version if it works in sandboxes."""
-    found = shutil.which("node")
-    if found is None:
+    node = shutil.which("node")
+    if node is None:
         return None
     asked = subprocess.run(
-        [found, "-p", "process.execPath+' '+process.versions.node"], capture_output=True, text=True
+        [node, "-p", "process.execPath+' '+process.versions.node"], capture_output=True, text=True
     )
     binary, _, version = asked.stdout.strip().rpartition(" ")
     if asked.returncode or not version or tuple(map(int, version.split("."))) < at_least:
@@ -235,13 +235,13 @@ def install(package: str, version: str, folder: Path, *, lock: Path | None = Non
     was not tested with them.
     """
     what = f"{package}@{version}"
-    wanted: dict[str, Any] = {"private": True, "dependencies": {package: version}}
+    manifest: dict[str, Any] = {"private": True, "dependencies": {package: version}}
     locked = folder / "package-lock.json"
     if lock:
         shutil.copy(lock, locked)
     elif siblings := _siblings(package, version):
-        wanted["overrides"] = siblings
-    (folder / "package.json").write_text(json.dumps(wanted))
+        manifest["overrides"] = siblings
+    (folder / "package.json").write_text(json.dumps(manifest))
     where = ["--prefix", str(folder), "--omit=dev", "--omit=optional", "--no-bin-links"]
     call([_program(what), "ci" if lock else "install", *where, *_QUIET], what)
     return locked
@@ -250,21 +250,21 @@ def install(package: str, version: str, folder: Path, *, lock: Path | None = Non
 def call(command: list[str], what: str) -> str:
     """Run a command that fetches `what`; raise InputError if it does not exist."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise ImageError(
             f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s",
             hint="try again on a faster connection",
         ) from error
-    if done.returncode == 0:
-        return done.stdout
-    if "ETARGET" in done.stderr or "E404" in done.stderr:
-        found = _MISSING.search(done.stderr)
-        missing = found[1] if found and found[1] != what else ""
+    if process.returncode == 0:
+        return process.stdout
+    if "ETARGET" in process.stderr or "E404" in process.stderr:
+        match = _MISSING.search(process.stderr)
+        missing = match[1] if match and match[1] != what else ""
         message = f"the registry has no {missing or what}"
         message += f", which {what} needs" if missing else ""
         raise InputError(message, hint="give a published version")
-    lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+    lines = [line for line in process.stderr.splitlines() if "error" in line.lower()]
     raise ImageError(
         f"cannot fetch {what}: {(lines or ['no reason given'])[0][:200]}",
         hint="check the network and the registry settings, then try again",

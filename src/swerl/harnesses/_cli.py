@@ -40,17 +40,17 @@ class BundledAgent(Generic[OptionsT]):
 
 async def prepare(sandbox: Sandbox, script: str, agent: str) -> None:
     """Run the shell script that creates an agent's home folder. Raises SandboxError."""
-    done = await sandbox.run(["sh", "-c", script], timeout_s=60)
-    if done.exit_code:
+    result = await sandbox.run(["sh", "-c", script], timeout_s=60)
+    if result.exit_code:
         raise SandboxError(
-            f"cannot prepare {agent}'s home folder: {done.text.strip()[-200:]}",
+            f"cannot prepare {agent}'s home folder: {result.text.strip()[-200:]}",
             hint="the sandbox's user needs a writable HOME",
         )
 
 
-def exit_of(done: Exec, *, limit: bool, records: bytes = b"") -> Exit:
+def exit_of(result: Exec, *, limit: bool, records: bytes = b"") -> Exit:
     """Return how an agent's command ended; `limit`: a turn limit stopped it."""
-    return Exit(done.exit_code, done.timed_out, limit, done.text, records)
+    return Exit(result.exit_code, result.timed_out, limit, result.text, records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class FileTools:
     def script(self, edits: Sequence[FileEdit], workdir: str) -> list[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""
         replies: list[Message] = []
-        seen: set[str] = set()
+        paths_read: set[str] = set()
         for edit in edits:
             path = {self.path: f"{workdir.rstrip('/')}/{edit.path}"}
             if not edit.old:  # a new or empty file
                 replies.append(call(self.write, **path, content=edit.new))
                 continue
-            if edit.path not in seen:
+            if edit.path not in paths_read:
                 replies.append(call(self.read, **path))
-            seen.add(edit.path)
+            paths_read.add(edit.path)
             replies.append(call(self.edit, **path, **{self.old: edit.old, self.new: edit.new}))
         return [*replies, Message(Role.ASSISTANT, "Done.")]
 
@@ -110,8 +110,8 @@ async def gather(sandbox: Sandbox, folder: str) -> bytes:
     Works for a killed agent, too. Empty if there is no such folder.
     """
     words = ["sh", "-c", _GATHER, "sh", folder, str(MAX_BYTES)]
-    done = await sandbox.run(words, cwd="/", timeout_s=_TIMEOUT_S)
-    return done.stdout
+    result = await sandbox.run(words, cwd="/", timeout_s=_TIMEOUT_S)
+    return result.stdout
 
 
 _PYTHON = (

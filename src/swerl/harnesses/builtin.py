@@ -144,14 +144,14 @@ def _log(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _edit_calls(edits: Sequence[FileEdit]) -> Iterator[Message]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for edit in edits:
         if not edit.old:
             yield _call(EDITOR, command="create", path=edit.path, file_text=edit.new)
-            seen.add(edit.path)
+            paths.add(edit.path)
             continue
-        if edit.path not in seen:
-            seen.add(edit.path)
+        if edit.path not in paths:
+            paths.add(edit.path)
             yield _call(BASH, command=f"cat {shlex.quote(edit.path)}")
         yield _call(
             EDITOR, command="str_replace", path=edit.path, old_str=edit.old, new_str=edit.new

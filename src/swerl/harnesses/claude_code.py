@@ -134,7 +134,7 @@ class ClaudeCode(BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             _argv(self.options),
             cwd=task.workdir,
             env=_environment(self.options, endpoint, budget_s),
@@ -142,7 +142,7 @@ class ClaudeCode(BundledAgent[Options]):
             stdin=_prompt(task.prompt),
         )
         records = await gather(sandbox, ".claude/projects")
-        return exit_of(done, limit=_hit_limit(done), records=records)
+        return exit_of(result, limit=_hit_limit(result), records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that Read each file once, Edit it hunk by hunk, then summarise."""
@@ -150,10 +150,11 @@ class ClaudeCode(BundledAgent[Options]):
 
 
 async def _check(sandbox: Sandbox, options: Options) -> None:
-    done = await sandbox.run(start_check(options.version), timeout_s=60)
-    if done.exit_code == 0:
+    result = await sandbox.run(start_check(options.version), timeout_s=60)
+    if result.exit_code == 0:
         return
-    message = f"Claude Code {options.version} cannot run in this image: {done.text.strip()[-200:]}"
+    reason = result.text.strip()[-200:]
+    message = f"Claude Code {options.version} cannot run in this image: {reason}"
     hint = "it needs libstdc++; native releases, such as version 2.1.143, do not"
     if is_native(options.version):
         other = "glibc" if options.libc == "musl" else "musl"
@@ -213,18 +214,18 @@ def _prompt(text: str) -> bytes:
     return ("\n" + text if text.lstrip().startswith("/") else text).encode()
 
 
-def _hit_limit(done: Exec) -> bool:
+def _hit_limit(result: Exec) -> bool:
     """True if the transcript's last line names a turn or context limit."""
-    last = next(said_last(done.stdout), {})
+    last = next(said_last(result.stdout), {})
     return last.get("terminal_reason") in _LIMIT_REASONS
 
 
 def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for edit in edits:
         path = f"{workdir}/{edit.path}"
-        if path not in seen:
-            seen.add(path)
+        if path not in paths:
+            paths.add(path)
             yield _call("Read", {"file_path": path, "limit": _READ_LINES})
         # The CLI shows every file with plain line ends and restores the file's own. An empty
         # old string creates a new file or fills an empty one.

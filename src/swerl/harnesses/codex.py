@@ -136,7 +136,7 @@ class Codex(BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments(endpoint, budget_s)],
             cwd=task.workdir,
             env={_KEY: endpoint.key},
@@ -144,7 +144,7 @@ class Codex(BundledAgent[Options]):
             stdin=task.prompt.encode(),
         )
         records = await gather(sandbox, ".codex/sessions")
-        return exit_of(done, limit=_hit_limit(done.stdout), records=records)
+        return exit_of(result, limit=_hit_limit(result.stdout), records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one shell command, then summarise."""
@@ -163,8 +163,9 @@ class Codex(BundledAgent[Options]):
         yield "--dangerously-bypass-approvals-and-sandbox"
         for key, value in {**_QUIET, **self._settings(endpoint, budget_s)}.items():
             yield from ("-c", f"{key}={value}")
-        wanted = dict.fromkeys(_UNUSED, False) | dict.fromkeys(_SUB_AGENTS, self.options.sub_agents)
-        for feature, is_on in wanted.items():
+        sub_agents = dict.fromkeys(_SUB_AGENTS, self.options.sub_agents)
+        features = dict.fromkeys(_UNUSED, False) | sub_agents
+        for feature, is_on in features.items():
             yield from ("-c", f"features.{feature}={'true' if is_on else 'false'}")
         yield from self.options.extra_args
         yield "-"  # the prompt comes by stdin
@@ -201,10 +202,10 @@ def _hit_limit(log: bytes) -> bool:
 
 
 def _folder_of(bundle: Path, program: str) -> Path:
-    found = next(bundle.glob(f"vendor/*/*/{program}"), None)
-    if found is None:
+    path = next(bundle.glob(f"vendor/*/*/{program}"), None)
+    if path is None:
         raise ImageError(f"the Codex bundle {bundle} has no {program}", hint="use another version")
-    return found.parent
+    return path.parent
 
 
 def _numbers(version: str) -> tuple[int, int]:

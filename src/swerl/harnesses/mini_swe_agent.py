@@ -98,13 +98,13 @@ class MiniSweAgent(BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             command(f"{_DRIVER}/driver.py"),
             cwd=task.workdir,
             timeout_s=budget_s,
             stdin=self._job(task, endpoint),
         )
-        return exit_of(done, limit=_exit_status(done.stdout) in _LIMITS)
+        return exit_of(result, limit=_exit_status(result.stdout) in _LIMITS)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one command, then submit."""
@@ -156,21 +156,21 @@ def _pip(requirements: Path, folder: Path, what: str) -> None:
         *("--only-binary=:all:", "--target", str(folder), "--requirement", str(requirements)),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise ImageError(
             f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s",
             hint="try again on a faster connection",
         ) from error
-    if done.returncode == 0:
+    if process.returncode == 0:
         return
-    if "No matching distribution" in done.stderr:
+    if "No matching distribution" in process.stderr:
         raise InputError(
             f"the index has no {what} for Python {sys.version_info.major}.{sys.version_info.minor}",
             hint="give a published version",
         )
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    reason = " ".join(lines) or done.stderr.strip()[-200:]
+    lines = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
+    reason = " ".join(lines) or process.stderr.strip()[-200:]
     raise ImageError(
         f"cannot fetch {what}: {reason[:300]}",
         hint="check pip, the network and the index settings, then try again",
@@ -227,14 +227,14 @@ def _fill(folder: Path) -> str:
 
 
 def _unwanted(_: str, names: list[str]) -> set[str]:
-    wanted = (".py", ".pyc")
+    endings = (".py", ".pyc")
     return {
         name
         for name in names
         if name in _LEFT_OUT
         or name.startswith("config-")
         or name.endswith((".opt-1.pyc", ".opt-2.pyc"))
-        or (Path(name).suffix and not name.endswith(wanted))
+        or (Path(name).suffix and not name.endswith(endings))
     }
 
 
@@ -255,8 +255,8 @@ def _needed(programs: Sequence[Path]) -> Iterator[Path]:
     listed = subprocess.run(
         ["ldd", *map(str, programs)], capture_output=True, text=True, timeout=_TIMEOUT_S
     ).stdout
-    found = set(re.findall(r"(?:=> )?(/\S+) \(0x", listed))
-    yield from map(Path, sorted(found))
+    libraries = set(re.findall(r"(?:=> )?(/\S+) \(0x", listed))
+    yield from map(Path, sorted(libraries))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -265,11 +265,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _try_out(folder: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         command("-c", _CHECK, home=str(folder)), capture_output=True, text=True, env={}
     )
-    if done.returncode:
+    if process.returncode:
         raise ImageError(
-            f"this Python does not run from a bundle: {done.stderr.strip()[-300:]}",
+            f"this Python does not run from a bundle: {process.stderr.strip()[-300:]}",
             hint="run swerl with a glibc build of CPython",
         )

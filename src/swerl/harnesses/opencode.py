@@ -115,7 +115,7 @@ class OpenCode(_cli.BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments()],
             cwd=task.workdir,
             env={
@@ -128,7 +128,7 @@ class OpenCode(_cli.BundledAgent[Options]):
             timeout_s=budget_s,
             stdin=task.prompt.encode(),
         )
-        return _cli.exit_of(done, limit=_hit_limit(done.stdout))
+        return _cli.exit_of(result, limit=_hit_limit(result.stdout))
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""

@@ -87,7 +87,7 @@ class Pi(_cli.BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments(endpoint)],
             cwd=task.workdir,
             env={
@@ -101,10 +101,10 @@ class Pi(_cli.BundledAgent[Options]):
         )
         session = await _cli.gather(sandbox, f"{_FOLDER}/sessions")
         return Exit(
-            code=done.exit_code,
-            timed_out=done.timed_out,
+            code=result.exit_code,
+            timed_out=result.timed_out,
             limit=_hit_limit(session),
-            log=(session + done.stderr).decode("utf-8", "replace"),
+            log=(session + result.stderr).decode("utf-8", "replace"),
         )
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:

@@ -105,7 +105,7 @@ class QwenCode(_cli.BundledAgent[Options]):
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        done = await sandbox.run(
+        result = await sandbox.run(
             ["sh", "-c", _START, "sh", *self._arguments()],
             cwd=task.workdir,
             env={
@@ -119,8 +119,8 @@ class QwenCode(_cli.BundledAgent[Options]):
             stdin=_prompt(task.prompt),
         )
         records = await _cli.gather(sandbox, f"{_FOLDER}/projects")
-        limit = done.exit_code == _TURNS_REACHED or _hit_limit(done.stdout)
-        return _cli.exit_of(done, limit=limit, records=records)
+        limit = result.exit_code == _TURNS_REACHED or _hit_limit(result.stdout)
+        return _cli.exit_of(result, limit=limit, records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""

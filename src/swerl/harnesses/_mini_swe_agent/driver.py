@@ -62,8 +62,8 @@ def main() -> int:
 def _forget_how_it_was_started(packages: str) -> None:
     """Leave the model's commands the environment and the standard input that an image gives."""
     sys.path.insert(0, packages)
-    given = Path("/proc/self/environ").read_bytes().split(b"\0")
-    if not any(each.startswith(b"LC_CTYPE=") for each in given):
+    variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    if not any(variable.startswith(b"LC_CTYPE=") for variable in variables):
         os.environ.pop("LC_CTYPE", None)  # Python adds it by itself
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
@@ -109,7 +109,9 @@ class _Model:
 
         body = {
             "model": self._model,
-            "messages": [{k: v for k, v in each.items() if k != "extra"} for each in messages],
+            "messages": [
+                {k: v for k, v in message.items() if k != "extra"} for message in messages
+            ],
             "tools": [BASH_TOOL],
             "parallel_tool_calls": True,
         }
@@ -210,8 +212,8 @@ def _environment(config: dict[str, Any], job: dict[str, Any]) -> Any:
 
 def _taken(function: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return those arguments that a function of this release takes."""
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in arguments.items() if name in known}
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
 
 
 def _remove_submission(path: Path, submission: str) -> None:
