@@ -256,13 +256,13 @@ def _unexpected(error: Exception, episode_id: str, parts: Parts, draft: _Draft) 
     return Grade(Verdict.INFRA, f"an unexpected error: {brief}")
 
 
-def _status(done: Exit, limit: str) -> Status:
-    if done.timed_out:
+def _status(exit: Exit, limit: str) -> Status:
+    if exit.timed_out:
         return Status.TIMEOUT
     # Most harnesses end with an error when the gateway refuses a turn: the limit decides.
-    if done.limit or limit:
+    if exit.limit or limit:
         return Status.LIMIT
-    return Status.COMPLETED if done.code == 0 else Status.FAILED
+    return Status.COMPLETED if exit.code == 0 else Status.FAILED
 
 
 def _ended_event(episode: Episode) -> EpisodeEnded:

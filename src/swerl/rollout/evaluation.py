@@ -103,7 +103,7 @@ def _row(number: int, folder: str, episode: Episode, task: Task) -> dict[str, An
 
 
 def report_of(
-    found: Evaluated,
+    evaluated: Evaluated,
     recipe: Recipe,
     *,
     k: int,
@@ -115,8 +115,8 @@ def report_of(
 
     `price` is in dollars per million prompt and sampled tokens; if it is 0, dollars are unknown.
     """
-    rows = found.attempts
-    result = summary([each for _, each in sorted(found.results.items())], k)
+    rows = evaluated.attempts
+    result = summary([task_result for _, task_result in sorted(evaluated.results.items())], k)
     tokens = result["prompt_tokens"], result["sampled_tokens"]
     return {
         "name": recipe.name,
@@ -127,25 +127,25 @@ def report_of(
         "versions": sorted({name for row in rows for name in row["versions"]}),
         **result,
         "dollars": sum(p * n for p, n in zip(price, tokens, strict=True)) / 1e6 or None,
-        "num_planned": found.num_planned,
+        "num_planned": evaluated.num_planned,
     }
 
 
-def write(folder: RunFolder, name: str, found: Evaluated, report: Mapping[str, Any]) -> None:
+def write(folder: RunFolder, name: str, evaluated: Evaluated, report: Mapping[str, Any]) -> None:
     """Write `evals/NAME.json`, `evals/NAME.parquet` if pyarrow is here, and `swebench/NAME/`.
 
     The report's name is that of the policy in SWE-bench's files. Raises RunError.
     """
     path = folder.evaluation(name)
-    if found.rows and find_spec("pyarrow"):
+    if evaluated.rows and find_spec("pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         out = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(found.attempts), out, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(evaluated.attempts), out, compression="zstd")
         write_bytes(path.with_suffix(".parquet"), out.getvalue().to_pybytes())
     by_attempt = defaultdict(list)
-    for row in found.attempts:
+    for row in evaluated.attempts:
         by_attempt[row["attempt"]].append(row)
     swebench, policy = folder.root / "swebench" / name, report["name"]
     with disk_errors(swebench):
@@ -156,7 +156,7 @@ def write(folder: RunFolder, name: str, found: Evaluated, report: Mapping[str, A
         lines = [json.dumps(_prediction(folder, row, policy)) + "\n" for row in some]
         write_text(swebench / f"predictions.{k}.jsonl", "".join(lines))
         title = f"{policy.replace('/', '__')}.attempt-{k}.json"
-        write_json(swebench / title, swebench_report(list(found.rows), some))
+        write_json(swebench / title, swebench_report(list(evaluated.rows), some))
     write_json(path, report)
 
 
@@ -194,20 +194,20 @@ def swebench_report(tasks: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> 
     return {
         "total_instances": len(tasks),
         **counts,
-        **{f"{name}_ids": sorted(each) for name, each in ids.items()},
+        **{f"{name}_ids": sorted(names) for name, names in ids.items()},
         "failure_reasons": lost,
         "schema_version": 2,
     }
 
 
 def write_rates(
-    tasks: Path, out: Path, found: Mapping[str, TaskResult], policy: Mapping[str, str]
+    tasks: Path, out: Path, results: Mapping[str, TaskResult], policy: Mapping[str, str]
 ) -> int:
     """Copy a task file with the solve rates added; return the number of Tasks that have one.
 
     `policy` names agent, engine and model. Rates are metadata, so a Certificate stays valid.
     """
-    rated = {name: each for name, each in found.items() if each.attempts}
+    rated = {name: result for name, result in results.items() if result.attempts}
 
     def added(task: Task) -> Task:
         if task.id not in rated:

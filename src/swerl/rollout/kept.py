@@ -91,8 +91,8 @@ class _Choice:
     """Reason -> Episodes."""
     ids: set[str] = field(default_factory=set)
 
-    def add(self, found: KeptEpisode, trajectory: Trajectory) -> None:
-        rows = to_samples(trajectory, episode=found.id, task=found.task)
+    def add(self, episode: KeptEpisode, trajectory: Trajectory) -> None:
+        rows = to_samples(trajectory, episode=episode.id, task=episode.task)
         longest = max((len(row.ids) for row in rows), default=0)
         if longest > min(self.section.max_tokens or longest, self.reader.max_tokens):
             self.left_out["too long"] += 1
@@ -101,11 +101,11 @@ class _Choice:
         elif (digest := _digest(rows)) in self.kept:
             self.left_out["copies"] += 1
         else:
-            names = (found.id, *(f"{found.id}~{n}" for n in range(2, len(self.ids) + 3)))
+            names = (episode.id, *(f"{episode.id}~{n}" for n in range(2, len(self.ids) + 3)))
             unique = next(name for name in names if name not in self.ids)
             self.ids.add(unique)
             num_trained = sum(row.num_trained_tokens for row in rows)
-            self.kept[digest] = replace(found, id=unique, num_trained=num_trained, digest=digest)
+            self.kept[digest] = replace(episode, id=unique, num_trained=num_trained, digest=digest)
 
 
 def open_kept(recipe: Recipe, root: Path, reader: Reader, emit: Emit) -> list[KeptEpisode]:
@@ -118,19 +118,19 @@ def open_kept(recipe: Recipe, root: Path, reader: Reader, emit: Emit) -> list[Ke
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines()
         return [KeptEpisode(**json.loads(line)) for line in lines]
-    kept, left_out = choose(recipe, reader)
+    episodes, left_out = choose(recipe, reader)
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
-    if not kept:
+    if not episodes:
         raise RecipeError(
             f"sft keeps no Episode of {', '.join(map(str, recipe.sft.sources))}: "
             f"{reasons or 'they hold none'}",
             hint="widen sft.verdicts, sft.agents or sft.max_tokens, or name other sft.sources",
         )
-    num_tokens = sum(episode.num_trained for episode in kept)
-    text = f"kept {len(kept)} episodes, {num_tokens:,} tokens to train"
+    num_tokens = sum(episode.num_trained for episode in episodes)
+    text = f"kept {len(episodes)} episodes, {num_tokens:,} tokens to train"
     emit(Notice(f"{text}; left out: {reasons}" if reasons else text))
-    write_text(path, "".join(json.dumps(asdict(episode)) + "\n" for episode in kept))
-    return kept
+    write_text(path, "".join(json.dumps(asdict(episode)) + "\n" for episode in episodes))
+    return episodes
 
 
 def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[str]]:
@@ -147,11 +147,11 @@ def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[s
     order = list(choice.kept.values())
     random.Random(f"{recipe.seed}/kept").shuffle(order)
     of_task: dict[str, list[KeptEpisode]] = defaultdict(list)
-    for each in order:
-        of_task[each.task].append(each)
-    kept = [each for of_one in of_task.values() for each in of_one[: section.max_per_task]]
-    choice.left_out["over sft.max_per_task"] = len(order) - len(kept)
-    return sorted(kept, key=lambda each: each.id), +choice.left_out
+    for episode in order:
+        of_task[episode.task].append(episode)
+    chosen = [episode for of_one in of_task.values() for episode in of_one[: section.max_per_task]]
+    choice.left_out["over sft.max_per_task"] = len(order) - len(chosen)
+    return sorted(chosen, key=lambda episode: episode.id), +choice.left_out
 
 
 def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Trajectory]]:
@@ -190,21 +190,21 @@ def _found(
     about = attempt.summary
     if about:
         harness = recipe.get("harness", {})  # a list in a run of several agents
-        known = harness.get("type", "") if isinstance(harness, dict) else ""
-        agent = about.get("agent") or known
+        agent_type = harness.get("type", "") if isinstance(harness, dict) else ""
+        agent = about.get("agent") or agent_type
         verdict, reward = str(about.get("verdict")), float(about.get("reward", 0))
         return KeptEpisode(id, str(path), "", attempt.task, verdict, reward, agent)
     is_session = (path / "trajectory.json").exists() and not (path / "grade.json").exists()
     return KeptEpisode(id, str(path), "", id, UNGRADED, 0.0) if is_session else None
 
 
-def _passes(found: KeptEpisode, choice: _Choice) -> bool:
+def _passes(episode: KeptEpisode, choice: _Choice) -> bool:
     section, reason = choice.section, ""
-    if found.verdict not in section.verdicts:
-        reason = found.verdict
-    elif section.min_reward is not None and found.reward < section.min_reward:
+    if episode.verdict not in section.verdicts:
+        reason = episode.verdict
+    elif section.min_reward is not None and episode.reward < section.min_reward:
         reason = "below sft.min_reward"
-    elif section.agents and found.agent not in section.agents:
+    elif section.agents and episode.agent not in section.agents:
         reason = "of other agents"
     choice.left_out[reason] += bool(reason)
     return not reason
@@ -222,12 +222,12 @@ def _check_run(run: FoundRun, recipe: Mapping[str, Any], reader: Reader) -> None
         raise _foreign(run.root, reader, f"{theirs} differs from {tokenizer}")
 
 
-def _check_tokens(found: KeptEpisode, trajectory: Trajectory, reader: Reader) -> list[bool]:
+def _check_tokens(episode: KeptEpisode, trajectory: Trajectory, reader: Reader) -> list[bool]:
     """Return for each whole reply whether a stop token ends it. Raises RecipeError."""
     ids = (max((*turn.prompt_ids, *turn.output_ids), default=0) for turn in trajectory.turns)
     if (largest := max(ids, default=0)) >= reader.vocab_size:
-        why = f"{found.id} has the token id {largest} of a vocabulary of {reader.vocab_size}"
-        raise _foreign(Path(found.path), reader, why)
+        why = f"{episode.id} has the token id {largest} of a vocabulary of {reader.vocab_size}"
+        raise _foreign(Path(episode.path), reader, why)
     whole = (turn for turn in trajectory.turns if turn.finish in _WHOLE and turn.output_ids)
     return [turn.output_ids[-1] in reader.family.stop_ids for turn in whole]
 
@@ -284,25 +284,25 @@ def _digest(rows: Sequence[Sample]) -> str:
     return digest.hexdigest()
 
 
-def read(kept: KeptEpisode, *, routed: bool) -> Episode:
+def read(entry: KeptEpisode, *, routed: bool) -> Episode:
     """Read a kept Episode's tokens; with `routed` also its recorded experts.
 
     Its weight versions are named by its source, since the run in training has its own. Raises
     RunError if it has changed since it was chosen.
     """
-    path = Path(kept.path)
+    path = Path(entry.path)
     try:
-        trajectory = _in_file(path)[kept.name][1] if kept.name else record.read_trajectory(path)
+        trajectory = _in_file(path)[entry.name][1] if entry.name else record.read_trajectory(path)
     except (RunError, KeyError) as error:
         trajectory, why = Trajectory(""), f": {error}"
     else:
         why = ""
-    if _digest(to_samples(trajectory, episode=kept.id, task=kept.task)) != kept.digest:
+    if _digest(to_samples(trajectory, episode=entry.id, task=entry.task)) != entry.digest:
         raise RunError(
             f"the episode {path} is not as it was when the run chose it{why}",
             hint="restore it, or choose again in a new run with --set name=…",
         )
-    source = kept.id.partition("/")[0]
+    source = entry.id.partition("/")[0]
     turns = (
         replace(
             turn,
@@ -315,17 +315,17 @@ def read(kept: KeptEpisode, *, routed: bool) -> Episode:
         )
         for turn in trajectory.turns
     )
-    verdict, reason = kept.verdict, ""
+    verdict, reason = entry.verdict, ""
     if verdict == UNGRADED:
         verdict, reason = Verdict.UNSOLVED, UNGRADED
     return Episode(
-        id=kept.id,
-        task_id=kept.task,
+        id=entry.id,
+        task_id=entry.task,
         status=Status.COMPLETED,
         grade=Grade(Verdict(verdict), reason),
-        reward=kept.reward,
+        reward=entry.reward,
         trajectory=replace(trajectory, turns=tuple(turns)),
-        agent=kept.agent,
+        agent=entry.agent,
     )
 
 
@@ -336,9 +336,9 @@ class KeptSchedule:
     """
 
     def __init__(
-        self, kept: Sequence[KeptEpisode], recipe: Recipe, versions: Versions, emit: Emit
+        self, episodes: Sequence[KeptEpisode], recipe: Recipe, versions: Versions, emit: Emit
     ) -> None:
-        self._kept = kept
+        self._kept = episodes
         self._recipe = recipe
         self._versions = versions
         self._emit = emit
@@ -349,12 +349,12 @@ class KeptSchedule:
         chosen = step.choose(len(self._kept), number, count, self._recipe.seed)
         self._emit(StepStarted(number, count))
         of_task: dict[str, list[Episode]] = defaultdict(list)
-        for each in sorted(chosen):
+        for place in sorted(chosen):
             episode = await asyncio.to_thread(
-                read, self._kept[each], routed=self._recipe.trainer.routing_replay
+                read, self._kept[place], routed=self._recipe.trainer.routing_replay
             )
             of_task[episode.task_id].append(episode)
-        return StepGroups(tuple(Group(task, tuple(found)) for task, found in of_task.items()))
+        return StepGroups(tuple(Group(task, tuple(episodes)) for task, episodes in of_task.items()))
 
     async def serve(self, transfer: Transfer) -> None:
         self._transfer = transfer

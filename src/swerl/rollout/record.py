@@ -82,9 +82,9 @@ def write(folder: Path, episode: Episode) -> Episode:
 
 def write_trajectory(folder: Path, trajectory: Trajectory) -> Trajectory:
     """Write a Trajectory, its experts first; return it with those on disk. Raises RunError."""
-    kept = _with_stored_experts(folder / experts.NAME, trajectory)
-    write_bytes(folder / "trajectory.json", _dump(kept))
-    return kept
+    stored = _with_stored_experts(folder / experts.NAME, trajectory)
+    write_bytes(folder / "trajectory.json", _dump(stored))
+    return stored
 
 
 def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
@@ -208,9 +208,8 @@ def read_start(folder: Path, turn: int) -> Start:
         recorded = read_turns(folder)
         about = read_json(folder / "episode.json") if is_finished(folder) else {}
         task = from_row(read_json(folder / TASK)) if (folder / TASK).exists() else None
-        runs = [
-            each for each in folder.resolve().parents[:_RUN_DEPTH] if (each / index.RECIPE).exists()
-        ]
+        parents = folder.resolve().parents[:_RUN_DEPTH]
+        runs = [parent for parent in parents if (parent / index.RECIPE).exists()]
         file = folder / RECIPE
         path = file if file.exists() else runs[0] / index.RECIPE if runs else None
         recipe = read_json(path) if path else {}
@@ -222,7 +221,7 @@ def read_start(folder: Path, turn: int) -> Start:
         none = "none: no turn ended, or its record is cut"
         has = f"{len(recorded)}, counted from 1" if recorded else none
         raise InputError(message, hint=f"it has {has}")
-    if any(not each.turn.trainable and each.reply is None for each in recorded):
+    if any(not record.turn.trainable and record.reply is None for record in recorded):
         hint = f"only Episodes with token ids or {TURNS} can be continued"
         raise InputError(f"{folder} has neither tokens nor messages", hint=hint)
     return Start(
@@ -242,8 +241,8 @@ def _carried(recipe: Mapping[str, Any], agent: str) -> dict[str, Any]:
     """Return the sections to carry over, of several agents the Episode's own."""
     settings = {name: recipe[name] for name in _CARRIED if name in recipe}
     if isinstance(several := settings.get("harness"), list):
-        known = (section for section in several if agent in (section.get("name"), section["type"]))
-        mine = next(known, several[0])
+        matches = (part for part in several if agent in (part.get("name"), part["type"]))
+        mine = next(matches, several[0])
         settings["harness"] = {
             key: section for key, section in mine.items() if key not in _OF_SEVERAL
         }
@@ -345,7 +344,7 @@ def move_orphans_aside(
                 orphans.append(path)
         elif (path / TURNS).exists():  # a crash interrupted it
             log = TurnLog(path)
-            if is_lost(name for each in log.recorded for name, _ in each.turn.spans()):
+            if is_lost(name for record in log.recorded for name, _ in record.turn.spans()):
                 log.clear()
     if not orphans:
         return

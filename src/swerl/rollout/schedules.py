@@ -212,14 +212,14 @@ def may_start(num_queued: int, bounds: QueueBounds, *, served: int, trained_next
 
 
 def choose_groups(
-    queue: Sequence[QueuedT], bounds: QueueBounds, *, version: int, wanted: int
+    queue: Sequence[QueuedT], bounds: QueueBounds, *, version: int, count: int
 ) -> list[QueuedT] | None:
-    """Return the oldest `wanted` finished Groups for a step that trains `version`.
+    """Return the oldest `count` finished Groups for a step that trains `version`.
 
     None if there are too few, or if a Group left behind would become too old.
     """
-    finished = [item for item in queue if item.is_finished][:wanted]
-    if len(finished) < wanted:
+    finished = [item for item in queue if item.is_finished][:count]
+    if len(finished) < count:
         return None
     chosen = {id(item) for item in finished}
     remaining = [item for item in queue if id(item) not in chosen]
@@ -333,7 +333,7 @@ class AsyncPool:
         size = min(self._bounds.groups, len(candidates))
         # A step waits for slow Groups before they become too old.
         version = self._inputs.versions.newest
-        return choose_groups(self._queue, self._bounds, version=version, wanted=size)
+        return choose_groups(self._queue, self._bounds, version=version, count=size)
 
     def _fill(self) -> None:
         """Start as many Groups as the bounds allow, those of an interrupted run first."""
@@ -360,6 +360,6 @@ class AsyncPool:
         running = self._running.create_task(work)
         self._queue.append(_PoolGroup(position, began, task, stage, running))
 
-    def _remove(self, each: _PoolGroup) -> Group:
-        self._queue.remove(each)
-        return each.work.result()
+    def _remove(self, group: _PoolGroup) -> Group:
+        self._queue.remove(group)
+        return group.work.result()

@@ -44,11 +44,11 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     get no advantage. Raises RunError if too many Episodes were lost to infrastructure.
     """
     rollout = parts.rollout
-    wanted, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
-    chosen = choose_tasks(tasks, step, wanted, parts.seed)
+    num_groups, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
+    chosen = choose_tasks(tasks, step, num_groups, parts.seed)
     spare = iter(_spare_tasks(tasks, chosen, step, parts.seed))
     # Spare Tasks run at the same time, so that a rejected Group rarely costs one more round.
-    chosen += islice(spare, ceil(wanted * rollout.oversample) - wanted)
+    chosen += islice(spare, ceil(num_groups * rollout.oversample) - num_groups)
     groups: list[Group] = []
     for _ in range(1 + rollout.refill_rounds):
         parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
@@ -57,15 +57,15 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         groups += await group.run(chosen, f"{step:05d}", parts, size=size, folder=folder)
         check_losses(groups, rollout.max_infra_rate)
         # The next round replaces the Groups that the filter has rejected.
-        missing = wanted - sum(map(passes, groups))
+        missing = num_groups - sum(map(passes, groups))
         chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
         if not chosen:
             break
-    trained = [candidate for candidate in groups if passes(candidate)][:wanted]
-    if len(trained) < wanted:
-        parts.emit(Notice(f"{len(trained)} of {wanted} groups pass rollout.group_filter"))
+    trained = [candidate for candidate in groups if passes(candidate)][:num_groups]
+    if len(trained) < num_groups:
+        parts.emit(Notice(f"{len(trained)} of {num_groups} groups pass rollout.group_filter"))
     # If no Group passes, all advantages are 0: the step changes little, and the run continues.
-    trained = trained or groups[:wanted]
+    trained = trained or groups[:num_groups]
     kept_ids = {id(candidate) for candidate in trained}
     return StepGroups(
         tuple(trained), tuple(candidate for candidate in groups if id(candidate) not in kept_ids)
@@ -109,7 +109,8 @@ def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed:
 def check_losses(groups: Sequence[Group], allowed: float) -> None:
     """Raise RunError if infrastructure lost more than this share of the Episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
-    reasons = [each.grade.reason or each.error for each in episodes if not each.learnable]
+    lost = (episode for episode in episodes if not episode.learnable)
+    reasons = [episode.grade.reason or episode.error for episode in lost]
     require_few_lost(reasons, len(episodes), allowed)
 
 

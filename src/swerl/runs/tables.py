@@ -57,7 +57,7 @@ def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
 def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
     import pyarrow as pa
 
-    plain = [
+    rows = [
         {
             "episode": episode.id,
             "task": episode.task_id,
@@ -87,7 +87,7 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
             ("replayed", pa.bool_()),
         ]
     )
-    table = pa.Table.from_pylist(plain, columns)
+    table = pa.Table.from_pylist(rows, columns)
     # Numbers become arrays without a Python object for each.
     for name, code in _TURN_NUMBERS.items():
         table = table.append_column(name, _list_array([getattr(t, name) for _, t in turns], code))
@@ -99,14 +99,14 @@ def read_turns(path: Path, at_once: int = 64) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
 
     with _opened(path) as file:
-        plain = [name for name in file.schema_arrow.names if name not in _TURN_NUMBERS]
+        names = [name for name in file.schema_arrow.names if name not in _TURN_NUMBERS]
         for batch in file.iter_batches(at_once):
             table = pa.Table.from_batches([batch])
             numbers = {
                 name: list(_row_arrays(table.column(name), code))
                 for name, code in _TURN_NUMBERS.items()
             }
-            for row, values in enumerate(table.select(plain).to_pylist()):
+            for row, values in enumerate(table.select(names).to_pylist()):
                 yield values | {name: rows[row] for name, rows in numbers.items()}
 
 
@@ -232,9 +232,9 @@ def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpi
             table = file.read_row_group(group, columns=names)
             if episode:
                 table = table.filter(pc.equal(table.column("episode"), episode))
-            plain = table.select(names[:2]).to_pylist()
+            uses_of_rows = table.select(names[:2]).to_pylist()
             masks = table.column("mask").to_pylist() if episode else repeat(())
-            for row, mask in zip(plain, masks, strict=False):
+            for row, mask in zip(uses_of_rows, masks, strict=False):
                 old = uses.get(row["episode"], TrainedEpisode(row["advantage"], 0, 0))
                 num_trained = old.num_trained + sum(mask)
                 use = TrainedEpisode(row["advantage"], old.num_rows + 1, num_trained)
@@ -291,7 +291,7 @@ def _sample_table(
 ) -> pa.Table:
     import pyarrow as pa
 
-    plain = {
+    lists = {
         "episode": [sample.episode for sample in samples],
         "task": [sample.task for sample in samples],
         "agent": [sample.agent for sample in samples],
@@ -300,7 +300,7 @@ def _sample_table(
         "weight": weights,
         "versions": [sample.weight_versions for sample in samples],
     }
-    arrays = {name: pa.array(values, columns.field(name).type) for name, values in plain.items()}
+    arrays = {name: pa.array(values, columns.field(name).type) for name, values in lists.items()}
     arrays[_ROUTED] = _expert_column([sample.routed for sample in samples], folder)
     for name, code in _SAMPLE_NUMBERS.items():
         arrays[name] = _list_array([getattr(sample, name) for sample in samples], code)
@@ -320,8 +320,8 @@ def _read_group(
     experts = _read_experts(table.column(_ROUTED), folder) if routed else repeat(())
     # Files of older releases name no agent.
     plain_names = {"episode", "task", "agent", "advantage", "share", "versions"} & {*names}
-    plain = table.select(sorted(plain_names)).to_pylist()
-    for row, (values, pieces) in enumerate(zip(plain, experts, strict=False)):
+    rows = table.select(sorted(plain_names)).to_pylist()
+    for row, (values, pieces) in enumerate(zip(rows, experts, strict=False)):
         versions = tuple(values.pop("versions"))
         yield Sample(
             **values,

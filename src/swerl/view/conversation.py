@@ -79,11 +79,11 @@ def clean(value: object) -> object:
     """Return a text without control characters, which become pictures, and lone surrogates."""
     if type(value) is not str:  # a Markup is made by templates and by Pygments
         return value
-    plain = _COLOUR.sub("", value).replace("\r\n", "\n").translate(_PICTURES)
-    plain = plain.encode("utf-8", "backslashreplace").decode()
-    if len(plain) <= MAX_CHARS:
-        return plain
-    return f"{plain[:MAX_CHARS]}\n… {len(plain) - MAX_CHARS:,} more characters are in the file"
+    cleaned = _COLOUR.sub("", value).replace("\r\n", "\n").translate(_PICTURES)
+    cleaned = cleaned.encode("utf-8", "backslashreplace").decode()
+    if len(cleaned) <= MAX_CHARS:
+        return cleaned
+    return f"{cleaned[:MAX_CHARS]}\n… {len(cleaned) - MAX_CHARS:,} more characters are in the file"
 
 
 def read_tail(path: Path) -> str:

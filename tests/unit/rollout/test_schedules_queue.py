@@ -42,17 +42,17 @@ def test_no_more_begin_than_can_be_trained_in_time_or_the_pool_holds() -> None:
 def test_a_slow_group_lets_others_pass_until_it_is_due() -> None:
     slow, first, second = Group(3, False), Group(3, True), Group(4, True)
     waiting = [slow, first, second]
-    assert choose_groups(waiting, BOUNDS, version=4, wanted=2) == [first, second]
-    assert choose_groups(waiting, BOUNDS, version=5, wanted=2) is None
+    assert choose_groups(waiting, BOUNDS, version=4, count=2) == [first, second]
+    assert choose_groups(waiting, BOUNDS, version=5, count=2) is None
     done = Group(3, True)
-    assert choose_groups([done, first, second], BOUNDS, version=5, wanted=2) == [
+    assert choose_groups([done, first, second], BOUNDS, version=5, count=2) == [
         done,
         first,
     ]
 
 
 def test_a_step_waits_for_as_many_groups_as_it_wants() -> None:
-    assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, wanted=2) is None
+    assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, count=2) is None
 
 
 def durations(count: int) -> list[int]:
@@ -96,7 +96,7 @@ def simulate(bounds: QueueBounds, lengths: list[int], steps: int) -> list[GroupE
     for step in range(steps):
         fill(step, step)
         while True:
-            taken = choose_groups(waiting, bounds, version=step, wanted=bounds.groups)
+            taken = choose_groups(waiting, bounds, version=step, count=bounds.groups)
             if taken is not None:
                 break
             now[0] = min(group.ends for group in waiting if not group.is_finished)
