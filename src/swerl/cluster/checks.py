@@ -269,16 +269,16 @@ def gpu_uuids(gpus: Sequence[str]) -> tuple[str, ...]:
 def read_gpus(text: str) -> list[InstalledGpu]:
     """Parse nvidia-smi's table of GPUs. Raises ValueError."""
     return [
-        InstalledGpu(index, uuid, name, driver, int(total), int(used))
-        for index, uuid, name, driver, total, used in _rows(text)
+        InstalledGpu(index, uuid, name, driver, int(total), int(used_mib))
+        for index, uuid, name, driver, total, used_mib in _rows(text)
     ]
 
 
 def read_users(text: str) -> dict[str, list[str]]:
     """Parse nvidia-smi's table of processes: GPU → `name (pid, MiB)`."""
     users: dict[str, list[str]] = {}
-    for uuid, pid, name, used in _rows(text):
-        users.setdefault(uuid, []).append(f"{name} (pid {pid}, {used} MiB)")
+    for uuid, pid, name, used_mib in _rows(text):
+        users.setdefault(uuid, []).append(f"{name} (pid {pid}, {used_mib} MiB)")
     return users
 
 

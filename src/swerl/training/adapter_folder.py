@@ -45,15 +45,15 @@ def in_pairs(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Factors]:
     """Join A and B, which follow each other; any other tensor is left out."""
     waiting: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
-        weight, found, part = name.partition(LORA)
-        if found and part == "A":
+        weight, separator, part = name.partition(LORA)
+        if separator and part == "A":
             waiting[weight] = tensor
-        elif found and weight in waiting:
+        elif separator and weight in waiting:
             yield Factors(weight, waiting.pop(weight), tensor)
 
 
 def merge(
-    found: Factors,
+    factors: Factors,
     weight: torch.Tensor,
     scale: float,
     mapping: MegatronMapping,
@@ -63,21 +63,21 @@ def merge(
     return {
         name: (piece.float() + scale * (B.float() @ A.float())).to(piece.dtype)
         for (name, A, B), piece in zip(
-            _by_layer(found, mapping, hf_config),
-            mapping.to_hf({found.weight: weight}, hf_config).values(),
+            _by_layer(factors, mapping, hf_config),
+            mapping.to_hf({factors.weight: weight}, hf_config).values(),
             strict=True,
         )
     }
 
 
 def to_peft(
-    found: Factors, mapping: MegatronMapping, hf_config: Mapping[str, Json]
+    factors: Factors, mapping: MegatronMapping, hf_config: Mapping[str, Json]
 ) -> dict[str, torch.Tensor]:
     """Return an adapter's tensors by PEFT's names."""
-    layers = _by_layer(found, mapping, hf_config)
+    layers = _by_layer(factors, mapping, hf_config)
     if experts := _EXPERTS.fullmatch(layers[0][0]):
-        A, B = found.A, found.B.flatten(1, -2)
-        _, wrapper = _STACKS[found.weight.rpartition(".")[2]]
+        A, B = factors.A, factors.B.flatten(1, -2)
+        _, wrapper = _STACKS[factors.weight.rpartition(".")[2]]
         path = f"{_PEFT}{experts[1]}{wrapper}"
         return {
             f"{path}.lora_A.weight": A.flatten(0, 1),
@@ -121,13 +121,13 @@ def write_adapters(
 
 
 def _by_layer(
-    found: Factors, mapping: MegatronMapping, hf_config: Mapping[str, Json]
+    factors: Factors, mapping: MegatronMapping, hf_config: Mapping[str, Json]
 ) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Return name, A and B of each Hugging Face tensor of a weight."""
     # B's rows lie like the weight's, so the weight's own rule takes them apart.
-    pieces = list(mapping.to_hf({found.weight: found.B}, hf_config).items())
+    pieces = list(mapping.to_hf({factors.weight: factors.B}, hf_config).items())
     return [
         # Stacked experts are one tensor; by themselves gate and up of one expert share its A.
-        (name, found.A if B.ndim > 2 else found.A[number * len(found.A) // len(pieces)], B)
+        (name, factors.A if B.ndim > 2 else factors.A[number * len(factors.A) // len(pieces)], B)
         for number, (name, B) in enumerate(pieces)
     ]

@@ -79,7 +79,7 @@ def hang_places(logs: Mapping[int, tuple[Path, int]]) -> str:
         stack = next(_stacks(_tail(log, begin=begin).splitlines()), [])
         place = _place(stack)
         places[f"in {place}" if place else "wrote no stack"].append(rank)
-    few_first = sorted(places.items(), key=lambda each: len(each[1]))
+    few_first = sorted(places.items(), key=lambda entry: len(entry[1]))
     return "; ".join(f"{_names(ranks)} {place}" for place, ranks in few_first[:4])
 
 
@@ -139,16 +139,16 @@ def _stacks(lines: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _place(frames: Sequence[str]) -> str:
     """Return the innermost frame in the project or the user's code, else the innermost one."""
-    found = []
+    matches = []
     for line in frames:
         if match := _FRAME.search(line):
-            found.append(match)
-        elif found and line and not line[0].isspace():
+            matches.append(match)
+        elif matches and line and not line[0].isspace():
             break
-    if not found:
+    if not matches:
         return ""
-    ours = (m for m in found if _is_project(m["path"]) and m["name"] not in _TORCH_HOOKS)
-    inner = next(ours, found[0])
+    ours = (m for m in matches if _is_project(m["path"]) and m["name"] not in _TORCH_HOOKS)
+    inner = next(ours, matches[0])
     return f"{_short(inner['path'])}:{inner['line']}, {inner['name']}"
 
 

@@ -88,24 +88,24 @@ class CostMeter:
         return self._before + gpus * seconds + sandbox * self._sandbox_s
 
     def _metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        found = {"sandbox_s": self._step_sandbox_s}
+        values = {"sandbox_s": self._step_sandbox_s}
         self._step_sandbox_s = 0.0
         if (dollars := self.dollars()) is not None:
-            found["dollars"] = dollars
+            values["dollars"] = dollars
         rollout_s = metrics.get("step_s", 0.0) - sum(
             metrics.get(f"{part}_s", 0.0) for part in ("train", "publish", "save")
         )
         if rollout_s > 0 and "sampled_tokens" in metrics and not self._recipe.sft.sources:
-            found["sampled_tokens_per_s"] = metrics["sampled_tokens"] / rollout_s
+            values["sampled_tokens_per_s"] = metrics["sampled_tokens"] / rollout_s
         if self._cost and metrics.get("train_s") and "executed_tokens" in metrics:
             work = self._cost.per_token * metrics["executed_tokens"]
             work += self._cost.per_token_pair * metrics["executed_token_pairs"]
-            found["mfu"] = work / (metrics["train_s"] * self._peak)
+            values["mfu"] = work / (metrics["train_s"] * self._peak)
         measured = metrics.get(MEASURED)
         if self._planned_gib is not None and measured is not None:
-            found[PLANNED] = self._planned_gib
+            values[PLANNED] = self._planned_gib
             self._check_memory(self._planned_gib, measured)
-        return found
+        return values
 
     def _check_memory(self, planned_gib: float, measured_gib: float) -> None:
         error = measured_gib / planned_gib - 1

@@ -86,25 +86,25 @@ def _settings(parts: Parts, section: EvalSection) -> Parts:
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
 
 
-def _emit(parts: Parts, event: EvalEnded, found: Mapping[str, Any]) -> None:
-    at_1, at_k = Rate(**found["pass_at_1"]), Rate(**found["pass_at_k"])
+def _emit(parts: Parts, event: EvalEnded, report: Mapping[str, Any]) -> None:
+    at_1, at_k = Rate(**report["pass_at_1"]), Rate(**report["pass_at_k"])
     parts.emit(
         replace(
             event,
             solve_rate=at_1.mean,
-            num_episodes=found["num_attempts"],
+            num_episodes=report["num_attempts"],
             low=at_1.low,
             high=at_1.high,
-            k=found["k"],
+            k=report["k"],
             pass_at_k=at_k.mean,
             pass_at_k_low=at_k.low,
             pass_at_k_high=at_k.high,
             num_tasks=at_1.num_tasks,
-            num_lost=found["num_lost"],
+            num_lost=report["num_lost"],
         )
     )
-    if len(found["versions"]) > 1:
-        names = ", ".join(found["versions"])
+    if len(report["versions"]) > 1:
+        names = ", ".join(report["versions"])
         parts.emit(Notice(f"the evaluation of {event.name} mixes the weights {names}"))
 
 

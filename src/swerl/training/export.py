@@ -147,7 +147,7 @@ class _Writer:
     recipe: Recipe
     source: Path
     """Folder of the model before training."""
-    held: CheckpointReader
+    checkpoint: CheckpointReader
     meta: CheckpointMeta
     options: ExportOptions
 
@@ -204,15 +204,15 @@ class _Writer:
 
     def _trained(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the checkpoint's parameters by Megatron-Core's names."""
-        for name in self.held.shapes:
+        for name in self.checkpoint.shapes:
             if name.startswith(_OPTIMIZER):
                 continue
-            own = getattr(torch, self.meta.other_dtypes.get(name, self.meta.dtype))
-            yield name, self.held.tensor(name).to(self._type(name, own))
+            dtype = getattr(torch, self.meta.other_dtypes.get(name, self.meta.dtype))
+            yield name, self.checkpoint.tensor(name).to(self._type(name, dtype))
 
     def _adapters(self) -> Iterable[Factors]:
-        names = [name for name in self.held.shapes if not name.startswith(_OPTIMIZER)]
-        return in_pairs((name, self.held.tensor(name)) for name in sorted(names))
+        names = [name for name in self.checkpoint.shapes if not name.startswith(_OPTIMIZER)]
+        return in_pairs((name, self.checkpoint.tensor(name)) for name in sorted(names))
 
     def _merged(
         self, original: LazyTensors, mapping: MegatronMapping, hf_config: dict[str, Json]
@@ -229,9 +229,9 @@ class _Writer:
             else:
                 yield from mapping.to_hf({name: weight}, hf_config).items()
 
-    def _type(self, name: str, own: torch.dtype) -> torch.dtype:
-        dtype = DTYPES.get(self.options.dtype, own)
-        return own if name.endswith(_ALWAYS_FP32) and dtype is torch.bfloat16 else dtype
+    def _type(self, name: str, trained: torch.dtype) -> torch.dtype:
+        dtype = DTYPES.get(self.options.dtype, trained)
+        return trained if name.endswith(_ALWAYS_FP32) and dtype is torch.bfloat16 else dtype
 
 
 def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype: str) -> None:

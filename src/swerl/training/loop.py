@@ -49,7 +49,7 @@ class Training:
     """The parts of Episodes; None without an engine."""
     emit: Emit
     timer: StepTimer
-    kept: Sequence[KeptEpisode] = ()
+    sft_episodes: Sequence[KeptEpisode] = ()
     """Recorded Episodes to train on in place of new ones."""
     stopping: Callable[[], bool] = lambda: False
     """Called after each step; True ends the run once the step is committed."""
@@ -151,8 +151,8 @@ class _Counters:
 def _open_schedule(
     training: Training, versions: Versions, cursor: Cursor
 ) -> AbstractAsyncContextManager[Schedule]:
-    if training.kept:
-        schedule = KeptSchedule(training.kept, training.recipe, versions, training.emit)
+    if training.sft_episodes:
+        schedule = KeptSchedule(training.sft_episodes, training.recipe, versions, training.emit)
         return nullcontext(schedule)
     return open_schedule(_schedule_inputs(training, versions), cursor)
 

@@ -111,9 +111,9 @@ def _collector(recipe: Recipe) -> Iterator[_Send]:
     failed = False
 
     class Exporter(OTLPMetricExporter):
-        def export(self, *given: Any, **named: Any) -> MetricExportResult:
+        def export(self, *args: Any, **kwargs: Any) -> MetricExportResult:
             nonlocal failed
-            result = super().export(*given, **named)
+            result = super().export(*args, **kwargs)
             failed = failed or result is not MetricExportResult.SUCCESS
             return result
 

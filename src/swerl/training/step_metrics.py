@@ -56,7 +56,7 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
         "left_out_tokens": sampled - collected.num_sampled_tokens,
         "turns_per_episode": sum(len(e.trajectory.turns) for e in learnable) / count,
         "sampled_tokens": sampled,
-        "lost_tokens": everything - sampled + sum(each.lost_tokens for each in episodes),
+        "lost_tokens": everything - sampled + sum(episode.lost_tokens for episode in episodes),
         "dropped_tokens": sum(sum(e.trajectory.dropped.values()) for e in learnable),
         "malformed_calls": sum(turn.malformed_calls for turn in turns),
     }
@@ -64,16 +64,16 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
 
 def _by_agent(groups: StepGroups) -> dict[str, float]:
     """Return rates and trained Groups of each agent, if the run has several."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for agent in sorted({group.agent for group in groups.all if group.agent}):
         groups_of_agent = [group for group in groups.all if group.agent == agent]
         learnable = [e for g in groups_of_agent for e in g.episodes if e.learnable]
-        found[f"groups/{agent}"] = sum(group.agent == agent for group in groups.kept)
+        metrics[f"groups/{agent}"] = sum(group.agent == agent for group in groups.kept)
         if learnable:
             solved = sum(e.verdict == "solved" for e in learnable)
-            found[f"solve_rate/{agent}"] = solved / len(learnable)
-            found[f"reward/{agent}"] = sum(e.reward for e in learnable) / len(learnable)
-    return found
+            metrics[f"solve_rate/{agent}"] = solved / len(learnable)
+            metrics[f"reward/{agent}"] = sum(e.reward for e in learnable) / len(learnable)
+    return metrics
 
 
 def _rows(collected: CollectedBatch) -> dict[str, float]:
@@ -185,9 +185,9 @@ def covered(spans: Iterable[Span], window: Span) -> float:
     start, end = window
     total, reached = 0.0, start
     # `reached` prevents that overlapping spans count twice.
-    for left, right in sorted(spans):
-        left, right = max(left, reached), min(right, end)
-        if right > left:
-            total += right - left
-            reached = right
+    for opened, closed in sorted(spans):
+        opened, closed = max(opened, reached), min(closed, end)
+        if closed > opened:
+            total += closed - opened
+            reached = closed
     return total

@@ -106,7 +106,7 @@ async def open_training(
     model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)
     check_trainable(family, model)
-    kept = await asyncio.to_thread(_kept, recipe, folder, family, model, evals, costs)
+    sft_episodes = await asyncio.to_thread(_kept, recipe, folder, family, model, evals, costs)
     async with (
         open_nodes(recipe, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
@@ -123,10 +123,10 @@ async def open_training(
             parts=None,
             emit=costs,
             timer=StepTimer(None),
-            kept=kept,
+            sft_episodes=sft_episodes,
             stopping=lambda: owner.stop_requested() or costs.is_spent(),
         )
-        if kept and not recipe.sft.evaluate:
+        if sft_episodes and not recipe.sft.evaluate:
             owner.record_parts(_rank_processes(trainer))
             yield training
             return

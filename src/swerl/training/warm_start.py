@@ -168,13 +168,13 @@ def _batches(model: Path, num_steps: int, seed: int) -> Iterator[Batch]:
         yield Batch(step=step, samples=samples, num_episodes=len(samples))
 
 
-def _keep(folder: Path, made: Path) -> None:
+def _keep(folder: Path, cached: Path) -> None:
     """Rename the finished model into the cache; if another process was first, keep its model."""
     try:
-        folder.rename(made)
+        folder.rename(cached)
     except OSError:
-        if not made.is_dir():
-            with disk_errors(made):
+        if not cached.is_dir():
+            with disk_errors(cached):
                 raise
 
 

@@ -180,13 +180,13 @@ class ModelMapping:
 def _layer_kinds(plan: ModelPlan) -> tuple[dict[str, TensorRule], ...]:
     """Return the rules of every layer; layers of one kind share theirs."""
     kinds: dict[tuple[bool, bool], dict[str, TensorRule]] = {}
-    found = []
+    rules = []
     for layer in range(plan.num_layers):
         kind = (layer in plan.linear_layers, plan.has_experts(layer))
         if kind not in kinds:
             kinds[kind] = layer_entries(plan, layer)
-        found.append(kinds[kind])
-    return tuple(found)
+        rules.append(kinds[kind])
+    return tuple(rules)
 
 
 def _rule(plan: ModelPlan, name: str) -> tuple[str, TensorRule]:

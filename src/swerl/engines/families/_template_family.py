@@ -144,8 +144,8 @@ class TemplateFamily:
         before = [_ASK] if marked.role is Role.ASSISTANT else []
         pieces = self._template.pieces([*before, marked, *messages], opening=opening)
         for place, piece in enumerate(pieces):
-            _, found, rest = piece.partition(_MARKER)
-            if found and not isinstance(piece, Special):
+            _, marker, rest = piece.partition(_MARKER)
+            if marker and not isinstance(piece, Special):
                 return [*([rest] if rest else []), *pieces[place + 1 :]]
         raise InputError(
             "the model's chat template leaves out the assistant's messages",
@@ -361,7 +361,7 @@ class ChatTemplate:
     def _break(self, text: str, guard: str) -> str:
         if not self._specials:
             return text
-        return self._split.sub(lambda found: f"{found[0][:1]}{guard}{found[0][1:]}", text)
+        return self._split.sub(lambda match: f"{match[0][:1]}{guard}{match[0][1:]}", text)
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:

@@ -174,9 +174,9 @@ class CheckpointReader:
         for number, piece in enumerate(pieces):
             # The reader finds by overlap which stored boxes contain parts of this one.
             chunk = ChunkStorageMetadata(torch.Size(piece.offsets), piece.data.shape)
-            found = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
+            read_items = create_read_items_for_chunk_list(piece.key, self._entry(piece), [chunk])
             # Two pieces may be the same part of a tensor: a parameter and its master.
-            items += [replace(item, dest_index=MetadataIndex(str(number))) for item in found]
+            items += [replace(item, dest_index=MetadataIndex(str(number))) for item in read_items]
         targets = {MetadataIndex(str(n)): piece.data for n, piece in enumerate(pieces)}
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         planner.lookup_tensor = targets.__getitem__  # type: ignore[method-assign,assignment]

@@ -163,9 +163,9 @@ class Checkpoints:
             error = (str(caught), caught.hint)
         errors: list[tuple[str, str] | None] = [None] * dist.get_world_size()
         dist.all_gather_object(errors, error, group=self._group)
-        for found in errors:
-            if found is not None:
-                raise TrainerError(found[0], hint=found[1])
+        for fault in errors:
+            if fault is not None:
+                raise TrainerError(fault[0], hint=fault[1])
         return result
 
     def _prepare(self, folder: Path, owned: Sequence[Piece]) -> None:
@@ -248,7 +248,7 @@ def _make_whole(save: _Save, parts: Sequence[Any]) -> CheckpointMeta:
     written = [part.written for part in parts]
     random_states = [part.random_state for part in parts]
     shapes = files.finish(written, {**save.common, "random_states": random_states}, folder)
-    marks = {name: found for part in written for name, found in part.files.items()}
+    marks = {name: file_mark for part in written for name, file_mark in part.files.items()}
     marks |= {name: mark(folder / name) for name in files.DESCRIPTIONS}
     num_params = sum(prod(s) for key, s in shapes.items() if not key.startswith(OPTIMIZER))
     dtypes = {key: dtype for part in parts for key, dtype in part.dtypes.items()}
@@ -269,7 +269,7 @@ def owned_pieces(learner: Learner) -> list[Piece]:
     They are each trained parameter's fp32 master and Adam's two moments, under the parameter's name
     in the whole model. The weights in training are the masters, rounded, so they are not written.
     """
-    found: list[Piece] = []
+    owned: list[Piece] = []
     names = _names(learner)
     trained = set()
     for optimizer in _optimizers(learner):
@@ -278,25 +278,25 @@ def owned_pieces(learner: Learner) -> list[Piece]:
             # Other tensor ranks and tied embeddings of the last stage are copies.
             if _is_first_copy(param) and not _is_tied_copy(learner, param):
                 copies = {name: learner.memory.read(tensor) for name, tensor in tensors.items()}
-                found += _pieces(names, param, copies, start)
+                owned += _pieces(names, param, copies, start)
     for param, key in names.items():
         # A trained parameter without a range on this rank is written by another rank.
         is_frozen = param not in trained and not param.requires_grad
         if is_frozen and _is_first_replica(param):
-            found += pieces(key, learner.memory.read(param), param.shape, _cuts(param))
-    return found
+            owned += pieces(key, learner.memory.read(param), param.shape, _cuts(param))
+    return owned
 
 
 def needed_pieces(learner: Learner) -> list[Piece]:
     """Return all pieces that this rank reads: its parameters, and its range of the moments."""
-    found: list[Piece] = []
+    needed: list[Piece] = []
     names = _names(learner)
     for param, key in names.items():
-        found += pieces(key, param, param.shape, _cuts(param))
+        needed += pieces(key, param, param.shape, _cuts(param))
     for optimizer in _optimizers(learner):
         for param, start, tensors in _shards(optimizer):
-            found += _pieces(names, param, tensors, start)
-    return found
+            needed += _pieces(names, param, tensors, start)
+    return needed
 
 
 def common_state(learner: Learner) -> dict[str, Any]:
@@ -319,10 +319,10 @@ def load_common_state(learner: Learner, state: Mapping[str, Any]) -> None:
         for group in adam.param_groups:
             if "step" in group:  # fused Adams count here
                 group["step"] = steps
-        for each in adam.state.values():
-            if "step" in each:
+        for moments in adam.state.values():
+            if "step" in moments:
                 # One tensor for each: torch's Adam counts in place.
-                each["step"] = torch.tensor(float(steps))
+                moments["step"] = torch.tensor(float(steps))
 
 
 def param_dtypes(learner: Learner) -> dict[str, str]:

@@ -96,8 +96,8 @@ class ExpectedChecksums:
             self._note(name, [along(self._in_vocab_blocks(tensor), self._ranks, 0)], certain=True)
         elif module in ("o_proj", "down_proj", "out_proj") and kind == "weight":
             # Ranks share the input dimension of these, the last one.
-            held = self._in_blocks(tensor, -1, name) if module == "down_proj" else tensor
-            self._note(name, [along(held, self._ranks, -1)], certain=self._is_certain)
+            blocks = self._in_blocks(tensor, -1, name) if module == "down_proj" else tensor
+            self._note(name, [along(blocks, self._ranks, -1)], certain=self._is_certain)
         elif module.endswith("norm"):
             self._note(name, [whole(tensor, self._ranks)], certain=self._is_certain)
             if self._type.startswith("qwen3_5"):

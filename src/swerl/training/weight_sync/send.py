@@ -207,7 +207,7 @@ class _Delivery:
         flat = bucket.flat().cuda()
         handles: list[RankHandle | None] = [None] * dist.get_world_size()
         dist.all_gather_object(handles, RankHandle(handle(bucket, flat), gpu_uuid()))
-        return flat, [each for each in handles if each]
+        return flat, [handle for handle in handles if handle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ def handles_of(target: EngineTarget, handles: Sequence[RankHandle]) -> list[str]
         first = target.place * target.num_ranks
         if first + target.num_ranks > len(handles):
             raise LookupError(f"no trainer rank shares the GPUs of server {target.place + 1}")
-        return [each.text for each in handles[first : first + target.num_ranks]]
-    by_gpu = {each.gpu: each.text for each in handles}
+        return [handle.text for handle in handles[first : first + target.num_ranks]]
+    by_gpu = {handle.gpu: handle.text for handle in handles}
     missing = [gpu for gpu in target.gpus if gpu not in by_gpu]
     if missing:
         raise LookupError(f"no trainer rank uses its GPU {missing[0]}")

@@ -254,14 +254,14 @@ class Bucket:
 def in_buckets(tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[Bucket]:
     """Yield the tensors in buckets of at most `max_bytes`; a larger tensor has its own bucket."""
     # A bucket has tensors of one type, so one bucket for each type is open.
-    open_ones: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+    buckets: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors:
-        held = open_ones.setdefault(tensor.dtype, [])
-        if held and sum(each.nbytes for _, each in held) + tensor.nbytes > max_bytes:
-            yield _bucket(held)
-            held.clear()
-        held.append((name, tensor))
-    yield from (_bucket(held) for held in open_ones.values() if held)
+        pieces = buckets.setdefault(tensor.dtype, [])
+        if pieces and sum(piece.nbytes for _, piece in pieces) + tensor.nbytes > max_bytes:
+            yield _bucket(pieces)
+            pieces.clear()
+        pieces.append((name, tensor))
+    yield from (_bucket(pieces) for pieces in buckets.values() if pieces)
 
 
 def handle(bucket: Bucket, flat: torch.Tensor) -> str:
@@ -312,5 +312,5 @@ def _places(bucket: Bucket) -> Iterator[SimpleNamespace]:
         start += tensor.nbytes
 
 
-def _bucket(held: list[tuple[str, torch.Tensor]]) -> Bucket:
-    return Bucket(tuple(name for name, _ in held), tuple(tensor for _, tensor in held))
+def _bucket(tensors: list[tuple[str, torch.Tensor]]) -> Bucket:
+    return Bucket(tuple(name for name, _ in tensors), tuple(tensor for _, tensor in tensors))
