@@ -126,7 +126,7 @@ _FIND = 'ls /tmp; cat /proc/[0-9]*/cmdline 2>/dev/null | tr "\\0" " "; true'
 class IsolationFinding:
     check: str
     ok: bool | None
-    """None: not tried, which says nothing about the sandbox."""
+    """None: not tried, so nothing is known about the sandbox."""
     detail: str = ""
     """The problem, or the reason why the check was not tried."""
 

@@ -110,7 +110,7 @@ async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
 
 
 def removable(leak: Leak) -> str:
-    """Return the file that a leak stands in if an image can spare it, else an empty string.
+    """Return the file with the leak if the image can lose it; otherwise an empty string.
 
     Packages and the system's files may be needed; such a Task has to be rejected.
     """

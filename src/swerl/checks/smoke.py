@@ -261,7 +261,7 @@ class Interpreter:
 
 
 def interpreter_of(task: Task) -> Interpreter:
-    """Return the interpreter in `metadata.interpreter`, else the one that the tests call.
+    """Return the interpreter in `metadata.interpreter`, or the one that the tests call.
 
     The lines of the test command that activate an environment run first. If the tests name no
     interpreter, any Python will do, and none is no failure.

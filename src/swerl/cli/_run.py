@@ -102,7 +102,7 @@ _PATIENCE_S = 2.0
 
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Show a spinner with the seconds on a terminal, else one line if the work takes a while."""
+    """Show a spinner with the seconds on a terminal; elsewhere one line if it takes a while."""
     if not stderr().is_terminal:
         timer = threading.Timer(_PATIENCE_S, lambda: stderr().print(f"{text} …", markup=False))
         timer.daemon = True

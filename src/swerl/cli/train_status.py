@@ -210,7 +210,7 @@ def find_run(run: str, runs: Path) -> Path:
 
 
 def called(root: Path) -> str:
-    """Return the argument that names a run: its name if that is enough, else its folder."""
+    """Return the argument that names a run: its name if that is enough, or its folder."""
     return root.name if root == Path("runs") / root.name else str(root)
 
 

@@ -1,4 +1,4 @@
-"""Check the machines of a run before anything loads: each alone, then all of them together.
+"""Check the machines of a run before anything loads: one by one, then together.
 
 `check_nodes` is the whole; `examine` and the functions below it run on the machine they check.
 """
@@ -32,7 +32,7 @@ PACKAGES = ("swerl", "torch", "megatron-core", "ray", "fla-core", "triton")
 PROGRAM_S = 180.0
 """Time limit of a program: an import of torch from a slow disk takes minutes."""
 FREE_SHARE = 0.95
-"""Fraction of a GPU's memory that must be free: the driver alone takes a hundredth."""
+"""Fraction of a GPU's memory that must be free: the driver itself takes a hundredth."""
 CLOCKS_S = 1.0
 """Clock difference up to which file times and logs make sense."""
 CLOCKS_BAD_S = 30.0
@@ -204,7 +204,7 @@ async def _check_clock(node: Node) -> MachineFinding:
 
 
 def examine(need: MachineNeed) -> list[MachineFinding]:
-    """Run every check that concerns this machine alone."""
+    """Run every check that concerns only this machine."""
     return [
         *check_gpus(need),
         _check_torch(need.node, need.num_gpus),

@@ -33,7 +33,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """The digest if known, else the tag."""
+        """The digest if known, otherwise the tag."""
         return self.digest or self.tag
 
     def pinned(self, digest: str) -> Reference:

@@ -29,10 +29,10 @@ class Swap:
     """The replacing text."""
     fails: tuple[str, ...]
     """Tests that fail with it although the solution is right; empty if only an exit code or a
-    number tells."""
+    number shows it."""
     is_secret: bool = True
-    """False if the agent may tell it from a real expectation: by the repository that it gets, or by
-    an operator that the file hardly uses."""
+    """False if the agent can distinguish it from a real expectation: by the repository that it
+    gets, or by an operator that the file hardly uses."""
 
     @property
     def place(self) -> tuple[str, int]:

@@ -308,7 +308,7 @@ class MessageTree:
                 yield step, here
 
     def _parts(self, here: _Point | None, step: _Step) -> Iterator[_Step]:
-        """Yield the step, or the parts in which the tree knows it.
+        """Yield the step, or the parts in which the tree has it.
 
         A client may add assistant text of its own after a reply; the reply is still known. And it
         may drop a blank reply between two user messages; the reply is put back.

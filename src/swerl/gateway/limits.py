@@ -77,7 +77,7 @@ class SessionAdmission:
         self.reading = asyncio.Semaphore(limits.max_concurrency)
         """Held while a body is read, so that the bodies in memory are bounded."""
         self.reached = ""
-        """Name of the cap that refused a request, else empty. `max_context_tokens` is cleared
+        """Name of the cap that refused a request, or empty. `max_context_tokens` is cleared
         when a later prompt fits."""
 
     @contextmanager

@@ -56,7 +56,7 @@ RULES: Mapping[str, str] = {
 }
 """Name -> pattern of texts that differ from one start of an agent to the next."""
 WHITE_SPACE = "white space"
-"""Name of the rule for texts that differ in white space alone, which clients trim."""
+"""Name of the rule for texts that differ only in white space, which clients trim."""
 _NAMES = tuple(RULES)
 _RANDOM = frozenset({"call id", "temporary path", "uuid", "port", "process", "nickname", "hash"})
 """Rules whose texts a later reply may repeat."""
@@ -84,7 +84,7 @@ class RecordedTurn:
     turn: Turn
     reply: Message | None = None
     parts: tuple[Part, ...] | None = None
-    """Its request; None if the record has the tokens alone."""
+    """Its request; None if the record has only the tokens."""
 
 
 def recorded_turns(records: Iterable[TurnRecord]) -> tuple[RecordedTurn, ...]:

@@ -74,7 +74,7 @@ class Router:
         self._routes = _Routes()
 
     async def handle(self, alone: Session | None, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request to one Session alone, or to the Session of its key."""
+        """Answer a request to one Session only, or to the Session of its key."""
         path = request.path.rstrip("/")
         if request.method == "HEAD" or (request.method == "GET" and path in _HEALTH_CHECKS):
             return web.json_response({"ok": True})

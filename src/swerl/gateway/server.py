@@ -153,7 +153,7 @@ class Gateway:
         del self._sessions[session.id]
 
     def _serve(self, session: Session | None, sock: socket.socket) -> Serving:
-        """Serve all Sessions on a listening socket, or one alone."""
+        """Serve all Sessions, or only one, on a listening socket."""
         handler = partial(self._router.handle, session)
         most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
         server = Server(handler, self._router.on_break, most=most)

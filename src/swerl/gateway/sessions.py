@@ -53,7 +53,7 @@ class Session:
 
     @property
     def limit(self) -> str:
-        """Name of the SessionLimits field that refused a request, else empty."""
+        """Name of the SessionLimits field that refused a request; empty if none did."""
         return self.conversation.admission.reached
 
     def endpoint(self, url: str) -> Endpoint:
@@ -61,7 +61,7 @@ class Session:
         return Endpoint(url.rstrip("/"), self.key, self._model)
 
     async def attach(self, sock: socket.socket) -> None:
-        """Serve this Session alone on a listening socket; requests on it need no key."""
+        """Serve only this Session on a listening socket; requests on it need no key."""
         if self._closing:
             sock.close()
             raise closed()

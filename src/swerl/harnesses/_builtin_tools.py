@@ -79,7 +79,7 @@ BASH = "bash"
 EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _MAX_FILE_BYTES = 8 << 20
-"""Largest file that the editor reads: a larger one would hold up the event loop."""
+"""Largest file that the editor reads: a larger one would block the event loop."""
 _LISTING_S = 10.0
 _LISTING_LINES = 100
 _TEXT = {"type": "string"}

@@ -238,7 +238,7 @@ async def _download(
 
 @asynccontextmanager
 async def _alone(store: Store, blob: Blob) -> AsyncIterator[BinaryIO | None]:
-    """Open the blob's partial file for this task alone; None if the blob exists.
+    """Open the blob's partial file for one task only; None if the blob exists.
 
     The file's lock makes other tasks and processes wait, and ends with its owner. If the context
     ends without an error, the file becomes the blob; an empty file is removed.

@@ -154,7 +154,7 @@ def _pip(python: Path, arguments: Sequence[str], what: str) -> None:
 
 
 def _errors_of(complaint: str) -> str:
-    """Return the lines of pip's output that name an error, else its last line."""
+    """Return the lines of pip's output that name an error; if there are none, its last line."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror:", line, re.IGNORECASE)]
     return " | ".join(errors or lines[-1:] or ["pip printed nothing"])[:400]

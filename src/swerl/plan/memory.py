@@ -194,7 +194,7 @@ def plan_memory(
 def recipe_state(
     recipe: Recipe, shape: Shape, layout: Layout, precision: Precision = BF16
 ) -> TrainingState:
-    """Return the state of one rank of a recipe, which may train adapters alone."""
+    """Return the state of one rank of a recipe, which may train only adapters."""
     params, lora = rank_params(shape, layout), recipe.trainer.lora
     adapters = rank_params(shape, layout, lora) if lora.rank else None
     return training_state(params, layout, precision, adapters=adapters)

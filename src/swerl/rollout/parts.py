@@ -41,7 +41,7 @@ class Parts:
     """All agents of a run with several; a Group has one of them."""
 
     def of(self, agent: MixedAgent) -> Parts:
-        """Return the parts with this agent alone."""
+        """Return the parts with only this agent."""
         return replace(self, harness=agent.harness, agent=agent.name, mix=())
 
     def drawn(self, group: str) -> Parts:

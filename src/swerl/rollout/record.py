@@ -40,7 +40,7 @@ TASK, RECIPE = "task.json", "recipe.json"
 _CARRIED = ("harness", "sandbox", "limits", "budgets", "rollout", "gateway")
 """Sections of a recipe that decide what an agent does and sends."""
 _OF_SEVERAL = ("name", "weight", "held_out")
-"""Keys of an agent among several, which one alone does not have."""
+"""Keys of an agent among several; a single agent does not have them."""
 _RUN_DEPTH = 4
 """Folders from an Episode up to its run."""
 
@@ -276,20 +276,20 @@ def read(folder: Path) -> Episode:
 
 
 def read_trajectory(folder: Path) -> Trajectory:
-    """Read an Episode's or a served session's Trajectory alone. Raises RunError."""
+    """Read only the Trajectory of an Episode or a served session. Raises RunError."""
     with _damaged(folder):
         return _trajectory(read_json(folder / "trajectory.json"), folder)
 
 
 def read_grade(folder: Path) -> Grade:
-    """Read an Episode's Grade alone. Raises RunError."""
+    """Read only an Episode's Grade. Raises RunError."""
     with _damaged(folder):
         return _grade(read_json(folder / "grade.json"))
 
 
 @contextmanager
 def _damaged(folder: Path) -> Iterator[None]:
-    """Turn an error in an Episode's files into a RunError that costs this Episode alone."""
+    """Turn an error in an Episode's files into a RunError that costs only this Episode."""
     try:
         yield
     except (RunError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:

@@ -178,7 +178,7 @@ class _Model:
         raise kind(f"the gateway answered {answer.status}: {text}")
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the gateway itself, whatever proxy an image names; without a time limit."""
+        """Connect to the gateway directly, without the image's proxy and without a time limit."""
         host, port = self._url.hostname or "", self._url.port
         if self._url.scheme == "http":
             return http.client.HTTPConnection(host, port)

@@ -104,7 +104,7 @@ def _remove(folder: Path) -> None:
 
 
 def space_warning(parent: Path, num_bytes: int) -> str:
-    """Return a warning if the next checkpoint will not fit, else an empty text."""
+    """Return a warning if the next checkpoint will not fit, or an empty text."""
     free = shutil.disk_usage(parent).free
     if free >= num_bytes * _MARGIN:
         return ""
