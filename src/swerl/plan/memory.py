@@ -52,7 +52,7 @@ _ENGINE_HINT = (
 )
 _TRAINER_HINT = (
     "raise trainer.expert_parallel, context_parallel (with fewer tokens_per_micro_batch) or "
-    "tensor_parallel; or set trainer.recompute or offload_optimizer to true"
+    "tensor_parallel; set trainer.recompute or offload_optimizer; or use more or larger GPUs"
 )
 
 
