@@ -40,7 +40,6 @@ def test_files_keep_content_mode_and_time(run: Run, tree: Path) -> None:
     assert (tree / "bin").stat().st_mode & 0o7777 == 0o711
     assert (tree / "bin").stat().st_mtime == 1_000_000_000
     assert done.num_bytes == 3_000_000
-    assert done.sums[b"bin/a"] == sha256(b"x" * 3_000_000).removeprefix("sha256:")
 
 
 def test_owner_may_always_read_and_remove(run: Run, tree: Path) -> None:
@@ -117,7 +116,6 @@ def test_holes_stay_holes(tmp_path: Path, tree: Path) -> None:
     found = (tree / "sparse").stat()
     assert (found.st_size, found.st_blocks * 512 < 1 << 20) == (16 << 20, True)
     assert (tree / "sparse").read_bytes() == source.read_bytes()
-    assert done.sums[b"sparse"] == sha256(source.read_bytes()).removeprefix("sha256:")
 
 
 def test_devices_and_attributes_are_left_out(run: Run, tree: Path) -> None:

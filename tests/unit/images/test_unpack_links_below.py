@@ -56,7 +56,6 @@ def test_the_file_is_copied_with_mode_and_time(run: Run, tree: Path, low: Path) 
     assert copy.read_bytes() == b"program"
     assert (copy.stat().st_mode & 0o777, copy.stat().st_mtime) == (0o755, 7)
     assert (done.has_copies, done.num_bytes) == (True, 7)
-    assert done.sums[b"git"] == sha256(b"program").removeprefix("sha256:")
     assert (low / "usr/bin/git").stat().st_nlink == 1
     assert [path.name for path in tree.iterdir()] == ["git"]  # no folder that would hide the other
 
