@@ -34,7 +34,7 @@ def swerl(*arguments: str) -> Result:
 WRITE = {
     "filter": ("tasks", "filter", "tasks.jsonl", "--sample", "1", "-o", "{out}"),
     "export": ("convert", "tasks.jsonl", "--format", "slime", "-o", "{out}"),
-    "convert": ("convert", "harbor", "--rows", "rows", "-o", "{out}"),
+    "convert": ("convert", "swe-bench", "--rows", "tasks.jsonl", "-o", "{out}"),
     "rollout": ("rollout", "--engine", "scripted:noop", "-o", "{out}"),
 }
 
@@ -42,7 +42,6 @@ WRITE = {
 @pytest.mark.parametrize("command", WRITE)
 def test_a_file_that_exists_stays_as_it_is(command: str, tasks: Path) -> None:
     Path("mine").write_text("my notes")
-    Path("rows").mkdir()
     with pytest.raises(InputError, match="mine exists already") as caught:
         swerl(*(word.format(out="mine") for word in WRITE[command]))
     # `swerl rollout` writes a folder of many files, and replaces none.
@@ -52,7 +51,7 @@ def test_a_file_that_exists_stays_as_it_is(command: str, tasks: Path) -> None:
 
 
 def test_the_input_is_not_replaced_by_its_selection(tasks: Path) -> None:
-    with pytest.raises(InputError, match="tasks.jsonl is one of the input files|exists already"):
+    with pytest.raises(InputError, match="one of the input files|exists already"):
         swerl(*(word.format(out="tasks.jsonl") for word in WRITE["filter"]))
     assert len(list(read_tasks(tasks))) == 3
 
