@@ -51,7 +51,7 @@ def test_a_file_that_exists_stays_as_it_is(command: str, tasks: Path) -> None:
 
 
 def test_the_input_is_not_replaced_by_its_selection(tasks: Path) -> None:
-    with pytest.raises(InputError, match="one of the input files|exists already"):
+    with pytest.raises(InputError, match=r"one of the input files|exists already"):
         swerl(*(word.format(out="tasks.jsonl") for word in WRITE["filter"]))
     assert len(list(read_tasks(tasks))) == 3
 
