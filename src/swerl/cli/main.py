@@ -93,6 +93,14 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "recipes": ("recipes.recipes", "List the recipes that come with swerl."),
 }
 """Name -> its function in a module of `swerl.cli`, or its commands; its line in the help."""
+EXAMPLES = {
+    "train": ("  swerl train twin_cpu", "  swerl train mine.toml --set trainer.lr=1e-4 --dry-run"),
+    "eval": (
+        "  swerl eval tasks.jsonl --engine sglang=http://127.0.0.1:30000",
+        "  swerl eval compare runs/a@10 runs/a@40",
+    ),
+}
+"""Group with a default command -> two command lines for the top of its help."""
 _RUN = "run"
 """The default command of a group: `swerl train RECIPE`, `swerl eval TASKS`."""
 
@@ -103,7 +111,12 @@ class _LazyGroup(TyperGroup):
     parts: Mapping[str, Any] = COMMANDS
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help with a line for each command, read from its source."""
+        """Print the main form of a group, if it has one, then a line for each command."""
+        if _RUN in self.parts:
+            main_form = _command(_RUN, self.parts[_RUN])
+            typer.echo("\n".join(f" {line}" for line in ("Examples:", *EXAMPLES[self.name or ""])))
+            inner = ctx.__class__(main_form, info_name=ctx.info_name, parent=ctx.parent)
+            main_form.format_help(inner, formatter)
         for name, part in self.parts.items():
             text = _first_line(part) if isinstance(part, str) else part[1]
             self.commands[name] = TyperCommand(name, help=text)

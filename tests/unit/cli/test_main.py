@@ -85,6 +85,14 @@ def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("group", "main_form"), [("train", "recipes..."), ("eval", "tasks")])
+def test_the_help_of_a_group_shows_its_main_form_first(group: str, main_form: str) -> None:
+    text = _swerl(group, "--help").stdout
+    places = [text.index(part) for part in ("Examples:", main_form)]
+    assert places == sorted(places)
+    assert text.index("--set") < text.index("Commands")
+
+
 def test_a_group_alone_prints_its_help() -> None:
     done = _swerl("tasks")
     assert done.returncode == 2
