@@ -86,7 +86,7 @@ def diagnose(root: Path) -> Diagnosis:
     findings = []
     is_supervised = bool(run.key("sft.sources"))
     if is_supervised:
-        run.problems.append("no rule applies: they judge new Episodes, and this run has none")
+        run.problems.append("no rule applies: they judge new Episodes, and this run's are recorded")
     for rule in () if is_supervised else RULES:
         try:
             symptom = rule.look(run)
