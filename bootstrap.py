@@ -29,7 +29,7 @@ VENV = ROOT / ".venv"
 EXTRAS = {
     "train": "twin",
     "setup": "twin",
-    "test": "twin,dev",
+    "test": "twin,cluster,dev",
     "integration": "twin,cluster,dev",
     "nightly": "twin,cluster,dev",
 }
