@@ -43,7 +43,7 @@ BOUNDS = {
     "root modules": 2,
     "files": 328,
     "lines": 73_400,
-    "lines of tests": 68_900,
+    "lines of tests": 68_950,
     "lines of bench": 5_900,
     "names that fit everything": 500,
     "commands": 32,
@@ -86,7 +86,7 @@ ROOM_BOUNDS = {
     "training": 9_940,
     "checks": 2_950,
     "view": 2_220,
-    "cli": 5_640,
+    "cli": 5_660,
 }
 """Room -> the most lines of all languages in it."""
 
