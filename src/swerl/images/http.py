@@ -272,7 +272,12 @@ class Auth:
             async with self._http.get(realm, params=query, headers=headers) as response:
                 if response.status != 200:
                     raise self._refused(realm, response)
-                return _read_token(await response.content.read(_MAX_TOKEN_BYTES), realm)
+                body = b""
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > _MAX_TOKEN_BYTES:
+                        break
+                return _read_token(body, realm)
         except ValueError as error:  # no URL
             raise ImageError(
                 f"registry {self._registry} names no address for tokens: {realm!r}",
