@@ -146,10 +146,8 @@ def _needs(store: Store, name: Named) -> set[_Key]:
     with suppress(ImageError):
         manifest = store.manifest(name)
         keys |= {(_PartKind.BLOB, blob.digest) for blob in manifest.blobs()}
-        keys |= {
-            (_PartKind.LAYER, layer_id)
-            for layer_id in store.layer_ids(store.config(manifest).diff_ids)
-        }
+        layer_ids = store.layer_ids(store.config(manifest).diff_ids)
+        keys |= {(_PartKind.LAYER, layer_id) for layer_id in layer_ids}
     return keys
 
 
