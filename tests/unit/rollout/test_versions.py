@@ -41,7 +41,7 @@ def test_a_version_that_comes_again_is_not_newer() -> None:
 
 def test_tenths_hold_equally_many_episodes_and_untrained_ones_show() -> None:
     short = GroupEntry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
-    long = GroupEntry(0, "u", "0", Fate.STALE, lengths=(100,), learned=(False,))
+    long = GroupEntry(0, "u", "0", Fate.LEFT_OUT, lengths=(100,), learned=(False,))
     found = LengthBias([long, short]).metrics()
     assert found["sampled_tokens_d1"] == found["trained_tokens_d1"] == 1
     assert (found["sampled_tokens_d10"], found["trained_tokens_d10"]) == (100, 0)

@@ -38,7 +38,7 @@ def test_uncertified_tasks_are_refused_with_what_to_do(tmp_path: Path) -> None:
     good = with_certificate(PLAIN)
     stale = replace(with_certificate(replace(PLAIN, id="a-2")), prompt="other")
     assert tasks_of(tmp_path, [good]) == [good]
-    for bad, why in ((PLAIN, "never vetted"), (stale, "changed after")):
+    for bad, why in ((replace(PLAIN, id="a-3"), "never vetted"), (stale, "changed after")):
         with pytest.raises(RecipeError, match=f"1 of 2 tasks .*{why}") as raised:
             tasks_of(tmp_path, [good, bad])
         assert "--allow-uncertified" in raised.value.hint
