@@ -76,6 +76,8 @@ class SessionAdmission:
         self._num_requests = 0
         self.reading = asyncio.Semaphore(limits.max_concurrency)
         """Held while a body is read, so that the bodies in memory are bounded."""
+        self.is_used = False
+        """True once a request has asked for a reply."""
         self.reached = ""
         """Name of the cap that refused a request, or empty. `max_context_tokens` is cleared
         when a later prompt fits."""
@@ -101,6 +103,7 @@ class SessionAdmission:
 
     async def enter(self) -> bool:
         """Take a slot for one reply; return True after a wait. Raises GatewayError at a cap."""
+        self.is_used = True
         if self._num_turns >= self._limits.max_turns:
             raise self._refuse("max_turns", f"this session used up its {self._num_turns} turns")
         if self._num_tokens >= self._limits.max_sampled_tokens:

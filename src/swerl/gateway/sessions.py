@@ -56,6 +56,11 @@ class Session:
         """Name of the SessionLimits field that refused a request; empty if none did."""
         return self.conversation.admission.reached
 
+    @property
+    def is_used(self) -> bool:
+        """True once a request has asked for a reply."""
+        return self.conversation.admission.is_used
+
     def endpoint(self, url: str) -> Endpoint:
         """Return the address for a harness that reaches this Session at `url`."""
         return Endpoint(url.rstrip("/"), self.key, self._model)

@@ -183,9 +183,9 @@ class BudgetsSection(Section):
     agent_s: float = Field(120, gt=0)
     """The agent's whole run on one Task."""
     grading_s: float = Field(150, gt=0)
-    """Grading one patch, including the start of its sandbox."""
+    """Grading one patch. A sandbox may take as long to open, which no budget counts."""
     episode_s: float = Field(300, gt=0)
-    """A whole Episode: agent, diff and grading."""
+    """A whole Episode: agent, diff and grading; its sandboxes open on time of their own."""
     sandbox_s: float = Field(600, gt=0)
     """Lifetime of one sandbox; after it the sandbox is removed even if its owner died."""
 

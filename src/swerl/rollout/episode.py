@@ -1,9 +1,10 @@
 """One Episode from Task to Reward: `run` reads like the path of one datum.
 
 Every failure ends in a Verdict, not in an exception: an exceeded budget in `timeout`, broken
-infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`. Turns and patch up to
-that point are kept. An unexpected exception is `infra` too, with a notice and its traceback: a bug
-that one Episode meets does not end the run, and one that many meet ends it by `max_infra_rate`.
+infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`. Before the agent has
+asked the model once, every failure is `infra`. Turns and patch up to that point are kept. An
+unexpected exception is `infra` too, with a notice and its traceback: a bug that one Episode meets
+does not end the run, and one that many meet ends it by `max_infra_rate`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from swerl.core.errors import (
     shortened,
 )
 from swerl.core.events import EpisodeEnded, Notice, TurnEnded
-from swerl.core.grade import Grade, Verdict
+from swerl.core.grade import LEARNABLE, Grade, Verdict
 from swerl.core.task import Task
 from swerl.core.turn import Sampling, Trajectory, seed_of
 from swerl.gateway.conversation import TurnRecord
@@ -96,7 +97,7 @@ async def _attempt(
     session = _open_session(episode_id, parts, draft.replay)
     try:
         # The budget includes grading. Closing the session is outside: it must always happen.
-        async with _budget("episode_s", parts.budgets.episode_s):
+        async with clock.budget("episode_s", parts.budgets.episode_s):
             await _run_agent(task, session, parts, draft, clock)
             draft.grade = await _grade(task, parts, draft, clock)
     except SwerlError as error:
@@ -108,6 +109,9 @@ async def _attempt(
     # A failure of the session replaces the grade, even if a patch could be graded.
     grade = _failed_grade(session.failure) if session.failure else draft.grade
     assert grade is not None
+    if grade.verdict in LEARNABLE and not session.is_used:
+        # The policy has no part in it.
+        grade = Grade(Verdict.INFRA, grade.reason)
     clock.seconds["total"] = clock.total
     return Episode(
         id=episode_id,
@@ -134,8 +138,8 @@ async def _run_agent(
     async with AsyncExitStack() as stack:
         with clock.phase("boot"):
             hiding = clock.phase("hide_future")
-            opened = parts.sandboxes.for_agent(task, parts.harness, hiding)
-            prepared = await stack.enter_async_context(opened)
+            opening = parts.sandboxes.for_agent(task, parts.harness, hiding)
+            prepared = await stack.enter_async_context(clock.opened(opening))
             sandbox = prepared.sandbox
         # The harness is installed already, so its files are no part of the changes.
         kept = touched(task.gold_patch)
@@ -150,6 +154,11 @@ async def _run_agent(
         draft.log, draft.records = ended.log, ended.records
         if draft.replay and draft.replay.problem:
             raise GatewayError(draft.replay.problem)
+        if not session.is_used:
+            last = first_line("\n".join(reversed(ended.log.splitlines())))
+            raise SandboxError(
+                f"the agent asked the model nothing (exit code {ended.code}): {last}"
+            )
         with clock.phase("diff"):
             snapshot = await worktree.take(sandbox, task.workdir, start, kept=kept)
         if snapshot:
@@ -163,13 +172,12 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
         # The patch is of interest even if it is not graded.
         with suppress(SwerlError):
             if changes and changes.files:
-                async with parts.sandboxes.for_grading(task) as prepared:
+                async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
                     await _compared(prepared.compare(changes), draft, clock)
         return Grade(Verdict.TIMEOUT, f"the agent used up agent_s = {parts.budgets.agent_s:g} s")
     if changes is None:
         return Grade(Verdict.UNSOLVED, _HUGE)
-    async with _budget("grading_s", parts.budgets.grading_s):
-        grade = await grade_patch(task, changes, parts, clock, draft=draft)
+    grade = await grade_patch(task, changes, parts, clock, draft=draft)
     clock.add("test", grade.test_s)
     return grade
 
@@ -177,15 +185,19 @@ async def _grade(task: Task, parts: Parts, draft: _Draft, clock: Clock) -> Grade
 async def grade_patch(
     task: Task, patch: AgentPatch, parts: Parts, clock: Clock, *, draft: _Draft | None = None
 ) -> Grade:
-    """Grade a patch in clean Sandboxes that the Grader opens. Raises SwerlError.
+    """Grade a patch in clean Sandboxes that the Grader opens, within `budgets.grading_s`.
 
-    The canonical diff of Changes is kept in the draft.
+    The canonical diff of Changes is kept in the draft. Raises SwerlError.
     """
     grader = plugins.load("graders", task.grading.grader).build()
     alone = asyncio.Semaphore(1)
-    async with AsyncExitStack() as first:
+    async with (
+        clock.budget("grading_s", parts.budgets.grading_s),
+        AsyncExitStack() as first,
+    ):
+        opening = clock.opened(parts.sandboxes.for_grading(task))
         with clock.phase("grade_boot"):
-            opened = [await first.enter_async_context(parts.sandboxes.for_grading(task))]
+            opened = [await first.enter_async_context(opening)]
         if isinstance(patch, Changes):
             compared = await _compared(opened[0].compare(patch), draft or _Draft(), clock)
             if compared is None:
@@ -201,7 +213,7 @@ async def grade_patch(
                     async with first:
                         yield opened.pop().sandbox
                 else:
-                    async with parts.sandboxes.for_grading(task) as prepared:
+                    async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
                         yield prepared.sandbox
 
         with clock.phase("grade"):
@@ -220,18 +232,6 @@ async def _compared(
         return None
     draft.patch = patch
     return compared
-
-
-@asynccontextmanager
-async def _budget(name: str, seconds: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds) as timer:
-            yield
-    except TimeoutError as error:
-        # Another timer raised the error, inside the block.
-        if not timer.expired():
-            raise
-        raise BudgetError(f"budgets.{name} = {seconds:g} s ran out") from error
 
 
 def _failed_grade(error: SwerlError) -> Grade:

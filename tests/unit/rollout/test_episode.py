@@ -71,11 +71,12 @@ class Replies:
 
 
 class BrokenBackend:
-    """A sandbox backend of which the first `failures` sandboxes cannot be had."""
+    """A sandbox backend of which the first `failures` sandboxes fail, or the `late` one waits."""
 
-    def __init__(self, real: SandboxBackend, failures: int) -> None:
-        self._real = real
+    def __init__(self, failures: int = 0, *, late: int = 0) -> None:
+        self._real = local.build(local.Options())
         self.failures = failures
+        self.late = late
 
     @asynccontextmanager
     async def open(
@@ -84,6 +85,8 @@ class BrokenBackend:
         if self.failures:
             self.failures -= 1
             raise SandboxError("no sandbox today")
+        self.late -= 1
+        await asyncio.sleep(1.5 * (self.late == 0))
         async with self._real.open(image, limits, workdir=workdir, mounts=mounts) as sandbox:
             yield sandbox
 
@@ -189,13 +192,30 @@ async def test_an_episode_over_its_whole_budget_is_a_timeout(task: Task) -> None
     assert "episode_s = 0.5" in result.grade.reason
 
 
+@pytest.mark.parametrize(("late", "budget"), [(1, "episode_s"), (2, "grading_s")])
+async def test_a_sandbox_that_opens_late_is_infra(task: Task, late: int, budget: str) -> None:
+    tight = BUDGETS.model_copy(update={budget: 1.0})
+    async with parts(Replies(*gold(task)), tight, BrokenBackend(late=late)) as shared:
+        result = await episode.run(task, "00000/one.0", shared)
+    assert (result.verdict, result.learnable) == (Verdict.INFRA, False), result.grade.reason
+    assert f"no sandbox could open within budgets.{budget} = 1 s" in result.error
+
+
+@pytest.mark.parametrize("ended", [Exit(127, log="sh: 1: agent: not found\n"), Exit(0, True)])
+async def test_an_agent_that_asks_the_model_nothing_is_infra(task: Task, ended: Exit) -> None:
+    async with parts(Replies(*gold(task))) as shared:
+        result = await episode.run(task, "x.0", replace(shared, harness=BrokenHarness(ended)))
+    assert result.verdict is Verdict.INFRA
+    assert f"(exit code {ended.code})" in result.error and ended.log.strip() in result.error
+
+
 class BrokenHarness:
-    """An agent with a bug of its own, or of a part that it calls."""
+    """An agent with a bug of its own, or of a part that it calls, or that does not start."""
 
     dialect, inside = "anthropic", False
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, outcome: BaseException | Exit) -> None:
+        self._outcome = outcome
 
     def mounts(self) -> Sequence[Mount]:
         return ()
@@ -203,7 +223,9 @@ class BrokenHarness:
     async def install(self, sandbox: Sandbox) -> None: ...
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
-        raise self._error
+        if isinstance(self._outcome, Exit):
+            return self._outcome
+        raise self._outcome
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         return ()
@@ -318,7 +340,7 @@ async def test_commits_of_the_agent_are_part_of_the_patch(task: Task) -> None:
 async def test_an_episode_lost_to_infrastructure_is_retried_alone(
     task: Task, tmp_path: Path
 ) -> None:
-    backend = BrokenBackend(local.build(local.Options()), failures=1)
+    backend = BrokenBackend(failures=1)
     engine = Replies(*gold(task))
     with open_run(tmp_path / "run", {}) as folder:
         async with parts(engine, backend=backend) as shared:
@@ -363,7 +385,7 @@ async def test_experts_go_from_the_reply_to_the_episodes_folder_and_leave_nothin
 async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(
     task: Task, tmp_path: Path
 ) -> None:
-    backend = BrokenBackend(local.build(local.Options()), failures=3)
+    backend = BrokenBackend(failures=3)
     with open_run(tmp_path / "run", {}) as folder:
         async with parts(Replies(*gold(task)), backend=backend) as shared:
             [lost] = await group.run([task], "00000", shared, size=1, folder=folder)

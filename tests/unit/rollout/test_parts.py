@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,8 @@ from typing import Any
 import pytest
 
 from swerl.core import plugins
-from swerl.core.errors import BrokenImageError
-from swerl.core.events import EpisodeEnded, Event, PhaseEnded
+from swerl.core.errors import BrokenImageError, BudgetError, SandboxError
+from swerl.core.events import EpisodeEnded, Event, PhaseEnded, ignore
 from swerl.core.grade import Verdict
 from swerl.core.learning import WeightRef
 from swerl.core.sandbox import Limits
@@ -154,3 +157,29 @@ def test_the_draw_depends_on_seed_and_group_alone() -> None:
 def test_one_agent_is_not_drawn() -> None:
     alone = replace(_mixed(), agent="only")
     assert alone.drawn("00000/task") is alone
+
+
+async def test_budgets_stand_still_while_a_sandbox_opens_or_closes() -> None:
+    clock = Clock("episode", ignore)
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[Any]:
+        await asyncio.sleep(0.3)
+        yield None
+        await asyncio.sleep(0.3)
+
+    async def open_and_close() -> None:
+        async with clock.opened(slow()):
+            await asyncio.sleep(0.01)
+
+    async with clock.budget("episode_s", 0.6), clock.budget("grading_s", 0.5):
+        for _ in range(2):
+            await open_and_close()
+        await asyncio.gather(open_and_close(), open_and_close())
+    with pytest.raises(BudgetError, match=r"budgets\.grading_s = 0\.5 s ran out"):
+        async with clock.budget("grading_s", 0.5):
+            await open_and_close()
+            await asyncio.sleep(5)
+    with pytest.raises(SandboxError, match=r"open within budgets\.grading_s = 0\.1 s"):
+        async with clock.budget("episode_s", 9), clock.budget("grading_s", 0.1):
+            await open_and_close()
