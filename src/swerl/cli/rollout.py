@@ -46,7 +46,7 @@ from swerl.core.events import (
 from swerl.core.files import disk_errors, write_json
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
 from swerl.core.secrets import cache_dir, public
-from swerl.core.task import Task, find_task, to_row
+from swerl.core.task import Task, find_task, folder_name, to_row
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import Replay
 from swerl.recipe.schema import Recipe, TasksSection
@@ -224,7 +224,7 @@ def _generated(count: int | None) -> list[Task]:
 def _new_folder(task: Task) -> Path:
     """Return a new folder for an Episode of this Task."""
     base = Path("runs", "rollouts")
-    name = task.id.replace("/", "_")
+    name = folder_name(task)
     names = {path.name for path in base.glob(f"{name}.*")} if base.is_dir() else set()
     number = next(n for n in range(len(names) + 1) if f"{name}.{n}" not in names)
     return base / f"{name}.{number}"

@@ -224,7 +224,8 @@ def read_tasks(path: Path) -> Iterator[Task]:
 def task_lines(path: Path) -> Iterator[tuple[bytes, Task]]:
     """Yield each line of a task file, with its line end, and its Task.
 
-    Raises TaskError with the line number of a bad row, or if two lines have the same Task id.
+    Raises TaskError with the line number of a bad row, or if the Episodes of two Tasks would share
+    a folder: their ids are equal, but for slashes.
     """
     numbers: dict[str, int] = {}
     try:
@@ -233,15 +234,21 @@ def task_lines(path: Path) -> Iterator[tuple[bytes, Task]]:
                 if line.isspace():
                     continue
                 task = _parse_line(path, number, line)
-                if task.id in numbers:
-                    message = f"task {task.id!r:.200} is also in line {numbers[task.id]}"
+                folder = folder_name(task)
+                if folder in numbers:
+                    message = f"task {task.id!r:.200} is also in line {numbers[folder]}"
                     raise TaskError(f"{path}:{number}: {message}", hint="remove one of the lines")
-                numbers[task.id] = number
+                numbers[folder] = number
                 yield line.rstrip(b"\n") + b"\n", task
     except OSError as error:
         raise TaskError(
             f"cannot read task file {path}: {error.strerror}", hint="make one with `swerl convert`"
         ) from error
+
+
+def folder_name(task: Task) -> str:
+    """Return a Task's name in paths."""
+    return task.id.replace("/", "_")
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:

@@ -10,7 +10,7 @@ from swerl.core.episode import Episode, Group
 from swerl.core.errors import SandboxLostError
 from swerl.core.events import Notice
 from swerl.core.grade import Verdict
-from swerl.core.task import Task
+from swerl.core.task import Task, folder_name
 from swerl.gateway.replay import Replay
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
@@ -47,7 +47,7 @@ async def run_one(task: Task, stage: str, parts: Parts, *, size: int, folder: Ru
 
 def id_prefix(task: Task, stage: str) -> str:
     """Return the common start of the ids of a Group's Episodes."""
-    return f"{stage}/{task.id.replace('/', '_')}."
+    return f"{stage}/{folder_name(task)}."
 
 
 async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) -> Episode:

@@ -1,14 +1,18 @@
-"""Select the Tasks of a file for training: certified ones, of the requested difficulty."""
+"""Select the Tasks of a file for training: certified, of the requested difficulty, not held out.
+
+A run keeps the digests of its Tasks, so it never resumes on others.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from swerl.core.certificate import objection
+from swerl.core.certificate import objection, row_digest
 from swerl.core.errors import RecipeError
+from swerl.core.files import read_json, write_json
 from swerl.core.task import Task, read_tasks
 from swerl.recipe.schema import Recipe
 
@@ -28,7 +32,47 @@ def admitted(recipe: Recipe) -> list[Task]:
         tasks = of_strength(tasks, section.source, min_bits=bits, min_share=share)
     if section.solve_rate:
         tasks = of_difficulty(tasks, section.solve_rate, section.source)
+    if section.heldout:
+        require_apart(tasks, read_tasks(Path(section.heldout)))
     return tasks
+
+
+def require_apart(tasks: Iterable[Task], heldout: Iterable[Task]) -> None:
+    """Raise RecipeError if a held-out Task is trained, be it under another id."""
+    problems = {(task.image, task.base_commit, task.prompt): task.id for task in tasks}
+    ids = set(problems.values())
+    both = [
+        task.id
+        for task in heldout
+        if task.id in ids or (task.image, task.base_commit, task.prompt) in problems
+    ]
+    if both:
+        raise RecipeError(
+            f"{len(both)} tasks of tasks.heldout are also in tasks.source: {_examples(both)}",
+            hint="`swerl tasks filter --split` divides a file into two without common tasks",
+        )
+
+
+def require_unchanged(path: Path, tasks: Iterable[Task]) -> None:
+    """Write the digests of a run's Tasks, or compare them with those that the run began with.
+
+    Raises RecipeError if a Task was changed, added or removed since.
+    """
+    digests = {task.id: row_digest(task) for task in tasks}
+    if not path.exists():
+        write_json(path, digests)
+        return
+    before = read_json(path)
+    ids = [name for name in before | digests if before.get(name) != digests.get(name)]
+    if ids:
+        raise RecipeError(
+            f"{len(ids)} tasks differ from those that {path.parent} began with: {_examples(ids)}",
+            hint="restore the task files to resume, or start a new run with --set name=…",
+        )
+
+
+def _examples(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:5]) + (", …" if len(ids) > 5 else "")
 
 
 def require_certified(tasks: Sequence[Task], source: str) -> None:

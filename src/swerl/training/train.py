@@ -41,6 +41,7 @@ from swerl.runs import history
 from swerl.runs.history import EventLog, RunHistory
 from swerl.runs.layout import RunFolder, open_run
 from swerl.runs.status import RunOwner, RunPart, own_run, require_unused
+from swerl.tasks.admission import require_unchanged
 from swerl.training import loop
 from swerl.training.efficiency import CostMeter
 from swerl.training.metric_sinks import open_sinks
@@ -102,7 +103,7 @@ async def open_training(
     logs = folder.new_attempt()
     costs(Progress("reading or writing tasks", 0, 1))
     # Reading many tasks takes a while, and the event loop must stay free.
-    train, evals = await asyncio.to_thread(tasks_of, recipe, folder.scratch)
+    train, evals = await asyncio.to_thread(_tasks, recipe, folder)
     model = await initial_model(recipe, folder, logs, costs)
     family = family_of(recipe, model)
     check_trainable(family, model)
@@ -170,6 +171,20 @@ async def _with_rollouts(
                     emit=emit,
                     timer=timer,
                 )
+
+
+def _tasks(recipe: Recipe, folder: RunFolder) -> tuple[list[Task], dict[str, list[Task]]]:
+    """Return the training Tasks, and the evaluation Tasks by split.
+
+    Raises RecipeError if a file of Tasks has changed since the run began.
+    """
+    train, evals = tasks_of(recipe, folder.scratch)
+    # Generated Tasks follow from the recipe, and name paths of this machine.
+    generated = f"dir:{folder.scratch}"
+    tasks = (task for split in (train, *evals.values()) for task in split)
+    from_files = (task for task in tasks if not task.image.startswith(generated))
+    require_unchanged(folder.root / "tasks.json", from_files)
+    return train, evals
 
 
 def _kept(

@@ -15,6 +15,7 @@ from swerl.core.events import ignore
 from swerl.core.task import GradingSpec, Swap, Task, write_tasks
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import wiring
+from swerl.tasks.admission import require_unchanged
 from swerl.training import train as training_run
 from swerl.training.train import train
 
@@ -55,13 +56,27 @@ async def test_a_refusal_leaves_no_run_that_would_refuse_the_next_try(tmp_path: 
 
 def test_generated_tasks_and_evaluation_need_no_certificate(tmp_path: Path) -> None:
     write_tasks(tmp_path / "evaluation.jsonl", [PLAIN])
-    write_tasks(tmp_path / "train.jsonl", [with_certificate(PLAIN)])
+    trained = with_certificate(replace(PLAIN, id="a-2", prompt="q"))
+    write_tasks(tmp_path / "train.jsonl", [trained])
     files = TasksSection(
         source=str(tmp_path / "train.jsonl"), heldout=str(tmp_path / "evaluation.jsonl")
     )
     assert wiring.tasks_of(Recipe(name="a", tasks=files), tmp_path)[1] == {"heldout": [PLAIN]}
+    for known in (replace(trained, prompt="r"), replace(trained, id="b-1", certificate={})):
+        write_tasks(tmp_path / "evaluation.jsonl", [PLAIN, known])
+        with pytest.raises(RecipeError, match=f"1 tasks of tasks.heldout .*: {known.id}$"):
+            wiring.tasks_of(Recipe(name="a", tasks=files), tmp_path)
     generated = TasksSection(num_train=1, num_heldout=0, num_unseen=0)
     assert len(wiring.tasks_of(Recipe(name="a", tasks=generated), tmp_path)[0]) == 1
+
+
+def test_a_run_resumes_only_on_the_tasks_that_it_began_with(tmp_path: Path) -> None:
+    path, second = tmp_path / "digests.json", replace(PLAIN, id="a-2")
+    for tasks in ([PLAIN, second], [second, replace(PLAIN, metadata={"solve_rate": 0.5})]):
+        require_unchanged(path, tasks)
+    for tasks in ([PLAIN], [PLAIN, replace(second, prompt="q")]):
+        with pytest.raises(RecipeError, match=r"1 tasks differ .* began with: a-2$"):
+            require_unchanged(path, tasks)
 
 
 def test_tasks_of_the_wrong_difficulty_stay_out(tmp_path: Path) -> None:

@@ -87,13 +87,17 @@ def test_the_parts_of_a_split_have_every_task_once(path: Path) -> None:
         ("[]\n", "201: the line is not a JSON object"),
         ("{\n", "201: "),
         (None, r"tasks\.jsonl:201: task 't-0' is also in line 1"),
+        ("/", r"tasks\.jsonl:202: task 'a_b' is also in line 201"),
     ],
 )
 def test_a_bad_line_leaves_the_last_result(path: Path, line: str | None, message: str) -> None:
     out = path.with_name("out.jsonl")
     out.write_text("old")
+    first = path.read_text().splitlines()[0]
+    if line == "/":
+        line = "".join(first.replace("t-0", name) + "\n" for name in ("a/b", "a_b"))
     with path.open("a") as file:
-        file.write(line or path.read_text().splitlines()[0])
+        file.write(line or first)
     with pytest.raises(TaskError, match=message):
         select.filter_tasks(path, out, Choice())
     assert out.read_text() == "old"
