@@ -128,6 +128,17 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
         _assert_trained_as_sampled(run.root, step)
 
 
+def test_sigterm_commits_the_step_under_way(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    stopped = run.start("--set", "eval.every=0", "--set", "budgets.grace_s=300")
+    _until(lambda: run.has_trained(0.0), stopped)
+    stopped.send_signal(signal.SIGTERM)
+    output, _ = stopped.communicate(timeout=300)
+    assert stopped.returncode == 143, output
+    assert run.state()["step"] == 1
+    assert "stopped after step 1 of 6" in output
+
+
 def test_an_interrupted_episode_goes_on_after_its_last_turn(tmp_path: Path) -> None:
     run = Run(tmp_path)
     killed = run.start("--set", "steps=1", "--set", "eval.every=0")

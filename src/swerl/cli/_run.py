@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -34,14 +35,24 @@ class _SignalError(Exception):
         self.code = code
 
 
-def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
+@dataclass(slots=True)
+class Grace:
+    """Time for work to end by itself after SIGTERM; a second SIGTERM ends it at once."""
+
+    seconds: float
+    ask: Callable[[], None]
+    """Asks the work to end."""
+    is_asked: bool = False
+
+
+def run(work: Coroutine[Any, Any, T], *, after: str, grace: Grace | None = None) -> T:
     """Run to the end. On Ctrl-C or SIGTERM close everything, print `after`, exit with 130 or 143.
 
     A second Ctrl-C does not wait for the cleanup.
     """
     try:
         with asyncio.Runner(loop_factory=PatientLoop) as runner:
-            return runner.run(_until_signal(work))
+            return runner.run(_until_signal(work, grace))
     except KeyboardInterrupt:
         code = INTERRUPTED
     except _SignalError as error:
@@ -50,7 +61,7 @@ def run(work: Coroutine[Any, Any, T], *, after: str) -> T:
     raise typer.Exit(code) from None
 
 
-async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+async def _until_signal(work: Coroutine[Any, Any, T], grace: Grace | None) -> T:
     """Await work; a signal cancels it. Raises _SignalError after its cleanup."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -68,8 +79,18 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
         codes.append(INTERRUPTED)
         raise KeyboardInterrupt
 
+    def ask_to_end(grace: Grace) -> None:
+        stderr().print(f"[yellow]stopping[/] within {grace.seconds:g} s", soft_wrap=True)
+        grace.is_asked = True
+        grace.ask()
+        loop.add_signal_handler(signal.SIGTERM, end, TERMINATED)
+        loop.call_later(grace.seconds, end, TERMINATED)
+
     loop.add_signal_handler(signal.SIGINT, end, INTERRUPTED)
-    loop.add_signal_handler(signal.SIGTERM, end, TERMINATED)
+    if grace:
+        loop.add_signal_handler(signal.SIGTERM, ask_to_end, grace)
+    else:
+        loop.add_signal_handler(signal.SIGTERM, end, TERMINATED)
     try:
         return await work
     except asyncio.CancelledError:

@@ -55,12 +55,13 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     check(recipe)
     for obstacle in plan(recipe).obstacles:
         raise obstacle
-    from swerl.cli._run import INTERRUPTED, run
+    from swerl.cli._run import INTERRUPTED, TERMINATED, Grace, run
     from swerl.training.train import train
 
+    grace = Grace(recipe.budgets.grace_s, lambda: request_stop(root, StopRequest.STEP))
     with TrainView(recipe) as view:
         try:
-            past = run(train(recipe, root, view), after=after)
+            past = run(train(recipe, root, view), after=after, grace=grace)
         except RunStoppedError as error:
             console().print(f"[yellow]stopped[/]: {error}; {after}", soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -81,6 +82,8 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
     outcome = f"stopped after step {state.step} of {recipe.steps}, {why}"
     console().print(f"[yellow]{outcome}[/]; {after}", soft_wrap=True)
     print_cause(root)
+    if grace.is_asked:
+        raise typer.Exit(TERMINATED)
 
 
 def resume(

@@ -188,6 +188,9 @@ class BudgetsSection(Section):
     """A whole Episode: agent, diff and grading; its sandboxes open on time of their own."""
     sandbox_s: float = Field(600, gt=0)
     """Lifetime of one sandbox; after it the sandbox is removed even if its owner died."""
+    grace_s: float = Field(25, ge=0)
+    """After SIGTERM the step under way may last this long; then it is committed or given up.
+    Kubernetes kills after 30 s; set a little less than your scheduler's time."""
 
 
 class LimitsSection(Section):

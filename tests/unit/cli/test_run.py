@@ -47,6 +47,52 @@ def test_a_signal_closes_everything_and_says_what_comes_after(
     assert first.startswith("stopping") and last == "interrupted: it goes on"
 
 
+GRACE = """
+asked = asyncio.Event()
+
+async def work() -> None:
+    try:
+        print("begun", flush=True)
+        await asked.wait()
+        print("asked", flush=True)
+        await asyncio.sleep(LAST_S)
+        print("committed", flush=True)
+    finally:
+        print("closed", flush=True)
+
+def command() -> None:
+    grace = Grace(GRACE_S, asked.set)
+    run(work(), after="it goes on", grace=grace)
+    raise typer.Exit(143 * grace.is_asked)
+
+app = typer.Typer()
+app.command()(command)
+app()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_s", "grace_s", "num_signals", "output"),
+    [
+        (0.1, 60, 1, ["asked", "committed", "closed"]),
+        (300, 0.1, 1, ["asked", "closed"]),
+        (300, 60, 2, ["asked", "closed"]),
+    ],
+)
+def test_sigterm_lets_the_work_end_within_a_grace(
+    last_s: float, grace_s: float, num_signals: int, output: list[str]
+) -> None:
+    head = "import asyncio\nimport typer\nfrom swerl.cli._run import Grace, run\n"
+    command = started(head + GRACE.replace("LAST_S", str(last_s)).replace("GRACE_S", str(grace_s)))
+    assert command.stdout and command.stdout.readline() == "begun\n"
+    command.send_signal(signal.SIGTERM)
+    lines = [command.stdout.readline().rstrip()]
+    if num_signals > 1:
+        command.send_signal(signal.SIGTERM)
+    rest, _ = command.communicate(timeout=60)
+    assert (command.returncode, lines + rest.splitlines()) == (143, output)
+
+
 def test_a_second_ctrl_c_does_not_wait_for_what_is_being_closed() -> None:
     command = started(COMMAND.replace("        await asyncio.sleep(0)\n", CLOSING.lstrip("\n")))
     assert command.stdout and command.stdout.readline() == "begun\n"
