@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import queue
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from swerl.core.errors import RecipeError
-from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out
+from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out, ignore
+from swerl.core.files import write_text
 from swerl.core.secrets import public
 from swerl.recipe.check import SINK_MODULES
 from swerl.recipe.schema import Recipe
@@ -19,53 +25,112 @@ _EXPORT_S = 5
 """Seconds between two exports to a collector; a step of a real run takes minutes."""
 _SEND_S = 5
 """Seconds for a collector to take one export."""
+_CALL_S = 60.0
+"""Seconds after which a call of a tracker counts as hanging; a start over a slow line takes ten."""
+_END_S = 15.0
+"""Seconds at the end of a run for the last metrics to be sent."""
 
 
 @contextmanager
 def open_sinks(recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
     """Open every sink that the recipe names; yield one listener for all of them.
 
-    A resumed run continues under the same name. A sink that fails later does not end the run: one
-    Notice is emitted. Raises RecipeError if its package is not installed.
+    A resumed run continues under its id, which is kept in the run folder. A sink that fails or
+    hangs, at its start too, does not end or delay the run: one Notice is emitted. Raises
+    RecipeError if its package is not installed.
     """
+    for name in recipe.metrics.sinks:
+        _module(name)
     with ExitStack() as stack:
-        names = recipe.metrics.sinks
-        yield fan_out(*(stack.enter_context(_tolerant(n, recipe, root, emit)) for n in names))
+        sinks = [_Sink(name, recipe, root, emit) for name in recipe.metrics.sinks]
+        yield fan_out(*(stack.enter_context(closing(sink)) for sink in sinks))
 
 
-@contextmanager
-def _tolerant(name: str, recipe: Recipe, root: Path, emit: Emit) -> Iterator[Emit]:
-    """Open a sink; the first error of a send, or of the last one at the end, is a Notice."""
-    has_failed = False
+class _Sink:
+    """A sink in a thread of its own, because a call of a tracker may take minutes."""
 
-    def attempt(work: Callable[[], None]) -> None:
-        nonlocal has_failed
+    def __init__(self, name: str, recipe: Recipe, root: Path, emit: Emit) -> None:
+        self._name = name
+        self._emit = emit
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._error = ""
+        self._is_reported = False
+        self._since_s: float | None = time.monotonic()
+        """Start of the call under way; None between two calls."""
+        run_id = _id(root)
+        work = functools.partial(self._work, recipe, root, run_id)
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, StepEnded | EvalEnded):
+            self._report()
+            # A sink that hangs gets no more events, so that they do not fill the memory.
+            if not self._is_reported or not self._hangs():
+                self._events.put(event)
+
+    def close(self) -> None:
+        self._events.put(None)
+        self._thread.join(0.0 if self._hangs() else _END_S)
+        if self._thread.is_alive():
+            self._error = self._error or f"its last call takes over {_END_S:g} s"
+        self._report()
+
+    def _work(self, recipe: Recipe, root: Path, run_id: str) -> None:
+        opened = ExitStack()
+        log: Emit = ignore
+
+        def start() -> None:
+            nonlocal log
+            log = opened.enter_context(_open(self._name, recipe, root, run_id))
+
+        self._attempt(start)
+        while (event := self._events.get()) is not None:
+            self._attempt(functools.partial(log, event))
+        self._attempt(opened.close)
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        self._since_s = time.monotonic()
         try:
             work()
         except Exception as error:  # noqa: BLE001  # the boundary: a package may raise anything
-            if not has_failed:
-                has_failed = True
-                emit(Notice(f"metrics: {name} failed; events.jsonl has all of them: {error!r}"))
+            self._error = self._error or repr(error)
+        self._since_s = None
 
-    opened = ExitStack()
-    log = opened.enter_context(_open(name, recipe, root))
+    def _hangs(self) -> bool:
+        return self._since_s is not None and time.monotonic() - self._since_s > _CALL_S
+
+    def _report(self) -> None:
+        """Emit the first error as a Notice, from the thread of the run."""
+        error = self._error or (f"one call takes over {_CALL_S:g} s" if self._hangs() else "")
+        if error and not self._is_reported:
+            self._is_reported = True
+            text = f"metrics: {self._name} failed; events.jsonl has all of them: {error}"
+            self._emit(Notice(text))
+
+
+def _id(root: Path) -> str:
+    """Return the id of the run in the run folder, made at its first start."""
+    path = root / "tracking_id"
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex[:8])
+    return path.read_text(encoding="utf-8")
+
+
+def _module(name: str) -> Any:
     try:
-        yield lambda event: attempt(lambda: log(event))
-    finally:
-        attempt(opened.close)
-
-
-@contextmanager
-def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
-    try:
-        module: Any = importlib.import_module(SINK_MODULES[name])
+        return importlib.import_module(SINK_MODULES[name])
     except ImportError as error:
         raise RecipeError(
             f"metrics.sinks names {name!r}, which is not installed",
             hint=f"pip install 'swerl[{name}]'",
         ) from error
-    opened = _collector(recipe) if name == "otel" else _tracker(name, module, recipe, root)
-    with opened as send:
+
+
+@contextmanager
+def _open(name: str, recipe: Recipe, root: Path, run_id: str) -> Iterator[Emit]:
+    tracker = _tracker(name, recipe, root, run_id)
+    with _collector(recipe, run_id) if name == "otel" else tracker as send:
 
         def log(event: Event) -> None:
             if isinstance(event, StepEnded):
@@ -85,11 +150,15 @@ def _open(name: str, recipe: Recipe, root: Path) -> Iterator[Emit]:
 
 
 @contextmanager
-def _tracker(name: str, module: Any, recipe: Recipe, root: Path) -> Iterator[_Send]:
+def _tracker(name: str, recipe: Recipe, root: Path, run_id: str) -> Iterator[_Send]:
     """Open Trackio or Weights & Biases, whose interfaces are the same."""
-    settings = {"project": recipe.metrics.project, "name": recipe.name, "resume": "allow"}
+    module = _module(name)
+    settings = {"project": recipe.metrics.project, "resume": "allow"}
     if name == "wandb":
-        settings |= {"id": recipe.name, "dir": str(root)}
+        settings |= {"name": recipe.name, "id": f"{recipe.name}-{run_id}", "dir": str(root)}
+    else:
+        # Trackio has no id beside the name.
+        settings["name"] = f"{recipe.name}-{run_id}"
     module.init(config=public(recipe.model_dump(mode="json")), **settings)
     try:
         yield lambda metrics, step: module.log(dict(metrics), step=step)
@@ -98,10 +167,10 @@ def _tracker(name: str, module: Any, recipe: Recipe, root: Path) -> Iterator[_Se
 
 
 @contextmanager
-def _collector(recipe: Recipe) -> Iterator[_Send]:
-    """Open an OpenTelemetry collector: a gauge a metric, sent by a thread of its own.
+def _collector(recipe: Recipe, run_id: str) -> Iterator[_Send]:
+    """Open an OpenTelemetry collector: a gauge a metric.
 
-    A slow collector delays no step. If it refuses, the next send and the end raise ConnectionError.
+    If it refuses, the next send and the end raise ConnectionError.
     """
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
@@ -124,7 +193,7 @@ def _collector(recipe: Recipe) -> Iterator[_Send]:
     about = {
         "service.name": "swerl",
         "service.namespace": recipe.metrics.project,
-        "service.instance.id": recipe.name,
+        "service.instance.id": f"{recipe.name}-{run_id}",
     }
     provider = MeterProvider([reader], Resource.create(about), shutdown_on_exit=False)
     meter = provider.get_meter("swerl")

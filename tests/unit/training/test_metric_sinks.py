@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -136,7 +135,7 @@ def test_an_opentelemetry_collector_gets_steps_and_evaluations(
         listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
     about, values = received[-1]
     assert (about["service.name"], about["service.namespace"]) == ("swerl", "mine")
-    assert about["service.instance.id"] == "a"
+    assert about["service.instance.id"] == f"a-{(tmp_path / 'tracking_id').read_text()}"
     assert values["swerl.reward"] == [0.5]
     assert values["swerl.loss"] == [-0.125]
     assert values["swerl.eval.heldout"] == [0.75]
@@ -227,24 +226,65 @@ def test_a_collector_that_refuses_the_last_export_is_reported(
     assert "/elsewhere/v1/metrics did not take them" in notice.text
 
 
-def test_a_sink_that_fails_is_reported_once_and_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class FakeTracker:
+    """A tracker; the named call fails, or hangs until the test ends."""
+
+    def __init__(self, call: str, hang: threading.Event | None = None) -> None:
+        self._call, self._hang = call, hang
+        self.settings: dict[str, object] = {}
+
+    def init(self, **settings: object) -> None:
+        self.settings = settings
+        self._work("init")
+
+    def log(self, *_: object, **settings: object) -> None:
+        self._work("log")
+
+    def finish(self) -> None:
+        self._work("finish")
+
+    def _work(self, call: str) -> None:
+        if call == self._call and self._hang:
+            self._hang.wait()
+        elif call == self._call:
+            raise ConnectionError("no route")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("call", ["init", "log", "finish"])
+def test_a_tracker_that_fails_or_hangs_is_reported_once_and_delays_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, hangs: bool
 ) -> None:
-    def refuse(*arguments: object, **settings: object) -> None:
-        raise ConnectionError("no route")
-
-    def accept(*arguments: object, **settings: object) -> None:
-        pass
-
-    sink = types.SimpleNamespace(init=accept, log=refuse, finish=accept)
-    monkeypatch.setitem(sys.modules, "trackio", sink)
+    end = threading.Event()
+    monkeypatch.setitem(sys.modules, "wandb", FakeTracker(call, end if hangs else None))
+    for name in ("_CALL_S", "_END_S"):
+        monkeypatch.setattr(metric_sinks, name, 0.2)
     events: list[Event] = []
-    with open_sinks(_recipe("trackio"), tmp_path, events.append) as listen:
-        for step in range(3):
+    began = time.monotonic()
+    with open_sinks(_recipe("wandb"), tmp_path, events.append) as listen:
+        for step in range(5):
             listen(StepEnded(step, {"reward": 0.5}))
+            time.sleep(0.1)
+    assert time.monotonic() - began < 5
+    end.set()
     [notice] = events
     assert isinstance(notice, Notice)
-    assert "trackio failed" in notice.text and "no route" in notice.text
+    assert "wandb failed" in notice.text
+    assert ("takes over 0.2 s" if hangs else "no route") in notice.text
+
+
+def test_two_runs_of_one_name_have_ids_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = []
+    for folder in ("a", "b", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        tracker = FakeTracker("")
+        monkeypatch.setitem(sys.modules, "wandb", tracker)
+        with open_sinks(_recipe("wandb"), tmp_path / folder, ignore):
+            pass
+        ids.append(tracker.settings["id"])
+    assert ids[0] != ids[1] == ids[2]
 
 
 def test_every_metric_that_the_docs_explain_is_reported_somewhere() -> None:
