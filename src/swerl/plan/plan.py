@@ -139,7 +139,7 @@ class RecipePlan:
     def sandboxes_at_once(self) -> int:
         """Maximum number of concurrent sandboxes: an Episode holds one at a time."""
         rollout = self.recipe.rollout
-        begun = ceil(rollout.groups_per_step * rollout.oversample) * rollout.episodes_per_group
+        begun = self.episodes_per_step
         if self.recipe.schedule.mode == "async":
             begun = ceil(self.recipe.schedule.pool * self.episodes_per_step)
         return min(rollout.concurrency, begun)

@@ -216,11 +216,6 @@ def check_schedule(recipe: Recipe) -> None:
             "engine.pause_mode = 'abort' would cut off replies in schedule.mode = 'async'",
             hint="set another pause_mode, or schedule.mode = 'sync' or 'one-step-off'",
         )
-    if recipe.rollout.oversample > 1:
-        raise RecipeError(
-            "rollout.oversample is for whole steps; the pool of `async` replaces single Groups",
-            hint="set it to 1, and schedule.pool higher",
-        )
 
 
 def check_sft(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -99,22 +99,12 @@ class RolloutSection(Section):
     group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
     """Groups to train: all, those with different rewards, or those with both solved and unsolved
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""
-    oversample: float = Field(1.0, ge=1, le=8)
-    """With a filter: Tasks started for each one needed. A higher value needs fewer rounds; surplus
-    Groups are discarded."""
     refill_rounds: int = Field(3, ge=0)
     """Rounds of replacement for Groups that the filter rejected; then the step has fewer Groups."""
     refills: int = Field(2, ge=0)
     """Retries of an Episode that was lost to an infrastructure failure."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""
-
-    @field_validator("oversample")
-    @classmethod
-    def _has_a_filter(cls, value: float, info: ValidationInfo) -> float:
-        if value > 1 and info.data.get("group_filter") == "none":
-            raise ValueError("without rollout.group_filter this only discards Groups; set a filter")
-        return value
 
 
 class ScheduleSection(Section):

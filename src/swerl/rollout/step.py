@@ -29,7 +29,7 @@ class StepGroups:
     kept: tuple[Group, ...]
     """To be trained."""
     left_out: tuple[Group, ...] = ()
-    """Rejected by the filter, or surplus."""
+    """Rejected by the filter."""
 
     @property
     def all(self) -> tuple[Group, ...]:
@@ -47,8 +47,6 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
     num_groups, passes = rollout.groups_per_step, group_filter(rollout.group_filter)
     chosen = choose_tasks(tasks, step, num_groups, parts.seed)
     spare = iter(_spare_tasks(tasks, chosen, step, parts.seed))
-    # Spare Tasks run at the same time, so that a rejected Group rarely costs one more round.
-    chosen += islice(spare, ceil(num_groups * rollout.oversample) - num_groups)
     groups: list[Group] = []
     for _ in range(1 + rollout.refill_rounds):
         parts.emit(StepStarted(step, len(chosen) * rollout.episodes_per_group))
@@ -58,10 +56,10 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         check_losses(groups, rollout.max_infra_rate)
         # The next round replaces the Groups that the filter has rejected.
         missing = num_groups - sum(map(passes, groups))
-        chosen = list(islice(spare, ceil(max(missing, 0) * rollout.oversample)))
+        chosen = list(islice(spare, missing))
         if not chosen:
             break
-    trained = [candidate for candidate in groups if passes(candidate)][:num_groups]
+    trained = [candidate for candidate in groups if passes(candidate)]
     if len(trained) < num_groups:
         parts.emit(Notice(f"{len(trained)} of {num_groups} groups pass rollout.group_filter"))
     # If no Group passes, all advantages are 0: the step changes little, and the run continues.

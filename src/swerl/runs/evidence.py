@@ -8,7 +8,7 @@ entry in the list of problems, and everything else is still read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -133,8 +133,6 @@ class Evidence:
     metrics: Mapping[int, Mapping[str, float]]
     """By step, of every step."""
     steps: tuple[RecordedStep, ...]
-    eval_tasks: Set[str]
-    """Names of the folders of evaluated Tasks: `/` is `_`."""
     error: str
     """Error that ended the run; empty if there was none."""
     problems: list[str] = field(default_factory=list)
@@ -190,14 +188,13 @@ def read(root: Path) -> Evidence:
     numbers = sorted({int(name) for name in names if name.isdecimal()})
     if run and not run.has_steps and not numbers:
         step = _untrained(run, problems)
-        return Evidence(root, recipe, {}, (step,), set(), "", problems, trains=False)
+        return Evidence(root, recipe, {}, (step,), "", problems, trains=False)
     chosen = sorted({*numbers[:1], *numbers[-LAST_STEPS:]})
     return Evidence(
         root=root,
         recipe=recipe,
         metrics=dict(past.steps),
         steps=tuple(_step(folder, n, past.steps.get(n, {}), problems) for n in chosen),
-        eval_tasks=_eval_tasks(root),
         error=str(process.get("error") or "") if isinstance(process, dict) else "",
         problems=problems,
     )
@@ -323,9 +320,3 @@ def _turns(path: Path) -> dict[str, list[RecordedTurn]]:
             break
         turns.setdefault(row["episode"], []).append(turn)
     return turns
-
-
-def _eval_tasks(root: Path) -> set[str]:
-    """Return the folder names of all evaluated Tasks."""
-    stages = (name for name in _stages(root) if not name.isdecimal())
-    return {task for stage in stages for task in _groups(root, stage)}

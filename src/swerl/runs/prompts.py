@@ -23,7 +23,7 @@ class Fate(StrEnum):
 
     TRAINED = "trained"
     LEFT_OUT = "left_out"
-    """Rejected by the filter, or surplus."""
+    """Rejected by the filter."""
     SKIPPED = "skipped"
     """The loss or gradients of its step were not finite."""
 
@@ -46,7 +46,7 @@ class GroupEntry:
     """True for each trained Episode; those lost to infrastructure are not trained."""
     agent: str = ""
     verdicts: tuple[str, ...] = ()
-    """Of each Episode; empty if the Group was dropped, or in ledgers of older releases."""
+    """Of each Episode; empty if the Group was dropped."""
 
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
@@ -99,8 +99,8 @@ def cut(path: Path, *, steps: int) -> list[GroupEntry]:
 def _read(line: str) -> GroupEntry | None:
     try:
         value = json.loads(line)
-        lists = {name: tuple(value.pop(name)) for name in ("versions", "lengths", "learned")}
-        lists["verdicts"] = tuple(value.pop("verdicts", ()))
+        names = ("versions", "lengths", "learned", "verdicts")
+        lists = {name: tuple(value.pop(name)) for name in names}
         return GroupEntry(**{**value, "fate": Fate(value["fate"]), **lists})
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -1,4 +1,4 @@
-"""Name the cause of a sick run: fifteen rules over the run's records.
+"""Name the cause of a sick run: fourteen rules over the run's records.
 
 A rule looks at the `Evidence` and returns a Symptom, or None. RULES are ordered: first the reward
 that falls, because all other causes may explain it; then contradictions in the records, such as a
@@ -324,19 +324,6 @@ def stripped_thinking(run: Evidence) -> Symptom | None:
     return None
 
 
-def evaluated_training(run: Evidence) -> Symptom | None:
-    """Find Tasks that are trained on and evaluated."""
-    trained = {entry.task for entry in run.groups}
-    trained |= {episode.task for step in run.steps for episode in step.episodes}
-    shared = sorted(task for task in trained if task.replace("/", "_") in run.eval_tasks)
-    if not shared or not run.trains:
-        return None
-    text = (
-        f"{len(shared)} of {len(run.eval_tasks)} evaluated tasks are trained, such as {shared[0]}"
-    )
-    return Symptom(run.steps[0].number if run.steps else 0, (text,))
-
-
 _MISMATCH = 0.05
 """Nats a token; bf16 kernels and quantised engines stay below."""
 
@@ -614,13 +601,6 @@ RULES: Sequence[Rule] = (
         "the replayed history lacks the model's thinking, so each reply begins a new row",
         "gateway.history",
         "keep it `exact`, and check that the agent sends replies back unchanged",
-    ),
-    Rule(
-        "train-in-eval",
-        evaluated_training,
-        "tasks are trained on and evaluated, so the evaluation is too good",
-        "tasks.heldout",
-        "remove them from one of the two files: `swerl tasks filter`",
     ),
     Rule(
         "engine-trainer-mismatch",

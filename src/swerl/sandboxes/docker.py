@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxUnavailableError
@@ -63,8 +63,6 @@ class Options(BaseModel):
     user: str = ""
     """Ordinary user of the containers, by name or number. Empty: the image's own user, for which
     the image was built."""
-    price_per_hour: float = Field(default=0.0, ge=0)
-    """Price of one sandbox in US dollars per hour, if the daemon's machine is paid for by use."""
 
 
 def build(options: Options) -> DockerBackend:
@@ -149,7 +147,7 @@ class DockerBackend:
             await containers.remove(self._daemon, container["Id"])
 
     def price(self, limits: Limits) -> float:
-        return self._options.price_per_hour
+        return 0.0
 
     async def identify(self, image: str) -> str:
         await self._daemon.connect()

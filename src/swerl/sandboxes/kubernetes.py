@@ -22,7 +22,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import CappedOutput, Limits, LiveSandbox, Mount, new_name
@@ -129,8 +129,6 @@ class Options(BaseModel):
     """Additional fields of the pod's spec, such as {hostUsers = false}, imagePullSecrets,
     nodeSelector, tolerations or runtimeClassName. gVisor lacks /proc/PID/limits, which swerl
     needs."""
-    price_per_hour: float = Field(default=0.0, ge=0)
-    """Price of one sandbox in US dollars per hour, if the nodes are paid for by use."""
 
     @field_validator("pod")
     @classmethod
@@ -206,7 +204,7 @@ class KubernetesBackend:
             await _delete_pod(session, _pod_name(name))
 
     def price(self, limits: Limits) -> float:
-        return self._options.price_per_hour
+        return 0.0
 
 
 def _pod_name(name: str) -> str:

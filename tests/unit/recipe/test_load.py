@@ -127,7 +127,6 @@ def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
     ("keys", "message"),
     [
         ({"cluster": {"gpus_per_node": 8}}, "needs engines beside the trainer"),
-        ({"rollout": {"oversample": 2.0, "group_filter": "zero-variance"}}, "for whole steps"),
         ({"engine": {"type": "sglang", "pause_mode": "abort"}}, "would cut off replies"),
     ],
 )

@@ -6,7 +6,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import RecipeError, UnknownNameError
@@ -128,14 +127,6 @@ async def test_a_group_lost_to_infrastructure_has_no_signal(played) -> None:
     assert [len(each) for each in rounds] == [2, 1]
 
 
-async def test_oversampling_begins_more_tasks_and_keeps_the_first_that_pass(played) -> None:
-    rounds = played(lambda task: MIXED)
-    groups = await _step(_parts([], group_filter="mixed-verdicts", oversample=1.5))
-    assert [len(each) for each in rounds] == [3]
-    assert [group.task_id for group in groups.kept] == rounds[0][:2]
-    assert [group.task_id for group in groups.left_out] == rounds[0][2:]
-
-
 async def test_a_restart_tries_the_same_tasks_again(played) -> None:
     rounds = played(lambda task: MIXED if task in ("1", "5") else ("solved", "solved"))
     parts = _parts([], group_filter="zero-variance", refill_rounds=9)
@@ -173,8 +164,3 @@ async def test_only_mixed_verdicts_looks_through_a_shaped_reward(played) -> None
     assert not group_filter("mixed-verdicts")(group)
     with pytest.raises(UnknownNameError):
         group_filter("zero-varianse")
-
-
-def test_oversampling_without_a_filter_is_refused() -> None:
-    with pytest.raises(ValidationError, match="only discards Groups"):
-        RolloutSection(oversample=2.0)

@@ -18,11 +18,9 @@ from swerl.runs import prompts, why
 from tests.unit.runs._why_records import (
     CALL,
     RECIPE,
-    healthy_episode,
     ids,
     make_run,
     turn,
-    write_episode,
 )
 
 Change = Callable[[Episode], Episode]
@@ -294,9 +292,9 @@ def test_a_planted_fault_is_named_first(tmp_path: Path, name: str) -> None:
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    planted = {case.cause for case in CASES.values()} | {"train-in-eval", "run-failed"}
+    planted = {case.cause for case in CASES.values()} | {"run-failed"}
     assert planted - {""} == {rule.cause for rule in why.RULES}
-    assert len(why.RULES) == 15
+    assert len(why.RULES) == 14
 
 
 def test_a_healthy_run_names_the_records_that_were_read(tmp_path: Path) -> None:
@@ -330,17 +328,6 @@ def test_a_fall_names_steps_tasks_metrics_and_the_way_back(tmp_path: Path) -> No
     )
     assert finding.key == "algorithm.entropy_coef"
     assert f"`swerl train rewind {root} --step 6`" in finding.fix
-
-
-def test_a_trained_task_that_is_evaluated(tmp_path: Path) -> None:
-    root = make_run(tmp_path / "run")
-    trained, other = healthy_episode(1, 2, 0), healthy_episode(1, 9, 0)
-    for episode in (other, trained):
-        name = f"eval-heldout-00000/{episode.task_id}.0"
-        write_episode(root, replace(episode, id=name))
-        first = why.diagnose(root).findings[:1]
-        assert [finding.cause for finding in first] == ["train-in-eval"] * (episode is trained)
-    assert first[0].evidence == ("1 of 2 evaluated tasks are trained, such as task-1-2",)
 
 
 def test_an_error_that_ended_the_run(tmp_path: Path) -> None:

@@ -206,11 +206,6 @@ async def test_files_that_together_exceed_the_disk_limit_end_the_sandbox(
             await sandbox.run(["sh", "-c", fill], timeout_s=20)
 
 
-def test_the_price_comes_from_the_settings() -> None:
-    assert docker.build(docker.Options(price_per_hour=0.25)).price(LIMITS) == 0.25
-    assert docker.build(docker.Options()).price(LIMITS) == 0
-
-
 def test_a_filter_of_the_daemons_owner_is_kept() -> None:
     own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
     assert (
