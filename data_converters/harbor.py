@@ -43,7 +43,7 @@ def to_task(row: Row) -> Task:
         prompt=instruction(files),
         grading=reward_spec(files, _timeout_s(verifier), _env(verifier)),
         dataset="harbor",
-        metadata={**_described(config), **note, **_solution(files)},
+        metadata={**_described(config), **_network(environment), **note, **_solution(files)},
     )
 
 
@@ -86,6 +86,11 @@ def _described(config: dict[str, Json]) -> dict[str, Json]:
     texts = {name: metadata[name] for name in names if isinstance(metadata.get(name), str)}
     limit = _table(config, "agent").get("timeout_sec")
     return {**texts, **({"agent_timeout_s": limit} if limit else {})}
+
+
+def _network(environment: dict[str, Json]) -> dict[str, Json]:
+    allowed = environment.get("allow_internet")
+    return {} if allowed is None else {"allow_internet": allowed}
 
 
 def _solution(files: dict[str, str]) -> dict[str, Json]:

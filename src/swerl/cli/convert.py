@@ -177,13 +177,14 @@ def _print(summary: Summary, tasks: Path, *, as_json: bool) -> None:
                 "num_rejects": summary.num_rejects,
                 "reasons": summary.reasons,
                 "missing": unsupported(summary.kinds),
+                "warnings": summary.warnings,
                 "tasks": tasks if summary.num_tasks else None,
                 "rejects": rejects if summary.num_rejects else None,
             }
         )
     table = simple_table("rows", "result", numbers={"rows"})
     table.add_row(f"{summary.num_tasks:,}", "tasks")
-    for gap, count in unsupported(summary.kinds).items():
+    for gap, count in (unsupported(summary.kinds) | summary.warnings).items():
         table.add_row(f"[yellow]{count:,}[/]", f"of them: {safe(gap)}")
     reasons = summary.reasons.most_common()
     for reason, count in reasons[:_NUM_REASONS]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -119,6 +120,21 @@ class Task:
     """Facts from the dataset and measured solve rates; nothing here decides a Grade."""
     certificate: Mapping[str, Json] = field(default_factory=dict)
     """Result of vetting; empty if it was never vetted."""
+
+
+_DOWNLOADS = re.compile(
+    r"(?<![\w./-])(?:curl|wget|uvx|uv (?:pip|run|sync)|pip3? install|"
+    r"apt(?:-get)? (?:update|install)|"
+    r"npm (?:ci|install)|git clone)(?![\w-])"
+)
+
+
+def download_in(spec: GradingSpec) -> str:
+    """Return the first command of the tests that needs a network, which no sandbox has, or ""."""
+    scripts = [text for path, text in spec.files.items() if path.endswith(".sh")]
+    lines = "\n".join([spec.test_setup, spec.test_command, *scripts]).splitlines()
+    commands = (_DOWNLOADS.search(line) for line in lines if not line.lstrip().startswith("#"))
+    return next((match[0] for match in commands if match), "")
 
 
 _BASE64 = "data:;base64,"

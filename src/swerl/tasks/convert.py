@@ -17,7 +17,7 @@ import orjson
 
 from swerl.core.errors import InputError, TaskError, shortened
 from swerl.core.image_reference import is_local, parse
-from swerl.core.task import Task, to_row
+from swerl.core.task import Task, download_in, to_row
 from swerl.tasks.datasets import Converter, Row
 
 _BUFFER_BYTES = 1 << 20
@@ -42,6 +42,8 @@ class Summary:
     num_tasks: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Reason -> number of rejects."""
+    warnings: Counter[str] = field(default_factory=Counter)
+    """Problem that may make Tasks unusable -> number of Tasks."""
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(grader, log parser) -> number of Tasks."""
 
@@ -128,6 +130,10 @@ class _Writer:
         self.ids.add(task.id)
         self.summary.num_tasks += 1
         self.summary.kinds[task.grading.grader, task.grading.log_parser] += 1
+        if command := download_in(task.grading):
+            self.summary.warnings[f"the tests run `{command}`, and no sandbox has a network"] += 1
+        elif task.metadata.get("allow_internet"):
+            self.summary.warnings["the task allows a network, which no sandbox has"] += 1
         return line
 
     def reject(self, number: int, row: Row | TaskError, error: Exception) -> bytes:

@@ -139,6 +139,11 @@ def test_multi_swe_takes_tests_that_pass_with_the_solution() -> None:
         task_of("multi-swe-rl", f2p_tests={}, s2p_tests={}, n2p_tests={"c": failing})
 
 
+def test_harbor_keeps_whether_a_network_is_allowed() -> None:
+    task = harbor(task_DOT_toml="[environment]\nallow_internet = true\n")
+    assert task.metadata["allow_internet"] is True
+
+
 def test_harbors_image_is_named_bare_or_to_be_built() -> None:
     built = harbor()
     assert built.image.startswith("localhost/mend-sums:") and built.workdir == "/srv/app"

@@ -42,6 +42,28 @@ def judged(task: Task) -> Callable[..., Task]:
     return build
 
 
+DOWNLOAD = f"""\
+curl -LsSf https://host.invalid/install.sh | sh
+uvx-of-nobody pytest /hidden/test_outputs.py
+if [ $? -eq 0 ]; then echo 1; else echo 0; fi >{REWARD}
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        (DOWNLOAD, "invalid"),
+        (f"{DOWNLOAD}echo 1 failed in 0.1s\n", "unsolved"),
+        (f"uvx-of-nobody pytest; echo 0 >{REWARD}\n", "unsolved"),
+    ],
+)
+async def test_tests_whose_runner_cannot_be_downloaded_are_invalid(
+    judged: Callable[..., Task], script: str, verdict: str
+) -> None:
+    result = await grade(judged(script=script), GOLD)
+    assert result.verdict == verdict, result.reason
+
+
 async def grade(task: Task, patch: str) -> Grade:
     return await reward_file.build().grade(task, patch, in_sandboxes(task))
 

@@ -21,8 +21,10 @@ def to_task(row: Row) -> Task:
         raise TaskError("column id is missing")
     grader, parser = str(row.get("grader", "command")), str(row.get("parser", ""))
     image, prompt = str(row.get("image", "i")), str(row.get("text", "fix"))
-    repo, spec = str(row.get("repo", "r")), GradingSpec(grader, log_parser=parser)
-    return Task(str(row["id"]), repo, image, "/w", prompt, spec)
+    files = {"/tests/test.sh": str(row.get("script", ""))}
+    repo, spec = str(row.get("repo", "r")), GradingSpec(grader, log_parser=parser, files=files)
+    metadata = {"allow_internet": row.get("network", False)}
+    return Task(str(row["id"]), repo, image, "/w", prompt, spec, metadata=metadata)
 
 
 CONVERTER = Converter("small", "nobody/small", ("train",), to_task)
@@ -114,4 +116,18 @@ def test_missing_graders_and_parsers_are_counted(tmp_path: Path) -> None:
     assert unsupported(summary.kinds) == {
         "no grader from_nowhere is installed": 1,
         "no log parser from_nowhere is installed": 1,
+    }
+
+
+def test_tasks_that_need_a_network_are_counted(tmp_path: Path) -> None:
+    rows: list[Row | TaskError] = [
+        {"id": "a", "script": "# curl\ncurly; ./curl"},
+        {"id": "b", "script": "apt-get update && apt-get install -y curl"},
+        {"id": "c", "script": "uvx pytest"},
+        {"id": "d", "network": True},
+    ]
+    assert dict(run(rows, tmp_path / "tasks.jsonl").warnings) == {
+        "the tests run `apt-get update`, and no sandbox has a network": 1,
+        "the tests run `uvx`, and no sandbox has a network": 1,
+        "the task allows a network, which no sandbox has": 1,
     }

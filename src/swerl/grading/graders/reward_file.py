@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 from swerl.core.contracts import Grader
 from swerl.core.grade import Verdict
-from swerl.core.task import GradingSpec
+from swerl.core.task import GradingSpec, download_in
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement
 
 _MAX_CHARS = 1 << 20
 """Largest file that is read; those of known datasets have less than 10 kB."""
+_NO_NETWORK = re.compile(
+    r"^.*(?:Could not resolve host|Temporary failure (?:in name resolution|resolving)|"
+    r"[Nn]etwork is unreachable|Failed to establish a new connection|unable to resolve host|"
+    r"[Dd]ns error|EAI_AGAIN|: (?:command )?not found).*$",
+    re.MULTILINE,
+)
+_RESULT = re.compile(r"\b\d+ (?:passed|failed|errors?|tests? ran)\b|^Ran \d+ tests?", re.MULTILINE)
+"""A runner's own count of its tests."""
+_MAX_LINE = 200
 _KILLED = 128
 """Exit codes from here on mean a signal."""
 
@@ -30,6 +40,8 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
         return Judgement(Verdict.INVALID, "the task names no file that holds its reward")
     tests = dict(report.statuses)
     reward = _reward(report.left)
+    if (reward or 0) < 1 and (line := _unreached(spec, report)):
+        return Judgement(Verdict.INVALID, f"the tests did not run for want of a network: {line}")
     if reward is None:
         return Judgement(Verdict.UNSOLVED, "the tests wrote no reward", tests)
     if report.exit_code >= _KILLED:
@@ -42,6 +54,18 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
         reason = f"the tests wrote a reward of {reward:g}, but their log says that {bad[0]} fails"
         return Judgement(Verdict.UNSOLVED, reason, tests)
     return Judgement(Verdict.SOLVED, f"the tests wrote a reward of {reward:g}", tests)
+
+
+def _unreached(spec: GradingSpec, report: GradingReport) -> str:
+    """Return the line of the log that shows why no test ran; empty if one ran.
+
+    Code under test may print such a line. So it counts only if the Task's own script downloads
+    something, and if no test has a result.
+    """
+    if report.statuses or not download_in(spec) or _RESULT.search(report.log):
+        return ""
+    match = _NO_NETWORK.search(report.log)
+    return match[0].strip()[:_MAX_LINE] if match else ""
 
 
 def _reward(text: str) -> float | None:
