@@ -32,7 +32,6 @@ from swerl.sandboxes._local import stage, wire
 from swerl.sandboxes._local.wire import SandboxPlan
 
 AGENT_ID = 1000
-HOSTNAME = "sandbox"
 
 _KINDS = {
     "user": kernel.NEWUSER, "net": kernel.NEWNET, "ipc": kernel.NEWIPC, "uts": kernel.NEWUTS,
@@ -42,11 +41,6 @@ _BOOT_TIMEOUT_MS = 30_000
 _READY = b"R"
 
 
-_HIDDEN_FILES = (
-    "kcore", "kmsg", "keys", "key-users", "kpagecgroup", "kpagecount", "kpageflags",
-    "pagetypeinfo", "sched_debug", "slabinfo", "timer_list", "timer_stats", "vmallocinfo",
-    "latency_stats", "allocinfo",
-)  # fmt: skip
 _COUNTED = {
     "max_inotify_instances": 16, "max_inotify_watches": 16_384,
     "max_fanotify_groups": 16, "max_fanotify_marks": 4_096,
@@ -141,7 +135,6 @@ def _run_init(plan: SandboxPlan, uid: int, ready: int, alive: int) -> NoReturn:
         kernel.set_command_line(kernel.INIT_TITLE)
         settings = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY)  # while they are writable
         stage.mount_proc()
-        _hide_proc_files(f"{stage.ROOT}/proc")
         if plan.bwrap:
             _enter_by_bwrap(plan.bwrap, uid)
         else:
@@ -168,20 +161,13 @@ def _die_with_supervisor(alive: int) -> None:
         os._exit(1)
 
 
-def _hide_proc_files(proc: str) -> None:
-    """Make files of this /proc that describe the whole machine empty. Raises OSError."""
-    for name in _HIDDEN_FILES:
-        with suppress(FileNotFoundError):
-            kernel.mount("/dev/null", f"{proc}/{name}", flags=kernel.MS_BIND)
-
-
 def _enter_by_unshare(uid: int) -> None:
     stage.become(uid)
     own = os.geteuid(), os.getegid()
     kernel.unshare(sum(_KINDS.values()))
     map_ids((0, 0), own)
     kernel.loopback_up()
-    kernel.set_hostname(HOSTNAME)
+    kernel.set_hostname(stage.HOSTNAME)
     # mounts from outside the user namespace are locked; a bind mount of the tree is not
     kernel.mount(stage.ROOT, stage.ROOT, flags=kernel.MS_BIND | kernel.MS_REC)
     os.chdir(stage.ROOT)
@@ -223,7 +209,7 @@ def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
     for fd in (info, blocked):
         os.set_inheritable(fd, True)
     arguments = [
-        *(bwrap, "--dev-bind", stage.ROOT, "/", "--hostname", HOSTNAME),
+        *(bwrap, "--dev-bind", stage.ROOT, "/", "--hostname", stage.HOSTNAME),
         *("--unshare-user", "--unshare-ipc", "--unshare-net", "--unshare-uts"),
         # as uid 0 it makes one user namespace; as another user it nests two, which takes 3 ms
         *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),

@@ -1,11 +1,11 @@
 """The system call filter of every process in a sandbox.
 
 A deny list: calls that reach outside the namespaces (keys, eBPF, performance counters, modules,
-vsock), calls that make namespaces or mounts, calls that show which pages of a shared file are in
-memory (code under test could leave notes for a later sandbox there), and io_uring, which no filter
-can inspect. Calls that take descriptors or memory of another process are refused too, as a second
-wall behind the supervisor's own; `ptrace` stays, for debuggers and leak checkers. A denied call
-fails with EPERM, or with ENOSYS if programs have a fallback for it.
+vsock), calls that make namespaces or mounts, calls by which code under test could leave notes for a
+later sandbox (which pages of a shared file are in memory, on which node memory lies), and io_uring,
+which no filter can inspect. Calls that take descriptors or memory of another process are refused
+too, as a second wall behind the supervisor's own; `ptrace` stays, for debuggers and leak checkers.
+A denied call fails with EPERM, or with ENOSYS if programs have a fallback for it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _DENIED = {
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442), "quotactl_fd": (443, 443),
+    "mbind": (237, 235), "set_mempolicy": (238, 237), "migrate_pages": (256, 238),
+    "move_pages": (279, 239), "set_mempolicy_home_node": (450, 450),
 }  # fmt: skip
 _ABSENT = {
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),

@@ -33,6 +33,7 @@ def main(fd: int) -> None:
     groups = limits.find()
     dead = [path.name for path in limits.leftovers(groups) if not folder_owner_lives(path)]
     own_users = stage.can_change_user()
+    stage.machine_files()
     _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES), own_users).serve()
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import posixpath
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -29,6 +31,7 @@ from swerl.sandboxes._local.wire import SandboxPlan
 
 STAGE = "/sys"
 ROOT = STAGE + "/root"
+HOSTNAME = "sandbox"
 
 _FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
 _INODES_PER_MIB = 128
@@ -43,6 +46,17 @@ _DEVICE_LINKS = (
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 )
+_PROC_FILES = ("cpuinfo", "meminfo", "stat", "loadavg", "version", "filesystems")
+_SETTINGS = (
+    "kernel/osrelease", "kernel/ostype", "kernel/version", "kernel/pid_max", "kernel/threads-max",
+    "kernel/cap_last_cap", "kernel/ngroups_max", "kernel/overflowuid", "kernel/overflowgid",
+    "kernel/core_pattern", "kernel/shmmax", "kernel/sem", "kernel/random/boot_id",
+    "kernel/randomize_va_space", "kernel/yama/ptrace_scope", "vm/overcommit_memory",
+    "vm/max_map_count", "fs/file-max", "fs/nr_open", "fs/pipe-max-size",
+    "fs/inotify/max_user_watches", "fs/inotify/max_user_instances",
+)  # fmt: skip
+_OWN_SETTINGS = ("sys/net", "sys/kernel/random/uuid")
+"""Of the network namespace, and random: they count nothing of the machine."""
 _FIRST_ID, _NUM_IDS = 0x7000_0000, 0x0FFF_FFFF
 """A range that systemd's list of user ids marks as unused, above the ids of containers."""
 
@@ -132,6 +146,16 @@ def _mount_stage(plan: SandboxPlan, uid: int) -> None:
         kernel.mount("tmpfs", STAGE, "tmpfs", flags=flags, data=options)
 
 
+@functools.cache  # the spawner reads them, so all its sandboxes have the same
+def machine_files() -> dict[str, str]:
+    """Return path below /proc -> text of the files about the machine that programs read."""
+    files = {"sys/kernel/hostname": f"{HOSTNAME}\n"}
+    for name in (*_PROC_FILES, *(f"sys/{name}" for name in _SETTINGS)):
+        with suppress(OSError):
+            files[name] = Path("/proc", name).read_text()
+    return files
+
+
 def mount_proc() -> None:
     """Mount /proc for this process's pid namespace, at /proc and, read-only, in the tree at ROOT.
 
@@ -142,7 +166,34 @@ def mount_proc() -> None:
     proc = f"{ROOT}/proc"
     kernel.mount("proc", proc, "proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.mount(proc, "/proc", flags=kernel.MS_BIND)
+    _cover_machine(proc)
     kernel.restrict(proc, kernel.ATTR_RDONLY)
+
+
+def _cover_machine(proc: str) -> None:
+    """Cover everything but processes in this /proc: by fixed texts, else by nothing.
+
+    The kernel counts there what all sandboxes do, so code under test could leave notes.
+    """
+    copies, uptime_s = f"{STAGE}/proc", time.clock_gettime(time.CLOCK_BOOTTIME)
+    texts = {**machine_files(), "uptime": f"{uptime_s:.2f} 0.00\n", "nothing": ""}
+    for folder in {*map(posixpath.dirname, texts), "empty"}:
+        Path(copies, folder).mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        fd = os.open(f"{copies}/{name}", os.O_WRONLY | os.O_CREAT, 0o444)
+        os.write(fd, text.encode())
+        os.close(fd)
+    for name in _OWN_SETTINGS:
+        own, place = Path(proc, name), Path(copies, name)
+        place.mkdir() if own.is_dir() else place.touch()
+        kernel.mount(str(own), str(place), flags=kernel.MS_BIND)
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
+                continue
+            hidden = "empty" if entry.is_dir() else "nothing"
+            source = entry.name if entry.name in texts or entry.name == "sys" else hidden
+            kernel.mount(f"{copies}/{source}", entry.path, flags=kernel.MS_BIND | kernel.MS_REC)
 
 
 def _try_other_user() -> NoReturn:
