@@ -21,7 +21,7 @@ class Reference:
     """One image name in parts; `str` returns the full name."""
 
     registry: str
-    """Host, with a port if it has one."""
+    """Host, with a port if it has one; with `http://` before it, a mirror without encryption."""
     repository: str
     tag: str = "latest"
     digest: str = ""
@@ -94,6 +94,8 @@ def is_local(image: str) -> bool:
 
 def base_url(registry: str) -> str:
     """Return the root of a registry's API: plain http on loopback, https elsewhere."""
+    if registry.startswith("http://"):
+        return registry
     if registry == DOCKER_HUB:
         return f"https://{_HUB_API}"
     return f"{'http' if _is_loopback(registry) else 'https'}://{registry}"

@@ -162,7 +162,9 @@ def _named(images: Sequence[_Found], name: str, path: Path) -> dict[str, Manifes
 
 def _unpack(manifest: Manifest, store: Store, uses: ExitStack) -> None:
     body = store.read(manifest.config().digest, manifest.name)
-    diff_ids = read_config(body, manifest).diff_ids
+    config = read_config(body, manifest)
+    config.require_platform(machine_platform(), manifest.name)
+    diff_ids = config.diff_ids
     uses.enter_context(store.owner().using([*diff_ids, *chain_ids(diff_ids)]))
     for number, blob in enumerate(manifest.layers()):
         store.add_layer(blob.digest, diff_ids[number], below=diff_ids[:number])

@@ -10,7 +10,7 @@ import fcntl
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import is_local, parse
-from swerl.images.store import Named, Store
+from swerl.images.store import Named, Snapshot, Store
 
 _UNUSED_S = 30 * 86_400.0
 """Age at which an unused snapshot is no part of its image any more."""
@@ -66,7 +66,8 @@ def collect(
     if not store.root.is_dir():
         return GcResult((), (), 0, 0, 0)
     names = sorted(store.names(), key=lambda name: (-_rank(name, next_use), name.pulled_unix_s))
-    needs = {name.reference: _needs(store, name) for name in names}
+    snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
+    needs = {name.reference: _needs(store, name, snapshots) for name in names}
     if not dry_run:
         store.remove_leftovers()
     with store.owner().scratch() as bin, store.exclusive() as in_use:
@@ -138,9 +139,8 @@ def _rank(name: Named, next_use: dict[str, int]) -> float:
     return min(next_use.get(key, math.inf) for key in (name.reference, name.digest))
 
 
-def _needs(store: Store, name: Named) -> set[_Key]:
+def _needs(store: Store, name: Named, snapshots: Mapping[str, Snapshot]) -> set[_Key]:
     """Return the parts of an image with its snapshots; an unreadable image has only a manifest."""
-    snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
     keys = {(_PartKind.LAYER, key) for key, of in snapshots.items() if of.digest == name.digest}
     keys.add((_PartKind.BLOB, name.digest))
     with suppress(ImageError):
@@ -166,7 +166,7 @@ def _with_newcomers(store: Store, names: list[Named], needs: dict[str, set[_Key]
     """Add images that arrived during the scan to `needs`; return the names that may be removed."""
     current = set(store.names())
     for name in current.difference(names):
-        needs[name.reference] = _needs(store, name)
+        needs[name.reference] = _needs(store, name, store.snapshots())
     return [name for name in names if name in current]
 
 

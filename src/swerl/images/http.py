@@ -244,7 +244,7 @@ class Auth:
 
     async def answer(self, scope: str, challenges: Mapping[str, Mapping[str, str]]) -> bool:
         """Answer a registry's challenges; return whether there is a new authorization to try."""
-        login = await find_login(self._registry, self._config)
+        login = await find_login(self._registry.removeprefix("http://"), self._config)
         bearer = challenges.get("bearer", {})
         if "realm" in bearer:
             self._headers[scope] = f"Bearer {await self._token(bearer, login)}"
@@ -256,9 +256,13 @@ class Auth:
 
     async def _token(self, parameters: Mapping[str, str], login: Login | None) -> str:
         query = [("service", parameters["service"])] if "service" in parameters else []
-        query += [("scope", scope) for scope in parameters.get("scope", "").split()]
-        headers = {"Authorization": _basic(login)} if login else {}
-        realm = parameters["realm"]
+        scopes, realm = parameters.get("scope", ""), parameters["realm"]
+        request: dict[str, Any] = {"params": [*query, *(("scope", s) for s in scopes.split())]}
+        if login and login.identity_token:
+            form = {"grant_type": "refresh_token", "client_id": "swerl", "scope": scopes}
+            request = {"data": {**form, **dict(query), "refresh_token": login.identity_token}}
+        elif login:
+            request["headers"] = {"Authorization": _basic(login)}
         if (
             login
             and realm.startswith("http://")
@@ -269,7 +273,8 @@ class Auth:
                 hint="a proxy in between may be hostile; check the registry's name",
             )
         try:
-            async with self._http.get(realm, params=query, headers=headers) as response:
+            method = "POST" if "data" in request else "GET"
+            async with self._http.request(method, realm, **request) as response:
                 if response.status != 200:
                     raise self._refused(realm, response)
                 body = b""
@@ -318,6 +323,8 @@ _HELPER_TIMEOUT_S = 30
 class Login:
     user: str
     password: str = field(repr=False)
+    identity_token: str = field(default="", repr=False)
+    """A token in place of the password, which is exchanged for others (OAuth 2)."""
 
 
 def default_config() -> Path:
@@ -337,8 +344,13 @@ async def find_login(registry: str, config: Path) -> Login | None:
         if login:
             return login
     for key, entry in settings.get("auths", {}).items():
-        if _host(key) == registry and entry.get("auth"):
-            return _decode(entry["auth"], config, key)
+        if _host(key) != registry:
+            continue
+        login = _decode(entry["auth"], config, key) if entry.get("auth") else None
+        if token := entry.get("identitytoken"):
+            return Login(login.user if login else "", "", str(token))
+        if login:
+            return login
     return None
 
 
@@ -386,6 +398,8 @@ async def _ask_helper(name: str, key: str) -> Login | None:
         if process.returncode:
             return None
         entry = json.loads(answer)
+        if entry["Username"] == "<token>":
+            return Login("", "", entry["Secret"])
         return Login(entry["Username"], entry["Secret"])
     except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
         raise ImageError(

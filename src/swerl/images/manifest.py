@@ -47,6 +47,17 @@ class Config:
     workdir: str
     user: str
     """As in the image: a name or number, with or without a group; empty for root."""
+    platform: tuple[str, str] = ("", "")
+    """OS and architecture; empty if it names none."""
+
+    def require_platform(self, platform: tuple[str, str], image: str) -> None:
+        """Raise ImageError if the image is for another machine."""
+        pairs = zip(self.platform, platform, strict=True)
+        if any(part and part != expected for part, expected in pairs):
+            raise ImageError(
+                f"{image} is for {'/'.join(self.platform)}, not for {'/'.join(platform)}",
+                hint="build it for this machine, or run on a machine of that kind",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +79,23 @@ class Manifest:
         return self.media_type in INDEX_TYPES
 
     def platform_digest(self, platform: tuple[str, str] = PLATFORM) -> str:
-        """Return the digest of an index's image for (OS, architecture). Raises ImageError."""
-        platforms = []
+        """Return the digest of an index's image for (OS, architecture). Raises ImageError.
+
+        Without one, the first entry that names no platform is returned.
+        """
+        platforms, unmarked = [], ""
         try:
             for entry in self._document().get("manifests", []):
                 described = entry.get("platform") or {}
                 if (described.get("os"), described.get("architecture")) == platform:
                     return checked_digest(entry["digest"], self.name)
+                if not described:
+                    unmarked = unmarked or checked_digest(entry["digest"], self.name)
                 platforms.append(f"{described.get('os')}/{described.get('architecture')}")
         except (KeyError, TypeError, AttributeError) as error:
             raise self._garbled(error) from error
+        if unmarked:  # its config names the platform
+            return unmarked
         raise ImageError(
             f"{self.name} has no image for {'/'.join(platform)}",
             hint=f"it has {', '.join(platforms) or 'none at all'}",
@@ -127,6 +145,7 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
         diff_ids = [checked_digest(diff_id, what) for diff_id in document["rootfs"]["diff_ids"]]
         settings: dict[str, Any] = document.get("config") or {}
         pairs = [str(pair).partition("=") for pair in settings.get("Env") or []]
+        platform = str(document.get("os") or ""), str(document.get("architecture") or "")
         workdir, user = str(settings.get("WorkingDir") or "/"), str(settings.get("User") or "")
     except (KeyError, TypeError, AttributeError) as error:
         raise ImageError(f"{what} has a missing or malformed field: {error}", hint=_ANEW) from error
@@ -136,7 +155,7 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
             f"{what} lists {len(diff_ids)} layers, but its manifest {num_layers}", hint=_ANEW
         )
     env = {name: value for name, _, value in pairs if name}
-    return Config(tuple(diff_ids), env, workdir, user)
+    return Config(tuple(diff_ids), env, workdir, user, platform)
 
 
 def declared_type(body: bytes) -> str:

@@ -97,7 +97,7 @@ async def mirror(
     options = options or MirrorOptions()
     names = list(dict.fromkeys(images))
     remote = [name for name in names if not is_local(name)]
-    sources = {name: parse(rewritten(name, options.rewrites)) for name in remote}
+    sources = {name: rewritten(name, options.rewrites) for name in remote}
     _refuse_clashes(sources, target)
     lock = LockFile(lock_file)
     lock.save()  # fail before hours of transfer if it cannot be written
@@ -264,14 +264,19 @@ def rewrite(tasks: Iterable[Task], lock_file: Path) -> list[Task]:
     return rewritten
 
 
-def rewritten(image: str, rewrites: Mapping[str, str]) -> str:
-    """Return the name to read in place of `image`; `rewrites` are old start -> new start."""
+def rewritten(image: str, rewrites: Mapping[str, str]) -> Reference:
+    """Return the name to read in place of `image`; `rewrites` are old start -> new start.
+
+    A new start with `http://` names a mirror without encryption; the names of Tasks cannot.
+    """
     full = str(parse(image))
     for name in (image, full):
         for old, new in rewrites.items():
             if name.startswith(old):
-                return new + name.removeprefix(old)
-    return image
+                source = parse(new.removeprefix("http://") + name.removeprefix(old))
+                is_plain = new.startswith("http://")
+                return replace(source, registry=f"http://{source.registry}") if is_plain else source
+    return parse(image)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from swerl.core.errors import ImageError
-from swerl.core.image_reference import is_local, parse
+from swerl.core.image_reference import is_local
 from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
@@ -105,7 +105,7 @@ async def _image(
     name: str, store: Store, registries: Registries, options: RegistryOptions
 ) -> PlannedImage:
     try:
-        source = parse(rewritten(name, options.rewrites))
+        source = rewritten(name, options.rewrites)
         if stored := _stored(name, store):
             blobs = tuple(stored.blobs())
             return PlannedImage(name, source.registry, stored.digest, blobs, is_stored=True)

@@ -117,12 +117,13 @@ class _PullRun:
             return Pulled(image, error=ImageError(message, hint="check its permissions and space"))
 
     async def _image(self, image: str) -> int:
-        source = parse(rewritten(image, self._options.rewrites))
+        source = rewritten(image, self._options.rewrites)
         manifest = await self._registries.manifest(source, machine_platform())
         parts = [manifest.digest, *(blob.digest for blob in manifest.blobs())]
         with self._store.owner().using(parts):
             moved = await self._blob(source, manifest.config())
             config = read_config(self._store.read(manifest.config().digest, image), manifest)
+            config.require_platform(machine_platform(), image)
             with self._store.owner().using([*config.diff_ids, *chain_ids(config.diff_ids)]):
                 moved += await self._all(source, manifest, config.diff_ids)
                 digest = self._store.put(manifest.body)

@@ -17,7 +17,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from swerl.core import plugins
-from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, diff, touched
+from swerl.core.changes import (
+    MAX_PATCH_BYTES,
+    AgentPatch,
+    Changes,
+    diff,
+    touched,
+    without_leftovers,
+)
 from swerl.core.chat import Role, ToolCall
 from swerl.core.contracts import Attempt, Exit, Sandbox
 from swerl.core.episode import Episode, Status
@@ -227,11 +234,15 @@ async def _compared(
     """Await Changes compared with a clean tree, keep their diff; None if either is too large."""
     with clock.phase("diff"):
         compared = await comparing
-        patch = await asyncio.to_thread(diff, compared) if compared else ""
-    if compared is None or len(patch) > MAX_PATCH_BYTES:
+        if compared is None:
+            return None
+        bounded = await asyncio.to_thread(without_leftovers, compared)
+        patch = await asyncio.to_thread(diff, bounded)
+    if len(patch) > MAX_PATCH_BYTES:
         return None
     draft.patch = patch
-    return compared
+    draft.num_left += len(compared.files) - len(bounded.files)
+    return bounded
 
 
 def _failed_grade(error: SwerlError) -> Grade:

@@ -257,8 +257,7 @@ hide_inner() {
     "$top"/*) ;;
     *) return ;;
   esac
-  if [ -n "$dir" ] && [ -f "$1" ] && grep -q -F "gitdir: $common/worktrees/" "$1"; then
-    remove_work_tree "$1"
+  if [ -n "$dir" ] && is_linked "$1"; then remove_work_tree "$1"
   elif [ -n "$dir" ] && is_copy "$1"; then remove_copy "$1"
   elif [ "${1##*/}" = .git ]; then
     # A submodule, or without a repository above it perhaps the task's own.
@@ -287,14 +286,33 @@ is_copy() {
 # The files beside a copy's git folder go, too, if they are of a commit after the base.
 remove_copy() {
   head=$(safe_git --git-dir="$1" rev-parse -q --verify 'HEAD^{commit}' 2>/dev/null) || head=''
-  if [ "${1##*/}" != .git ] || [ -z "$head" ] || [ "$head" = "$want" ] ||
+  if is_linked "$1"; then remove "${1%/.git}"
+  elif [ "${1##*/}" != .git ] || [ -z "$head" ] || [ "$head" = "$want" ] ||
     safe_git --git-dir="$git_dir" merge-base --is-ancestor "$head" "$base" 2>/dev/null
   then remove "$1"
   else remove "${1%/.git}"
   fi
 }
 
-remove_work_tree() { [ ! -f "$1" ] || [ "$1" = "$top/.git" ] || remove "${1%/.git}"; }
+# Whether a file `.git` points to a linked work tree, also if its repository is gone. The pointer may
+# be relative, and a submodule may have the word in its name.
+is_linked() {
+  [ -f "$1" ] || return 1
+  pointer=$(sed -n 's/^gitdir: //p' "$1")
+  case $pointer in /*) ;; *) pointer=${1%/*}/$pointer ;; esac
+  case $pointer in
+    */worktrees/*) [ -f "$pointer/commondir" ] || [ ! -d "$pointer" ] ;;
+    *) return 1 ;;
+  esac
+}
+
+remove_work_tree() {
+  case $1 in
+    "$top/.git") ;;
+    "$top"/*) [ -d "$1" ] || remove "${1%/.git}" ;;
+    *) [ ! -f "$1" ] || remove "${1%/.git}" ;;
+  esac
+}
 
 remove_store() {
   case $1 in "$top"/.git/*) ;; *) [ ! -d "$1" ] || remove "$1" ;; esac

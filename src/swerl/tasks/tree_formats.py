@@ -14,7 +14,7 @@ import posixpath
 import stat
 import tarfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from swerl.core.changes import FileKind, TreeFile, is_plain
@@ -78,6 +78,8 @@ class TreeDifference:
     """Two listings compared."""
 
     changed: Mapping[str, TreeEntry]
+    new: Set[str]
+    """Those of the changed files that are not in the first list."""
     gone: Sequence[str]
     num_left: int
 
@@ -104,7 +106,8 @@ def differing(start: bytes, end: bytes) -> TreeDifference:
         for path, entry in entries.items()
         if entry.kind in "fl" and not (caches and path.startswith(caches))
     }
-    return TreeDifference(changed, gone, len(entries) - len(changed))
+    new = {path for path in changed if raw_path(path) not in old}
+    return TreeDifference(changed, new, gone, len(entries) - len(changed))
 
 
 def parsed(token: bytes, data: bytes, paths: list[str]) -> dict[str, TreeFile] | None:

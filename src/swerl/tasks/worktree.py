@@ -20,6 +20,7 @@ from swerl.core.changes import Changes, FileMap, TreeFile, parents
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError, SandboxFileError, SandboxLostError
 from swerl.tasks.tree_formats import (
+    TreeDifference,
     TreeEntry,
     differing,
     entry_of,
@@ -37,8 +38,10 @@ _TIMEOUT_S = 120.0
 """Seconds for one command; a listing of 100,000 files takes one or two."""
 _MAX_READ_BYTES = 64 * 2**20
 """Limit of all files that are read; those that turn out to be unchanged count too."""
-_MAX_FILES = 20_000
-"""Limit of files that are read."""
+_MAX_FILES, _NEW_FILES = 20_000, 5_000
+"""Limits of files that are read, and of new ones among them."""
+_LARGE_FILE_BYTES = 2**20
+"""Size from which a new file is rather built than written; such files are read last."""
 _CHUNK_BYTES, _CHUNK_FILES = 2 * 2**20, 2_000
 """Most that one command prints; the output of a sandbox's command is capped."""
 _IGNORED_FILE_BYTES, _IGNORED_BYTES, _IGNORED_FILES = 2**20, 4 * 2**20, 2_000
@@ -244,13 +247,13 @@ async def take(
         ignored = set[str]()
         if ignores and (start.has_rules or is_large or _names_rules(end)):
             ignored = await _ignored(sandbox, workdir, paths)
-        chosen = _chosen(difference.changed, ignored)
-        total = sum(entry.size for entry in chosen.values())
-        if total > _MAX_READ_BYTES or len(chosen) + len(difference.gone) > _MAX_FILES:
+        gone = [path for path in difference.gone if path not in ignored]
+        chosen = _chosen(difference, ignored)
+        if len(chosen) + len(gone) > _MAX_FILES:
             return None
         if (read := await _read(sandbox, workdir, chosen)) is not None:
             texts = {p: f for p, f in read.items() if not (p in ignored and f.is_binary)}
-            files = {**{path: None for path in difference.gone if path not in ignored}, **texts}
+            files = {**dict.fromkeys(gone), **texts}
             num_left = difference.num_left + len(difference.changed) - len(texts)
             return Taken(Changes(_laid_files(files, start.since_s)), num_left)
     return None
@@ -395,21 +398,44 @@ async def _ignored(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> set[
     return set()
 
 
-def _chosen(changed: Mapping[str, TreeEntry], ignored: Collection[str]) -> dict[str, TreeEntry]:
-    """Return the files to read: of ignored ones, those within the limits.
+def _chosen(difference: TreeDifference, ignored: Collection[str]) -> dict[str, TreeEntry]:
+    """Return the files to read: those of the repository, and within limits new and ignored ones.
 
-    Folders with few ignored files come first: they are written by hand.
+    Small files in folders with few others come first: they are written by hand.
     """
-    chosen = {path: entry for path, entry in changed.items() if path not in ignored}
-    ignored_sources = [path for path in changed if path in ignored and not _is_derived(path)]
-    counts = Counter(map(posixpath.dirname, ignored_sources))
-    total = number = 0
-    for path in sorted(ignored_sources, key=lambda path: (counts[posixpath.dirname(path)], path)):
-        size = changed[path].size
-        fits = size <= _IGNORED_FILE_BYTES and total + size <= _IGNORED_BYTES
-        if fits and number < _IGNORED_FILES:
+    changed = difference.changed
+    new = [path for path in difference.new if path not in ignored]
+    edited = [path for path in changed if path not in ignored and path not in difference.new]
+    own = [*edited, *_by_hand(changed, new)[:_NEW_FILES]]
+    chosen = _fitting(changed, own, _MAX_READ_BYTES, _MAX_FILES)
+    sources = [
+        path
+        for path in changed
+        if path in ignored and not _is_derived(path) and changed[path].size <= _IGNORED_FILE_BYTES
+    ]
+    ignored_sources = _by_hand(changed, sources)
+    return chosen | _fitting(changed, ignored_sources, _IGNORED_BYTES, _IGNORED_FILES)
+
+
+def _by_hand(changed: Mapping[str, TreeEntry], paths: Sequence[str]) -> list[str]:
+    counts = Counter(map(posixpath.dirname, paths))
+
+    def key(path: str) -> tuple[bool, int, str]:
+        return changed[path].size > _LARGE_FILE_BYTES, counts[posixpath.dirname(path)], path
+
+    return sorted(paths, key=key)
+
+
+def _fitting(
+    changed: Mapping[str, TreeEntry], paths: Sequence[str], max_bytes: int, max_files: int
+) -> dict[str, TreeEntry]:
+    """Return the first files that fit into the limits; a file that does not fit is left out."""
+    chosen: dict[str, TreeEntry] = {}
+    total = 0
+    for path in paths:
+        if len(chosen) < max_files and total + changed[path].size <= max_bytes:
             chosen[path] = changed[path]
-            total, number = total + size, number + 1
+            total += changed[path].size
     return chosen
 
 

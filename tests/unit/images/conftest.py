@@ -196,11 +196,11 @@ def run(tmp_path: Path, tree: Path) -> Callable[..., Unpacked]:
     return call
 
 
-def _image(*contents: str | bytes) -> Image:
+def _image(*contents: str | bytes, architecture: str = "amd64") -> Image:
     layers = [_layer(content) for content in contents]
     config = json.dumps(
         {
-            "architecture": "amd64",
+            "architecture": architecture,
             "os": "linux",
             "rootfs": {
                 "type": "layers",

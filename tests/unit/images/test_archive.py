@@ -88,7 +88,7 @@ def test_list_of_platforms_is_reduced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    amd, arm = make_image("amd"), make_image("arm")
+    amd, arm = make_image("amd"), make_image("arm", architecture="arm64")
     index = make_index(amd64=amd.manifest, arm64=arm.manifest)
     blobs = {
         **amd.blobs,

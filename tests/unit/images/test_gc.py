@@ -66,6 +66,13 @@ def test_unneeded_images_are_removed(store: Store) -> None:
     assert [*(store.root / "work").iterdir()] == []
 
 
+def test_the_snapshots_are_listed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = []
+    monkeypatch.setattr(Store, "snapshots", lambda *_, **__: lists.append(1) or {})
+    collect(store, [], dry_run=True)
+    assert len(lists) == 1
+
+
 def test_shared_layer_stays_with_the_last_image_that_needs_it(store: Store) -> None:
     (base,) = {store.find(f"swe/{name}").layers[0] for name in "abc"}
     collect(store, ["swe/c"])

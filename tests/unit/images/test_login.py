@@ -142,3 +142,30 @@ async def test_a_login_is_not_sent_without_encryption(tmp_path: Path) -> None:
             await Auth("ghcr.io", http, file).answer(
                 "s", {"bearer": {"realm": "http://127.0.0.1:9"}}
             )
+
+
+@pytest.mark.parametrize("place", ["auths", "helper"])
+async def test_an_identity_token_is_exchanged_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    forms = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        forms.append(
+            (request.method, dict(await request.post()), "Authorization" in request.headers)
+        )
+        return web.json_response({"access_token": "t0"})
+
+    helper(tmp_path, 'echo \'{"Username": "<token>", "Secret": "id-token"}\'')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    pair = base64.b64encode(b"00000000-0000:").decode()
+    entry = {"127.0.0.1:5000": {"auth": pair, "identitytoken": "id-token"}}
+    file = config(tmp_path, **({"auths": entry} if place == "auths" else {"credsStore": "fake"}))
+    async with RawTestServer(answer) as server, http_session() as http:
+        realm = str(server.make_url("/token"))
+        challenge = {"bearer": {"realm": realm, "service": "s", "scope": "a:pull b:pull"}}
+        auth = Auth("127.0.0.1:5000", http, file)
+        assert await auth.answer("swe/task", challenge)
+    assert auth.headers("swe/task") == {"Authorization": "Bearer t0"}
+    form = {"grant_type": "refresh_token", "client_id": "swerl", "refresh_token": "id-token"}
+    assert forms == [("POST", {**form, "service": "s", "scope": "a:pull b:pull"}, False)]

@@ -13,7 +13,9 @@ import pytest
 from aiohttp import web
 
 from swerl.core.errors import InputError
-from swerl.images.manifest import IMAGE_TYPES
+from swerl.core.image_reference import base_url
+from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
+from swerl.images.mirror import rewritten
 from swerl.images.store import Store
 from tests.unit.images.layers import Entry, hardlink, make_tar
 from tests.unit.images.pulls import Bring, Make, Push, failure
@@ -90,7 +92,7 @@ async def test_index_is_reduced_to_this_machine(
     bring: Bring,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    amd, arm = make_image("amd"), make_image("arm")
+    amd, arm = make_image("amd"), make_image("arm", architecture="arm64")
     index = make_index(arm64=arm.manifest, amd64=amd.manifest)
     for image in (amd, arm):
         await push(image, "swe/task", image.manifest.digest)
@@ -101,15 +103,48 @@ async def test_index_is_reduced_to_this_machine(
     assert done.stored.digest == arm.manifest.digest
 
 
+@pytest.mark.parametrize("scheme", ["", "http://"])
 async def test_rewrite_reads_from_a_mirror_and_keeps_the_name(
-    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store, scheme: str
 ) -> None:
     image = make_image("a")
     await push(image, "hub/swe/task", "v1")
-    await bring("swe/task:v1", rewrites={"docker.io/": f"{registry.host}/hub/"})
+    await bring("swe/task:v1", rewrites={"docker.io/": f"{scheme}{registry.host}/hub/"})
     assert store.find("docker.io/swe/task:v1").digest == image.manifest.digest
     (named,) = store.names()
-    assert named.source == f"{registry.host}/hub/swe/task@{image.manifest.digest}"
+    assert named.source == f"{scheme}{registry.host}/hub/swe/task@{image.manifest.digest}"
+
+
+def test_only_a_rewrite_names_a_mirror_without_encryption() -> None:
+    mirror = rewritten("swe/task", {"docker.io/": "http://10.1.2.3:5000/hub/"})
+    assert base_url(mirror.registry) == "http://10.1.2.3:5000"
+    with pytest.raises(InputError):
+        rewritten("http://10.1.2.3:5000/hub/swe/task", {})
+
+
+async def test_an_image_for_another_machine_is_refused(
+    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
+) -> None:
+    await push(make_image("a", architecture="s390x"), "swe/task")
+    assert "is for linux/s390x, not for linux/" in failure(await bring(f"{registry.host}/swe/task"))
+    assert store.names() == []
+
+
+@pytest.mark.parametrize("architecture", ["amd64", "s390x"])
+async def test_an_entry_of_an_index_without_a_platform_is_taken_if_its_config_fits(
+    registry: Any, push: Push, make_image: Make, bring: Bring, architecture: str
+) -> None:
+    image = make_image("a", architecture=architecture)
+    entry = {"digest": image.manifest.digest, "size": len(image.manifest.body)}
+    other = {**entry, "platform": {"os": "unknown", "architecture": "unknown"}}
+    body = json.dumps(
+        {"schemaVersion": 2, "mediaType": INDEX_TYPES[0], "manifests": [other, entry]}
+    )
+    await push(image, "swe/task", image.manifest.digest)
+    index = Manifest("made", body.encode(), INDEX_TYPES[0])
+    await push(type(image)({}, index), "swe/task", "multi")
+    (done,) = await bring(f"{registry.host}/swe/task:multi")
+    assert (done.error is None) == (architecture == "amd64")
 
 
 async def test_local_images_are_left_alone(bring: Bring) -> None:

@@ -317,9 +317,33 @@ async def test_an_agent_that_destroys_its_repository_is_graded_as_ever(task: Tas
     assert "+    return a * b" in result.patch
 
 
-async def test_a_patch_beyond_the_limit_is_unsolved(task: Task) -> None:
-    script = "head -c 9000000 /dev/zero | tr '\\0' x >large"
+LEFTOVERS = {
+    "a binary of 9 MB": "head -c 9000000 /dev/urandom >app",
+    "a text of 9 MB": "head -c 9000000 /dev/zero | tr '\\0' x >large",
+    "binaries of 70 MB": "head -c 70000000 /dev/urandom >app; head -c 6000000 app >part",
+    "a sparse file of 3 GB": "truncate -s 3G hole",
+    "25,000 files": "mkdir made; cd made; seq 25000 | xargs touch",
+    "a full disk": "cat /dev/zero >full || true; yes >rest || true",
+}
+
+
+@pytest.mark.parametrize("leftover", LEFTOVERS)
+async def test_a_large_leftover_is_left_out_and_the_rest_is_graded(
+    task: Task, leftover: str
+) -> None:
+    script = "grep -rl 'a // b' . | xargs sed -i 's|a // b|a * b|'; " + LEFTOVERS[leftover]
     result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    assert result.verdict is Verdict.SOLVED, (result.grade.reason, result.error)
+    assert "+    return a * b" in result.patch
+    assert result.num_left >= 1
+
+
+async def test_an_edit_of_a_text_beyond_the_limit_is_unsolved(task: Task) -> None:
+    script = "head -c 9000000 /dev/zero | tr '\\0' x >README.md"
+    files = "ls README.md"
+    result = await attempt(
+        task, Replies(say("bash", command=f"{files} && {script}"), say("submit"))
+    )
     assert (result.verdict, result.patch) == (Verdict.UNSOLVED, "")
     assert "a huge patch" in result.grade.reason
 

@@ -202,3 +202,44 @@ async def test_a_full_disk_is_no_fault_of_the_image(tmp_path: Path) -> None:
     async with opened(task, disk_mib=2) as sandbox:
         with pytest.raises(SandboxError, match="no space left"):
             await hide_future(sandbox, task)
+
+
+AT_BASE = (
+    "cp .wt/pkg/total.py /tmp/t.py; git -C .wt checkout -q {base}; cp /tmp/t.py .wt/pkg/total.py"
+)
+RELATIVE = "printf 'gitdir: ../.git/worktrees/.wt\\n' >.wt/.git"
+LINKED = {
+    "at the solution": "",
+    "at the base, with the solution uncommitted": AT_BASE,
+    "relative": RELATIVE,
+    "relative, at the base": f"{AT_BASE}; {RELATIVE}",
+    "its record is gone": "rm -rf .git/worktrees",
+    "its pointer is gone": "rm .wt/.git",
+}
+
+
+@pytest.mark.parametrize("shape", LINKED)
+async def test_a_linked_work_tree_inside_leaves_with_its_files(task: Task, shape: str) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            f"{MAKE_FIX} fetch_fix; rm -rf /tmp/fix; git worktree add -q .wt $fix\n"
+            + LINKED[shape].format(base=task.base_commit),
+        )
+        await hide_future(sandbox, task)
+        assert await sh(sandbox, "ls -d .wt || true") == ""
+        assert FIXED_LINE not in await sh(sandbox, LISTING)
+
+
+async def test_a_submodule_in_a_folder_of_the_name_stays(task: Task) -> None:
+    async with opened(task) as sandbox:
+        await sh(
+            sandbox,
+            """
+            rm -rf /srv && git init -q /srv/lib && git -C /srv/lib commit -qm 1 --allow-empty
+            echo 1 >/srv/lib/f && git -C /srv/lib add f && git -C /srv/lib commit -qm 2
+            git -c protocol.file.allow=always submodule --quiet add /srv/lib worktrees/lib
+            git commit -qm sub; rm -rf /srv""",
+        )
+        await hide_future(sandbox, replace(task, base_commit=""))
+        assert await sh(sandbox, "cat worktrees/lib/f") == "1\n"
