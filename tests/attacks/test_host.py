@@ -11,14 +11,13 @@ import pytest
 
 from swerl.core import plugins
 from swerl.core.chat import Message, Role
-from swerl.core.sandbox import Mount
 from swerl.core.secrets import lent
 from swerl.core.turn import Sampling
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 
-from .box import LIMITS, USERS, Box, new_word, planted, victim, worked
+from .box import USERS, Box, new_word, planted, victim, worked
 
 ADMIN = (
     "/update_weights_from_disk", "/flush_cache", "/abort_request", "/generate", "/metrics",
@@ -54,39 +53,6 @@ async def test_no_secret_of_the_controller_is_in_an_environment(box: Box) -> Non
         async with box.other() as other:
             for user in USERS:
                 assert word not in (await other.sh(script, user=user)).text
-
-
-async def test_writes_to_program_folders_stay_in_the_sandbox(box: Box) -> None:
-    name = new_word()
-    paths = [f"{folder}/{name}" for folder in ("/usr", "/usr/bin", "/bin", "/etc", "/opt", "/tmp")]
-    script = 'for f in "$@"; do echo x > "$f"; done 2>/dev/null; true'
-    await box.sh(script, *paths, user="root")
-    assert not [path for path in paths if Path(path).exists()]
-    async with box.other() as other:
-        listing = await other.sh('for f in "$@"; do [ -e "$f" ] && echo "$f"; done; true', *paths)
-        assert listing.stdout == b""
-
-
-async def test_a_mounted_folder_is_read_only(box: Box, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("word")
-    tmp_path.chmod(0o755)
-    script = "cat /opt/x/file; echo x >/opt/x/file; echo x >/opt/x/new; mv /opt/x/file /opt/x/f"
-    mounts = [Mount(tmp_path, "/opt/x")]
-    async with box.backend.open("host", LIMITS, workdir=box.workdir, mounts=mounts) as sandbox:
-        done = await Box(sandbox, box.backend, box.workdir).sh(script, user="root")
-    assert done.stdout == b"word"
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "word"
-
-
-async def test_two_sandboxes_do_not_see_each_other(box: Box) -> None:
-    word = new_word()
-    async with box.other() as other:
-        leave = 'for d in /tmp /var/tmp /dev/shm .; do echo "$1" > "$d/$1"; done; '
-        await other.sh(leave + 'sh -c "sleep 60; true" "$1" >/dev/null 2>&1 &', word)
-        assert await box.attack("processes.search", word) == {}
-        look = 'for d in /tmp /var/tmp /dev/shm .; do [ -e "$d/$1" ] && echo "$d"; done; true'
-        assert (await box.sh(look, word)).stdout == b""
 
 
 async def test_no_socket_of_the_host_is_reachable(box: Box) -> None:

@@ -137,7 +137,6 @@ def _show_plan(images: list[str], options: PullOptions, *, as_json: bool) -> Non
                 "unique_bytes": plan.unique_bytes,
                 "missing_bytes": plan.missing_bytes,
                 "pulls": {name: plan.num_pulls(name) for name in registries},
-                "quota_s": {name: plan.quota_s(name) for name in registries},
                 "failed": failures((image.image, image.error) for image in plan.failed),
             }
         )
@@ -148,8 +147,6 @@ def _show_plan(images: list[str], options: PullOptions, *, as_json: bool) -> Non
     table.add_row("blobs to fetch", f"{len(plan.missing):,}", missing)
     for name in registries:
         table.add_row(f"pulls from {name}", f"{plan.num_pulls(name):,}", "")
-        if wait_s := plan.quota_s(name):
-            table.add_row("  wait for its quota, hours", f"{wait_s / 3600:.1f}", "")
     console().print(table)
     show_failures((image.image, image.error) for image in plan.failed if image.error)
     if plan.failed:

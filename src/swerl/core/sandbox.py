@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -12,9 +11,6 @@ from typing import ClassVar
 from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError
 from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
 
-_NAME = re.compile(r"swerl-(\d+)-([0-9a-f]{6})[0-9a-f]{10}")
-_CLOCK_SLACK_S = 60.0
-"""Largest assumed difference between a provider's clock and this machine's."""
 _FOLDER_SLACK_S = 2.0
 """Largest assumed difference between the clocks of processes and of files."""
 
@@ -194,20 +190,6 @@ class LiveSandbox:
 def new_name() -> str:
     """Return a fresh sandbox name: `swerl-<pid of its owner>-<pid_namespace()><10 hex digits>`."""
     return f"swerl-{os.getpid()}-{pid_namespace()}{os.urandom(5).hex()}"
-
-
-def owner_pid(name: str) -> int:
-    """Return the owner's process id from a sandbox's name; 0 if the name has none."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else 0
-
-
-def owner_life(name: str, started_s: float = 0.0) -> Life:
-    """Return whether the owner in a sandbox's name runs. `started_s`: the sandbox's Unix start."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return Life.ELSEWHERE
-    return life_at(int(match[1]), match[2], started_s, slack_s=_CLOCK_SLACK_S)
 
 
 def folder_owner_lives(folder: Path) -> bool:

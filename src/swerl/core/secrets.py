@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_SHORTEST_SECRET = 8
 _LOGIN = re.compile(r"(?<=://)[^\s/?#<>]+@")
 """Name and password before the host of a URL; a token may stand there without a name."""
 HIDDEN_LOGIN = "***@"
@@ -22,20 +20,6 @@ HIDDEN_LOGIN = "***@"
 def secret(name: str) -> str | None:
     """Return the secret in this variable, or None if it is unset or empty."""
     return os.environ.get(name) or None
-
-
-def secret_values() -> dict[str, str]:
-    """Return the variables with names of secrets, for checks that no secret leaks.
-
-    GPG_KEY is excluded: Python's images use it for the public key of its releases.
-    """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if len(value) >= _SHORTEST_SECRET
-        and name != "GPG_KEY"
-        and any(word in name.upper() for word in _SECRET_WORDS)
-    }
 
 
 def without_logins(text: str) -> str:

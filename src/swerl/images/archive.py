@@ -19,7 +19,6 @@ from swerl.images.manifest import (
     IMAGE_TYPES,
     MAX_DOCUMENT,
     Manifest,
-    chain_ids,
     machine_platform,
     read_config,
     sha256,
@@ -165,9 +164,9 @@ def _unpack(manifest: Manifest, store: Store, uses: ExitStack) -> None:
     config = read_config(body, manifest)
     config.require_platform(machine_platform(), manifest.name)
     diff_ids = config.diff_ids
-    uses.enter_context(store.owner().using([*diff_ids, *chain_ids(diff_ids)]))
+    uses.enter_context(store.owner().using(diff_ids))
     for number, blob in enumerate(manifest.layers()):
-        store.add_layer(blob.digest, diff_ids[number], below=diff_ids[:number])
+        store.add_layer(blob.digest, diff_ids[number])
 
 
 def _copy(source: IO[bytes], to: Path) -> str:

@@ -146,8 +146,7 @@ def _needs(store: Store, name: Named, snapshots: Mapping[str, Snapshot]) -> set[
     with suppress(ImageError):
         manifest = store.manifest(name)
         keys |= {(_PartKind.BLOB, blob.digest) for blob in manifest.blobs()}
-        layer_ids = store.layer_ids(store.config(manifest).diff_ids)
-        keys |= {(_PartKind.LAYER, layer_id) for layer_id in layer_ids}
+        keys |= {(_PartKind.LAYER, layer_id) for layer_id in store.config(manifest).diff_ids}
     return keys
 
 

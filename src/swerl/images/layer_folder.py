@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -51,19 +51,9 @@ class _Destination:
 class Folder:
     """One folder while it is filled. Methods raise OSError."""
 
-    def __init__(self, path: Path, below: Sequence[Path] = ()) -> None:
-        """Open an empty folder. Hard links may lead to the layers `below`, highest first.
-
-        The target of such a link is copied.
-        """
-        self.copied_bytes = 0
-        """Bytes of files copied from the layers below."""
-        self.has_copies = False
-        """True if a file was copied from a layer below."""
-        self._layers = (path, *below)
-        self._own = os.fsencode(path) + b"/"
-        self._copies: dict[bytes, bytes] = {}
-        """File of a layer below -> its copy here; cleared when a copy may be gone."""
+    def __init__(self, path: Path) -> None:
+        """Open an empty folder."""
+        self._path = path
         self._root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: OrderedDict[bytes, int] = OrderedDict()
         self._times: dict[bytes, float] = {}
@@ -110,20 +100,11 @@ class Folder:
         os.utime(place.name, ns=_ns(meta.mtime_s), dir_fd=place.fd, follow_symlinks=False)
 
     def link(self, path: bytes, target: bytes) -> None:
-        """Make another name of a file of this folder, or of the copy of a file below."""
-        source = find(target, self._layers)
-        if stat.S_ISDIR(os.lstat(source).st_mode):
+        """Make another name of a file of this folder."""
+        origin = find(target, [self._path])
+        if stat.S_ISDIR(os.lstat(origin).st_mode):
             raise OSError(errno.EISDIR, "a layer links a folder twice", target)
-        if source.startswith(self._own):
-            self._link(path, source.removeprefix(self._own))
-        elif source in self._copies:
-            self._link(path, self._copies[source])
-        else:
-            self._copy(path, source)
-
-    def _link(self, path: bytes, target: bytes) -> None:
-        """Make another name of a file of this folder, whose path has no links."""
-        source = self._place(target)
+        source = self._place(origin.removeprefix(os.fsencode(self._path) + b"/"))
         fd = os.open(source.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source.fd)
         try:
             if self._place(path).path == source.path:
@@ -131,20 +112,6 @@ class Folder:
             self._replace(path, lambda to: _link(fd, to))
         finally:
             os.close(fd)
-
-    def _copy(self, path: bytes, source: bytes) -> None:
-        """Copy a file of a layer below."""
-        self.has_copies = True
-        kind = os.lstat(source)
-        meta = FileMeta(kind.st_mode, kind.st_size, kind.st_mtime)
-        if stat.S_ISLNK(kind.st_mode):
-            self.symlink(path, os.readlink(source), meta)  # noqa: PTH115  bytes
-        elif stat.S_ISFIFO(kind.st_mode):
-            self.fifo(path, meta)
-        else:
-            self.copied_bytes += kind.st_size
-            self.write(path, pieces_of(source), meta)
-        self._copies[source] = self._place(path).path
 
     def fifo(self, path: bytes, meta: FileMeta) -> None:
         mode = meta.mode & 0o777 | 0o600
@@ -245,7 +212,6 @@ class Folder:
 
     def _remove(self, place: _Destination) -> None:
         """Remove the existing file; open descriptors of folders become stale."""
-        self._copies.clear()
         mode = _kind(place)
         if mode is not None and stat.S_ISDIR(mode):
             self._close_all()
@@ -344,13 +310,6 @@ def _look(name: bytes, folders: Sequence[bytes]) -> list[bytes]:
         if any(attribute in _OPAQUE for attribute in os.listxattr(place)):
             break
     return places
-
-
-def pieces_of(path: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield a file's content by offset."""
-    with Path(os.fsdecode(path)).open("rb") as file:
-        while data := file.read(len(_ZEROS)):
-            yield file.tell() - len(data), data
 
 
 def fill(fd: int, pieces: Iterable[tuple[int, bytes]], size: int) -> None:

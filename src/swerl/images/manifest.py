@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,17 +164,6 @@ def declared_type(body: bytes) -> str:
         return str(json.loads(body).get("mediaType") or "")
     except (ValueError, AttributeError, RecursionError):
         return ""
-
-
-def chain_ids(diff_ids: Sequence[str]) -> list[str]:
-    """Return for each layer the digest of it and all layers below it.
-
-    OCI image spec 1.1, config.md, "Layer ChainID".
-    """
-    chain = list(diff_ids[:1])
-    for diff_id in diff_ids[1:]:
-        chain.append(sha256(f"{chain[-1]} {diff_id}".encode()))
-    return chain
 
 
 def sha256(data: bytes) -> str:

@@ -13,7 +13,7 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -29,8 +29,6 @@ from swerl.images.manifest import PLATFORM, Blob
 from swerl.images.registry import Registries
 
 _SAVE_EVERY_S = 1.0
-_BATCH = 16
-"""Manifests of the target read at once."""
 
 
 class Way(StrEnum):
@@ -124,10 +122,6 @@ class _MirrorRun:
         self._lock = lock
         self._options = options
         self._homes: dict[str, str] = {}
-        earlier = [parse(pinned.reference) for pinned in lock.images.values()]
-        self._unread = [place for place in earlier if place.registry == target.registry]
-        """Images of earlier runs at the target, whose blobs are not in `_homes` yet."""
-        self._reading = asyncio.Lock()
         self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._blobs = asyncio.Semaphore(options.workers)
 
@@ -205,27 +199,11 @@ class _MirrorRun:
         home = self._homes.get(blob.digest)
         if home is None and source.registry == self._target.registry:
             home = source.repository
-        home = home or await self._earlier_home(blob)
         if home is None:
             return False
         return await self._registries.patiently(
             lambda: target.mount(repository, blob.digest, home=home)
         )
-
-    async def _earlier_home(self, blob: Blob) -> str | None:
-        """Return a repository of an earlier run that has a blob; reads all of them first."""
-        async with self._reading:
-            while self._unread:
-                batch, self._unread = self._unread[:_BATCH], self._unread[_BATCH:]
-                await asyncio.gather(*map(self._read, batch))
-        return self._homes.get(blob.digest)
-
-    async def _read(self, place: Reference) -> None:
-        with suppress(ImageError):  # an unreadable repository is no home
-            registry = self._registries.at(place.registry)
-            manifest = await registry.manifest(place.repository, place.digest)
-            for blob in manifest.blobs():
-                self._homes.setdefault(blob.digest, place.repository)
 
     async def _move(self, source: Reference, repository: str, blob: Blob) -> None:
         origin = self._registries.at(source.registry)

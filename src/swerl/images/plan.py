@@ -1,4 +1,4 @@
-"""Estimate the cost of fetching task images: layers, bytes, pulls, time.
+"""Estimate the cost of fetching task images: layers, bytes, pulls.
 
 Only manifests are read. They go into the store, and a later pull uses them: a registry that counts
 pulls counts its manifests.
@@ -6,8 +6,8 @@ pulls counts its manifests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 from swerl.core.errors import ImageError
@@ -16,7 +16,7 @@ from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
 from swerl.images.mirror import rewritten
-from swerl.images.registry import Quota, Registries
+from swerl.images.registry import Registries
 from swerl.images.store import Store
 
 
@@ -41,8 +41,6 @@ class ImagePlan:
     images: tuple[PlannedImage, ...]
     missing: frozenset[Blob]
     """Blobs that the store lacks, each once."""
-    quotas: Mapping[str, Quota] = field(default_factory=dict)
-    """Registry -> the pulls that it allows, if it reports them."""
     num_local: int = 0
     """Images that come from no registry."""
 
@@ -69,15 +67,6 @@ class ImagePlan:
         """Count the pulls from a registry: one per image that is not stored."""
         return sum(i.registry == registry and not i.is_stored and not i.error for i in self.images)
 
-    def quota_s(self, registry: str) -> float:
-        """Return the time in seconds that a registry's quota imposes on the pulls; 0 without a
-        quota."""
-        quota = self.quotas.get(registry)
-        if quota is None or quota.limit <= 0:
-            return 0.0
-        over = self.num_pulls(registry) - quota.remaining
-        return -(-over // quota.limit) * quota.window_s if over > 0 else 0.0
-
 
 async def plan(
     images: Iterable[str],
@@ -98,7 +87,7 @@ async def plan(
 
         planned = tuple(await run_jobs(remote, one, limit=options.workers, on_done=on_done))
     missing = _missing(planned, store)
-    return ImagePlan(planned, missing, registries.quotas(), len(names) - len(remote))
+    return ImagePlan(planned, missing, len(names) - len(remote))
 
 
 async def _image(

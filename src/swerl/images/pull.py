@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,10 @@ from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, is_local, parse
 from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
-from swerl.images.manifest import Blob, Manifest, chain_ids, machine_platform, read_config
+from swerl.images.manifest import Blob, Manifest, machine_platform, read_config
 from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries, Registry
 from swerl.images.store import Named, Store, StoredImage
-from swerl.images.unpack import LinksBelowError
 
 _BLOCK = 1 << 20
 _LOOK_S = 0.1
@@ -124,7 +123,7 @@ class _PullRun:
             moved = await self._blob(source, manifest.config())
             config = read_config(self._store.read(manifest.config().digest, image), manifest)
             config.require_platform(machine_platform(), image)
-            with self._store.owner().using([*config.diff_ids, *chain_ids(config.diff_ids)]):
+            with self._store.owner().using(config.diff_ids):
                 moved += await self._all(source, manifest, config.diff_ids)
                 digest = self._store.put(manifest.body)
                 origin = str(source.pinned(digest))
@@ -132,47 +131,28 @@ class _PullRun:
         return moved
 
     async def _all(self, source: Reference, manifest: Manifest, diff_ids: tuple[str, ...]) -> int:
-        ids = self._store.layer_ids(diff_ids)
-        layers = dict(zip(diff_ids, zip(manifest.layers(), ids, strict=True), strict=True))
+        layers = dict(zip(diff_ids, manifest.layers(), strict=True))
 
-        async def one(layer: tuple[str, tuple[Blob, str]]) -> int:
-            diff_id, (blob, layer_id) = layer
-            return await self._layer(source, diff_id, blob, layer_id)
+        async def one(layer: tuple[str, Blob]) -> int:
+            return await self._layer(source, *layer)
 
-        moved = await run_jobs(layers.items(), one, limit=self._options.workers)
-        await self._link(manifest, diff_ids)
-        return sum(moved)
+        return sum(await run_jobs(layers.items(), one, limit=self._options.workers))
 
-    async def _layer(self, source: Reference, diff_id: str, blob: Blob, layer_id: str) -> int:
+    async def _layer(self, source: Reference, diff_id: str, blob: Blob) -> int:
         async with self._layers[diff_id], self._slots:
-            if self._store.has_layer(layer_id):
+            if self._store.has_layer(diff_id):
                 return 0
             moved = await self._blob(source, blob)
-            with suppress(LinksBelowError):  # `_link` unpacks those after all others
-                await self._unpack(blob, diff_id)
+            stop = threading.Event()
+            try:
+                await asyncio.to_thread(self._store.add_layer, blob.digest, diff_id, stop=stop)
+            except asyncio.CancelledError:
+                stop.set()  # the thread itself cannot be cancelled
+                raise
+            except ImageError:
+                self._store.blob(blob.digest).unlink(missing_ok=True)
+                raise
             return moved
-
-    async def _link(self, manifest: Manifest, diff_ids: Sequence[str]) -> None:
-        """Unpack the layers that link to files of the layers below them, lowest first."""
-        for number, blob in enumerate(manifest.layers()):
-            *below, diff_id = diff_ids[: number + 1]
-            if not self._store.has_layer(self._store.layer_ids([*below, diff_id])[-1]):
-                async with self._layers[diff_id], self._slots:
-                    await self._unpack(blob, diff_id, below)
-
-    async def _unpack(self, blob: Blob, diff_id: str, below: Sequence[str] = ()) -> None:
-        stop = threading.Event()
-        add = self._store.add_layer
-        try:
-            await asyncio.to_thread(add, blob.digest, diff_id, below=below, stop=stop)
-        except asyncio.CancelledError:
-            stop.set()  # the thread itself cannot be cancelled
-            raise
-        except LinksBelowError:
-            raise
-        except ImageError:
-            self._store.blob(blob.digest).unlink(missing_ok=True)
-            raise
 
     async def _blob(self, source: Reference, blob: Blob) -> int:
         registry = self._registries.at(source.registry)

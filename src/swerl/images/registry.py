@@ -31,7 +31,6 @@ _MAX_MANIFEST = 4 << 20
 _PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
 """A blob has this many seconds, and one more for each 64 KiB."""
 _RANGE = re.compile(r"bytes (\d+)-")
-_LIMIT = re.compile(r"(\d+)(?:;w=(\d+))?")
 _T = TypeVar("_T")
 
 
@@ -59,10 +58,6 @@ class Registries:
         if host not in self._clients:
             self._clients[host] = Registry(host, self._http, self._docker_config)
         return self._clients[host]
-
-    def quotas(self) -> dict[str, Quota]:
-        """Return the limits that the registries reported, by host."""
-        return {host: client.quota for host, client in self._clients.items() if client.quota}
 
     async def patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `call`; retry after errors that may pass."""
@@ -102,15 +97,6 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
-    """The manifests that a registry serves in a window of time."""
-
-    limit: int
-    remaining: int
-    window_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Body:
     """A blob during its download."""
 
@@ -122,8 +108,6 @@ class Body:
 class Registry:
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
-        self.quota: Quota | None = None
-        """The limit in the registry's last response; None if it has none."""
         self._connection = RegistryConnection(host, http, docker_config)
 
     async def ping(self) -> None:
@@ -138,7 +122,6 @@ class Registry:
         body = b""
         async with self._connection.send(ask) as response:
             self._expect(response, {200}, what)
-            self.quota = _quota(response) or self.quota
             async for chunk in response.content.iter_chunked(_CHUNK):
                 body += chunk
                 if len(body) > _MAX_MANIFEST:
@@ -163,7 +146,6 @@ class Registry:
         ask = ApiCall("HEAD", f"{repository}/manifests/{version}", repository, _ACCEPT)
         async with self._connection.send(ask) as response:
             self._expect(response, {200, 405}, what)  # some registries answer GET alone
-            self.quota = _quota(response) or self.quota
             return response.headers.get("Docker-Content-Digest", "")
 
     async def has_manifest(self, repository: str, digest: str) -> bool:
@@ -324,15 +306,6 @@ async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             pending.clear()
     if pending:
         yield b"".join(pending)
-
-
-def _quota(response: aiohttp.ClientResponse) -> Quota | None:
-    """Read Docker Hub's headers, such as `ratelimit-limit: 100;w=21600`."""
-    limit = _LIMIT.fullmatch(response.headers.get("RateLimit-Limit", ""))
-    remaining = _LIMIT.fullmatch(response.headers.get("RateLimit-Remaining", ""))
-    if not limit or not remaining:
-        return None
-    return Quota(int(limit[1]), int(remaining[1]), float(limit[2] or 0))
 
 
 def _offset(response: aiohttp.ClientResponse) -> int:

@@ -1,7 +1,7 @@
 """A content-addressed store of OCI images in one folder, without a daemon.
 
 blobs/sha256/<hex>   manifests, configs and layer files as registries have them
-layers/<hex>/        an unpacked layer by its id here: `tree/`, `layer.json`
+layers/<hex>/        an unpacked layer by its diff id, or a snapshot: `tree/`, `layer.json`
 names/<hash>.json    image name -> manifest digest
 partial/<hex>        a blob on its way, locked by who brings it
 owners/  work/  lock what processes use at this moment, and what they have half done
@@ -18,7 +18,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,6 @@ from swerl.images.manifest import (
     Blob,
     Config,
     Manifest,
-    chain_ids,
     declared_type,
     read_config,
     sha256,
@@ -110,7 +109,7 @@ class Store:
         name = self.named(image)
         manifest = self.manifest(name)
         config = self.config(manifest)
-        ids = _each_once(self.layer_ids(config.diff_ids))
+        ids = _each_once(config.diff_ids)
         return StoredImage(
             reference=name.reference,
             digest=name.digest,
@@ -161,15 +160,6 @@ class Store:
     def partial(self, digest: str) -> Path:
         """Return the path of a blob during its download."""
         return self.root / "partial" / _hex(digest)
-
-    def layer_ids(self, diff_ids: Sequence[str]) -> list[str]:
-        """Return the store's ids of an image's layers, lowest first.
-
-        A layer's id is its diff id. It is its chain id if the layer links to files of the layers
-        below, and so holds copies of them.
-        """
-        pairs = zip(diff_ids, chain_ids(diff_ids), strict=True)
-        return [chain if self.has_layer(chain) else diff_id for diff_id, chain in pairs]
 
     def layer(self, layer_id: str) -> Path:
         """Return the folder of an unpacked layer, present or not."""
@@ -228,7 +218,7 @@ class Store:
         """Find an image and protect its layers from `gc` meanwhile. Raises ImageError."""
         name = self.named(image)
         config = self.config(self.manifest(name))
-        with self.owner().using([name.digest, *self.layer_ids(config.diff_ids)]):
+        with self.owner().using([name.digest, *config.diff_ids]):
             yield self.find(image)
 
     @contextmanager
@@ -276,27 +266,20 @@ class Store:
         blob: str,
         diff_id: str,
         *,
-        below: Sequence[str] = (),
         stop: threading.Event | None = None,
     ) -> None:
         """Unpack a stored layer unless it exists. Raises ImageError and leaves nothing.
 
-        `below` are the diff ids of the layers below it, lowest first, all unpacked. Without them, a
-        layer that links to their files raises LinksBelowError. Another thread can set `stop` to
-        make it fail soon.
+        Another thread can set `stop` to make it fail soon.
         """
-        *under, layer_id = self.layer_ids([*below, diff_id])
-        if self.has_layer(layer_id):
+        if self.has_layer(diff_id):
             return
         with self.owner().scratch() as folder:
             tree = folder / "tree"
             tree.mkdir(mode=0o755)
-            trees = [self.layer_tree(lower) for lower in reversed(under)]
-            unpacked = unpack(self.blob(blob), tree, diff_id, below=trees, stop=stop)
-            if unpacked.has_copies:
-                layer_id = chain_ids([*below, diff_id])[-1]
-            self._place_layer(folder, StoredLayer(diff_id, unpacked.num_bytes), layer_id)
-        if not self.has_layer(layer_id):
+            num_bytes = unpack(self.blob(blob), tree, diff_id, stop=stop)
+            self._place_layer(folder, StoredLayer(diff_id, num_bytes), diff_id)
+        if not self.has_layer(diff_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
                 hint="check the folder's permissions and run it again",

@@ -13,8 +13,7 @@ import queue
 import tarfile
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -46,37 +45,23 @@ _DAMAGED = "run the same command again to fetch it again; else push the image ag
 _END = b""
 
 
-class LinksBelowError(ImageError):
-    """A layer links to a file that neither it nor the given layers below have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    num_bytes: int
-    """Bytes of its files, holes included."""
-    has_copies: bool = False
-    """True if files were copied from the layers below: it then fits only on those."""
-
-
 def unpack(
     file: Path,
     into: Path,
     diff_id: str,
     *,
-    below: Sequence[Path] = (),
     stop: threading.Event | None = None,
-) -> Unpacked:
+) -> int:
     """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
 
-    `below` are the unpacked layers below it, highest first: a hard link may lead to a file there,
-    which is then copied. Raises LinksBelowError if a link leads to no file. Raises ImageError for
-    damage, another diff id, names that lead out, a full disk, or once `stop` is set; the folder
-    then holds part of the layer.
+    Returns the bytes of its files, holes included. Raises ImageError for damage, another diff id,
+    names that lead out, a hard link to a file that the layer lacks, a full disk, or once `stop` is
+    set; the folder then holds part of the layer.
     """
     max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
     stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
     try:
-        with Folder(into, below) as folder:
+        with Folder(into) as folder:
             num_bytes = _fill(folder, stream, max_bytes)
             actual = stream.finish()
     except (tarfile.TarError, ValueError, RecursionError) as error:
@@ -92,7 +77,7 @@ def unpack(
             f"a layer unpacks to {actual}, not to {diff_id} as the image's config says",
             hint="its config belongs to another image; push it again",
         )
-    return Unpacked(num_bytes + folder.copied_bytes, folder.has_copies)
+    return num_bytes
 
 
 def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
@@ -114,11 +99,10 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
                 _whiteout(folder, path, name)
             elif entry.isreg():
                 num_bytes += max(entry.size, 0)
-                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
+                _refuse_bomb(num_bytes, max_bytes)
                 folder.write(path, _content(tar, entry), _meta(entry))
             else:
                 _special(folder, path, entry)
-                _refuse_bomb(num_bytes + folder.copied_bytes, max_bytes)
     return num_bytes
 
 
@@ -138,18 +122,9 @@ def _special(folder: Folder, path: bytes, entry: tarfile.TarInfo) -> None:
     elif entry.issym():
         folder.symlink(path, _encoded(entry.linkname), _meta(entry))
     elif entry.islnk():
-        _link(folder, path, entry.linkname)
+        folder.link(path, _path(entry.linkname))
     elif entry.isfifo():
         folder.fifo(path, _meta(entry))
-
-
-def _link(folder: Folder, path: bytes, target: str) -> None:
-    try:
-        folder.link(path, _path(target))
-    except FileNotFoundError as error:
-        raise LinksBelowError(
-            f"a layer links to {target!r:.120}, which no layer has", hint="push the image again"
-        ) from error
 
 
 def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:

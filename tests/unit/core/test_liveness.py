@@ -12,7 +12,6 @@ import pytest
 
 from swerl.core import liveness
 from swerl.core.liveness import Life, ProcessIdentity, life, this_process
-from swerl.core.sandbox import new_name, owner_life, owner_pid
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +56,3 @@ def test_a_start_time_lies_between_boot_and_now() -> None:
     assert liveness.boot_time_s() < liveness.start_time_s(os.getpid()) < time.time()
     with pytest.raises(ProcessLookupError):
         liveness.start_time_s(999_999_999)
-
-
-def test_a_sandbox_name_contains_its_owner(dead: ProcessIdentity) -> None:
-    name = new_name()
-    of_dead = name.replace(str(os.getpid()), str(dead.pid), 1)
-    assert owner_pid(name) == os.getpid()
-    assert owner_life(name) is Life.ALIVE
-    assert owner_life(of_dead) is Life.DEAD
-    assert owner_life(f"swerl-{dead.pid}-000000{name[-10:]}") is Life.ELSEWHERE
-    assert owner_life("swerl-dockerd") is Life.ELSEWHERE
-
-
-def test_a_sandbox_older_than_the_process_with_its_owners_id_has_no_owner() -> None:
-    assert owner_life(new_name(), time.time()) is Life.ALIVE
-    assert owner_life(new_name(), 1000.0) is Life.DEAD

@@ -22,7 +22,7 @@ from swerl.images.mirror import MirrorOptions, MirrorReport, mirror
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.images.registry import Registry
 from swerl.images.store import Store
-from swerl.images.unpack import Unpacked, unpack
+from swerl.images.unpack import unpack
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
 from tests.unit.images.layers import Entry, layer_file, make_tar
@@ -186,10 +186,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, tree: Path) -> Callable[..., Unpacked]:
+def run(tmp_path: Path, tree: Path) -> Callable[..., int]:
     """Unpack a layer of these entries into `tree`."""
 
-    def call(*entries: Entry) -> Unpacked:
+    def call(*entries: Entry) -> int:
         file, diff_id = layer_file(tmp_path / "layer.tar.gz", *entries)
         return unpack(file, tree, diff_id)
 

@@ -61,7 +61,7 @@ def add_image(
     diff_ids = [sha256(tar) for tar in tars]
     for number, blob in enumerate(blobs):
         store.put(blob)
-        store.add_layer(sha256(blob), diff_ids[number], below=diff_ids[:number])
+        store.add_layer(sha256(blob), diff_ids[number])
     rootfs = {"type": "layers", "diff_ids": diff_ids}
     body = json.dumps({"config": config or {}, "rootfs": rootfs}).encode()
     manifest = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import ImageError, InputError, UnknownNameError
+from swerl.core.errors import ImageError, InputError
 from swerl.images import build, instances
 
 NAME = "pallets__flask-4045"
@@ -34,12 +33,6 @@ def test_the_specs_hold_no_data_of_the_dataset() -> None:
 def test_an_environment_is_pinned_whole(spec: instances.Instance) -> None:
     assert spec.frozen
     assert all(pin.count("==") == 1 for pin in spec.pins)
-
-
-def test_a_mistyped_instance_gets_the_nearest_ones() -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        swerl("rollout", "--instance", "pallets__flask-4054")
-    assert NAME in caught.value.hint
 
 
 def test_a_file_without_the_row_is_two_lines(tmp_path: Path) -> None:
@@ -73,12 +66,6 @@ def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path
         if any(reason in done.stderr for reason in ("no Python", "cannot fetch", "bubblewrap")):
             pytest.skip(done.stderr.strip())
         assert json.loads(done.stdout)["verdict"] == verdict, done.stderr
-
-
-def test_the_docs_list_every_instance() -> None:
-    page = Path(__file__).parents[3] / "docs" / "start" / "first-task.md"
-    listed = set(re.findall(r"^- `(\S+__\S+)`", page.read_text(), re.MULTILINE))
-    assert listed == instances.shipped().keys()
 
 
 def test_without_the_hub_the_hint_names_no_option_of_another_command(

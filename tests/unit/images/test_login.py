@@ -14,8 +14,6 @@ from aiohttp.test_utils import RawTestServer
 from swerl.core.errors import ImageError
 from swerl.images.http import Auth, Login, find_login, http_session, logged_in, read_challenges
 
-SERVICE = {"realm": "https://a/t", "service": "s"}
-
 
 def config(folder: Path, **settings: object) -> Path:
     file = folder / "config.json"
@@ -46,19 +44,6 @@ async def test_helper_program_is_asked_for_its_registry(
     assert await find_login("ghcr.io", file) == Login("bob", "ghcr.io!")
 
 
-async def test_helper_without_an_entry_means_no_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    helper(tmp_path, "exit 1")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert await find_login("ghcr.io", config(tmp_path, credsStore="fake")) is None
-
-
-async def test_helper_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="docker-credential-absent"):
-        await find_login("ghcr.io", config(tmp_path, credsStore="absent"))
-
-
 async def test_a_helper_is_killed_when_its_caller_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,12 +59,6 @@ async def test_a_helper_is_killed_when_its_caller_is_cancelled(
             await asking
         while Path("/proc", note.read_text().strip()).exists():  # noqa: ASYNC110  reaped soon
             await asyncio.sleep(0.01)
-
-
-async def test_sections_of_nothing_mean_no_login(tmp_path: Path) -> None:
-    file = config(tmp_path, auths=None, credHelpers=None, credsStore=None)
-    assert await find_login("ghcr.io", file) is None
-    assert logged_in(file) == []
 
 
 async def test_damaged_config_or_login_is_one_clear_error(tmp_path: Path) -> None:

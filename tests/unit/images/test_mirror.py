@@ -10,8 +10,7 @@ import pytest
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import Target
 from swerl.core.task import GradingSpec, Task
-from swerl.images.mirror import Mirrored, Way, mirror, rewrite
-from tests.unit.images.mirrors import failure
+from swerl.images.mirror import Way, mirror, rewrite
 from tests.unit.images.pulls import Make, Push
 
 
@@ -77,16 +76,6 @@ async def test_index_is_reduced_to_linux_amd64(
     assert report.num_blobs(Way.MOVED) == 2
 
 
-async def test_an_index_without_amd64_lists_its_platforms(
-    registry: Any, push: Push, make_image: Make, make_index: Make, copy: Make
-) -> None:
-    arm = make_image("arm")
-    await push(arm, "swe/task", arm.manifest.digest)
-    await push(type(arm)({}, make_index(arm64=arm.manifest)), "swe/task", "multi")
-    report = await copy([f"{registry.host}/swe/task:multi"], f"{registry.host}/m")
-    assert "has no image for linux/amd64 | it has linux/arm64" in failure(report)
-
-
 async def test_locked_image_keeps_its_digest_when_the_tag_moves(
     registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
 ) -> None:
@@ -96,34 +85,6 @@ async def test_locked_image_keeps_its_digest_when_the_tag_moves(
     await push(make_image("new"), "swe/task")
     report = await copy([name], f"{registry.host}/first")
     assert report.images[0].pinned.digest == old.manifest.digest
-
-
-async def test_missing_image_stops_no_other(
-    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    await push(make_image("a"), "swe/good")
-    names = [f"{registry.host}/swe/{name}" for name in ("gone", "good")]
-    report = await copy(names, f"{start_registry().host}/m")
-    assert "has no swe/gone:latest" in failure(report)
-    assert [done.image for done in report.images if done.pinned] == [names[1]]
-
-
-async def test_rewrite_reads_images_from_elsewhere(
-    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    await push(make_image("a"), "hub/swe/task", "v1")
-    report = await copy(
-        ["swe/task:v1"],
-        f"{start_registry().host}/m",
-        rewrites={"docker.io/": f"{registry.host}/hub/"},
-    )
-    assert not report.failed
-    assert report.images[0].image == "swe/task:v1"
-
-
-async def test_local_images_are_counted_and_left_alone(registry: Any, copy: Make) -> None:
-    report = await copy(["host", "built:a", "dir:/b", "host"], f"{registry.host}/m")
-    assert (report.images, report.num_local) == ((), 3)
 
 
 async def test_two_images_for_one_name_are_refused(copy: Make) -> None:
@@ -141,45 +102,6 @@ async def test_tasks_are_rewritten_to_pinned_mirror_names(
     assert task.image == f"{registry.host}/m/swe/task@{image.manifest.digest}"
     with pytest.raises(ImageError, match="is not in"):
         rewrite([_task("swe/other")], tmp_path / "lock.json")
-
-
-async def test_the_result_of_every_image_is_reported_as_it_ends(
-    registry: Any, push: Push, make_image: Make, tmp_path: Path
-) -> None:
-    await push(make_image("a"), "swe/task")
-    told: list[Mirrored] = []
-    await mirror(
-        [f"{registry.host}/swe/task"],
-        Target(registry.host, "m"),
-        tmp_path / "lock.json",
-        on_done=told.append,
-    )
-    assert [done.image for done in told] == [f"{registry.host}/swe/task"]
-
-
-async def test_blobs_of_earlier_runs_are_mounted_too(
-    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    second, names = start_registry(), []
-    for number in range(3):
-        await push(make_image("shared base", f"own {number}"), f"swe/task{number}")
-        names.append(f"{registry.host}/swe/task{number}")
-    await copy(names[:2], f"{second.host}/m")
-    report = await copy(names[2:], f"{second.host}/m")
-    assert (report.num_blobs(Way.MOUNTED), report.num_blobs(Way.MOVED)) == (1, 2)
-
-
-async def test_list_is_reduced_to_the_platform_asked_for(
-    registry: Any, push: Push, make_image: Make, make_index: Make, copy: Make
-) -> None:
-    amd, arm = make_image("amd"), make_image("arm")
-    for image in (amd, arm):
-        await push(image, "swe/task", image.manifest.digest)
-    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
-    await push(type(amd)({}, index), "swe/task", "multi")
-    name = f"{registry.host}/swe/task:multi"
-    report = await copy([name], f"{registry.host}/m", platform=("linux", "arm64"))
-    assert report.images[0].pinned.digest == arm.manifest.digest
 
 
 def _task(image: str) -> Task:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.core.errors import ImageError, InputError
-from swerl.core.image_reference import Target
-from swerl.images.mirror import Way, mirror
+from swerl.core.errors import InputError
+from swerl.images.mirror import Way
 from tests.unit.images.mirrors import failure
 from tests.unit.images.pulls import Make, Push
 
@@ -86,63 +83,6 @@ async def test_connection_lost_in_a_blob_is_tried_again(
     assert sum(image.layers[0] in line for line in faulty.asked) == 2
 
 
-async def test_rate_limit_is_waited_out_as_long_as_asked(
-    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    await push(make_image("a"), "swe/task")
-
-    def busy(request: web.Request, body: bytes) -> web.StreamResponse:
-        faulty.answers.clear()
-        return web.Response(status=429, headers={"Retry-After": "0"})
-
-    faulty.answers["/manifests/latest"] = busy
-    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
-    assert not report.failed
-
-
-async def test_rate_limit_of_hours_is_an_error_at_once(
-    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    await push(make_image("a"), "swe/task")
-    faulty.answers["/manifests/latest"] = lambda *_: web.Response(
-        status=429, headers={"Retry-After": "21600"}
-    )
-    report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
-    assert "run the same command later" in failure(report)
-    assert len(faulty.asked) == 1
-
-
-async def test_manifest_of_another_digest_is_refused(
-    faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
-) -> None:
-    image = make_image("a")
-    await push(image, "swe/task")
-    faulty.answers[image.manifest.digest] = lambda _, body: web.Response(body=body + b" ")
-    report = await copy(
-        [f"{faulty.host}/swe/task@{image.manifest.digest}"], f"{start_registry().host}/m"
-    )
-    assert "sent content that does not match" in failure(report)
-
-
-async def test_target_that_is_no_registry_is_one_error(copy: Make) -> None:
-    with pytest.raises(ImageError, match="does not answer"):
-        await copy(["127.0.0.1:9/swe/task"], "127.0.0.1:9/m")
-
-
-async def test_login_of_docker_config_opens_a_closed_registry(
-    registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make, tmp_path: Path
-) -> None:
-    await push(make_image("a"), "swe/task")
-    closed = start_registry(auth=_htpasswd(tmp_path))
-    login = base64.b64encode(b"ann:secret").decode()
-    config = tmp_path / "docker.json"
-    config.write_text(json.dumps({"auths": {closed.host: {"auth": login}}}))
-    names = [f"{registry.host}/swe/task"]
-    with pytest.raises(ImageError, match="refuses access"):
-        await copy(names, f"{closed.host}/m")
-    assert not (await copy(names, f"{closed.host}/m", docker_config=config)).failed
-
-
 async def test_bearer_token_is_fetched_for_the_challenged_scope(
     faulty: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
 ) -> None:
@@ -161,11 +101,6 @@ async def test_bearer_token_is_fetched_for_the_challenged_scope(
     faulty.answers.update({"/manifests/latest": guard, "/token": token})
     report = await copy([f"{faulty.host}/swe/task"], f"{start_registry().host}/m")
     assert not report.failed
-
-
-async def test_lock_that_cannot_be_written_is_found_before_any_transfer(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="cannot write lock file"):
-        await mirror(["swe/task"], Target("127.0.0.1:9"), tmp_path / "none" / "lock.json")
 
 
 async def test_file_that_is_no_lock_is_refused_and_kept(copy: Make, tmp_path: Path) -> None:
@@ -196,30 +131,3 @@ async def test_a_mirror_killed_at_any_moment_continues(
     asked = len(faulty.asked)
     report = await copy(names, f"{second.host}/m")
     assert (report.moved_bytes, len(faulty.asked)) == (0, asked)
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda *_: web.Response(status=401), "or correct the login"),
-        (lambda *_: web.Response(status=503), "answered 503"),
-        (lambda *_: web.Response(text="<html>"), "answered without a token"),
-        (lambda *_: web.json_response([]), "answered without a token"),
-        (lambda *_: web.json_response({}), "answered without a token"),
-    ],
-)
-async def test_token_that_cannot_be_had_is_one_clear_error(
-    faulty: Any, push: Push, make_image: Make, copy: Make, answer: Any, words: str
-) -> None:
-    await push(make_image("a"), "swe/task")
-    realm = f'Bearer realm="http://{faulty.host}/token",service="s",scope="repository:x:pull"'
-    headers = {"WWW-Authenticate": realm}
-    faulty.answers["/manifests/latest"] = lambda *_: web.Response(status=401, headers=headers)
-    faulty.answers["/token"] = answer
-    assert words in failure(await copy([f"{faulty.host}/swe/task"], f"{faulty.host}/m"))
-
-
-def _htpasswd(folder: Path) -> str:
-    file = folder / "htpasswd"
-    file.write_text("ann:$2b$04$w8TQnQH20FCWqGdBFzMUS.jZCRl2HqUT3L/pBMRjILBOsIvFSxyee\n")
-    return f"auth: {{htpasswd: {{realm: test, path: {file}}}}}"

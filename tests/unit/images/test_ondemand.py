@@ -14,7 +14,6 @@ from aiohttp import web
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError
 from swerl.core.sandbox import Limits
-from swerl.images import owners
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
 from swerl.images.store import Store
@@ -85,24 +84,3 @@ async def test_waiter_that_gives_up_stops_no_other(
     first.cancel()
     assert await second
     assert first.cancelled()
-
-
-async def test_never_means_never(backend: Callable[..., OnDemand]) -> None:
-    with pytest.raises(ImageError, match="is not on this machine") as caught:
-        await opened(backend(pull=False), "swe/task")
-    assert "images pull swe/task" in caught.value.hint
-
-
-async def test_open_sandbox_keeps_its_image_in_use(
-    registry: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand], store: Store
-) -> None:
-    image = make_image("a")
-    await push(image, "swe/task")
-    async with backend().open(f"{registry.host}/swe/task", Limits(), workdir="/"):
-        with owners.locked(store.root, exclusive=True):
-            assert image.manifest.digest in owners.used(store.root)
-
-
-async def test_local_images_pass_by(backend: Callable[..., OnDemand], store: Store) -> None:
-    assert await opened(backend(), "host") == "host"
-    assert not store.root.exists()

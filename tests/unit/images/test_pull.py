@@ -17,7 +17,6 @@ from swerl.core.image_reference import base_url
 from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
 from swerl.images.mirror import rewritten
 from swerl.images.store import Store
-from tests.unit.images.layers import Entry, hardlink, make_tar
 from tests.unit.images.pulls import Bring, Make, Push, failure
 
 
@@ -33,20 +32,6 @@ async def test_image_is_ready_for_a_sandbox(
     assert done.moved_bytes == sum(len(data) for data in image.blobs.values())
     assert store.find(f"{registry.host}/swe/task:v1") == done.stored
     assert list((store.root / "partial").iterdir()) == []
-
-
-async def test_hard_links_to_lower_layers_are_copies_of_their_image(
-    registry: Any, push: Push, make_image: Make, bring: Bring
-) -> None:
-    links = make_tar(hardlink("b", "a")), make_tar(hardlink("c", "b"))
-    names = []
-    for text in (b"1", b"2"):
-        await push(make_image(make_tar(Entry("a", text)), *links), "swe/task", f"v{text.decode()}")
-        names.append(f"{registry.host}/swe/task:v{text.decode()}")
-    for done, text in zip(await bring(*names), (b"1", b"2"), strict=True):
-        assert done.stored is not None, done.error
-        assert (done.stored.layers[2] / "c").read_bytes() == text
-    assert [done.moved_bytes for done in await bring(*names, refresh=True)] == [0, 0]
 
 
 async def test_second_pull_asks_nothing(
@@ -145,15 +130,6 @@ async def test_an_entry_of_an_index_without_a_platform_is_taken_if_its_config_fi
     await push(type(image)({}, index), "swe/task", "multi")
     (done,) = await bring(f"{registry.host}/swe/task:multi")
     assert (done.error is None) == (architecture == "amd64")
-
-
-async def test_local_images_are_left_alone(bring: Bring) -> None:
-    assert await bring("host", "built:a", "dir:/b") == []
-
-
-async def test_a_malformed_name_is_refused(bring: Bring) -> None:
-    with pytest.raises(InputError, match="is not an image name"):
-        await bring("Not/A Name")
 
 
 async def test_login_of_docker_config_opens_a_closed_registry(

@@ -18,18 +18,8 @@ import pytest
 from swerl.images.manifest import IMAGE_TYPES, Manifest, sha256
 from swerl.images.pull import PullOptions, pull
 from swerl.images.store import Store
-from tests.unit.images.layers import Entry, hardlink, make_tar
+from tests.unit.images.layers import Entry, make_tar
 from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
-
-
-async def test_hard_link_to_nothing_is_one_clear_error(
-    registry: Any, push: Push, make_image: Make, bring: Bring, store: Store
-) -> None:
-    image = make_image("a", make_tar(hardlink("b", "nowhere")))
-    await push(image, "swe/task")
-    told = failure(await bring(f"{registry.host}/swe/task"))
-    assert "links to 'nowhere', which no layer has | push the image again" in told
-    assert list((store.root / "names").glob("*")) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from swerl.images.manifest import IMAGE_TYPES, sha256
+from swerl.images.manifest import IMAGE_TYPES
 from swerl.images.store import Store
 from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
 
@@ -87,14 +87,6 @@ def _body(digest: str = "sha256:" + "0" * 64, size: int = 5) -> bytes:
     return json.dumps({"config": entry, "layers": [entry]}).encode()
 
 
-async def test_wrong_digest_in_the_name_is_not_found(
-    registry: Any, push: Push, make_image: Make, bring: Bring
-) -> None:
-    await push(make_image("a"), "swe/task")
-    digest = sha256(b"another")
-    assert "has no swe/task@sha256" in failure(await bring(f"{registry.host}/swe/task@{digest}"))
-
-
 async def test_manifest_of_another_digest_is_refused(
     faulty: Any, push: Push, make_image: Make, bring: Bring
 ) -> None:
@@ -103,32 +95,6 @@ async def test_manifest_of_another_digest_is_refused(
     faulty.answers[image.manifest.digest] = lambda _, body: web.Response(body=body + b" ")
     done = await bring(f"{faulty.host}/swe/task@{image.manifest.digest}")
     assert "sent content that does not match" in failure(done)
-
-
-@pytest.mark.parametrize("body", [b"[]", b"<html>", b"{}"])
-async def test_garbage_under_its_right_digest_is_the_same_error_again(
-    faulty: Any, push: Push, make_image: Make, bring: Bring, body: bytes
-) -> None:
-    await push(make_image("a"), "swe/task")
-    name = f"{faulty.host}/swe/task@{sha256(body)}"
-    faulty.answers[f"/manifests/{sha256(body)}"] = lambda *_: _manifest(body)
-    first, second = failure(await bring(name)), failure(await bring(name))
-    assert first == second
-    assert "manifest" in first
-
-
-async def test_registry_that_is_not_there_is_one_error(bring: Bring, store: Store) -> None:
-    assert "does not answer" in failure(await bring("127.0.0.1:9/swe/task"))
-    assert leftovers(store) == []
-
-
-async def test_missing_image_stops_no_other(
-    registry: Any, push: Push, make_image: Make, bring: Bring
-) -> None:
-    await push(make_image("a"), "swe/good")
-    done = await bring(f"{registry.host}/swe/gone", f"{registry.host}/swe/good")
-    assert "has no swe/gone:latest" in failure(done)
-    assert [each.image for each in done if each.stored] == [f"{registry.host}/swe/good"]
 
 
 @pytest.mark.parametrize(

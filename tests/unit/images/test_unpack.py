@@ -17,10 +17,10 @@ import pytest
 
 from swerl.core.errors import ImageError
 from swerl.images.manifest import sha256
-from swerl.images.unpack import Unpacked, unpack
-from tests.unit.images.layers import Entry, folder, hardlink, layer_file, make_tar, symlink
+from swerl.images.unpack import unpack
+from tests.unit.images.layers import Entry, folder, layer_file, make_tar, symlink
 
-Run = Callable[..., Unpacked]
+Run = Callable[..., int]
 
 
 def is_whiteout(path: Path) -> bool:
@@ -39,13 +39,7 @@ def test_files_keep_content_mode_and_time(run: Run, tree: Path) -> None:
     assert (found.st_mode & 0o7777, found.st_mtime) == (0o755, 1_000_000_000)
     assert (tree / "bin").stat().st_mode & 0o7777 == 0o711
     assert (tree / "bin").stat().st_mtime == 1_000_000_000
-    assert done.num_bytes == 3_000_000
-
-
-def test_owner_may_always_read_and_remove(run: Run, tree: Path) -> None:
-    run(folder("d", 0o000), Entry("d/f", b"x", mode=0o000))
-    assert (tree / "d").stat().st_mode & 0o700 == 0o700
-    assert (tree / "d/f").stat().st_mode & 0o600 == 0o600
+    assert done == 3_000_000
 
 
 def test_set_user_id_is_dropped(run: Run, tree: Path) -> None:
@@ -60,12 +54,6 @@ def test_names_of_any_bytes_and_any_length(run: Run, tree: Path) -> None:
     for name in names:
         raw = name.encode("utf-8", "surrogateescape")
         assert (tree / os.fsdecode(raw)).read_bytes() == raw
-
-
-def test_links_keep_their_targets(run: Run, tree: Path) -> None:
-    run(Entry("a", b"x"), hardlink("d/b", "./a"), symlink("c", "/etc/../a"))
-    assert (tree / "a").samefile(tree / "d/b")
-    assert (tree / "c").readlink() == Path("/etc/../a")
 
 
 def test_whiteout_becomes_a_device_and_opaque_an_attribute(run: Run, tree: Path) -> None:
@@ -158,21 +146,6 @@ def test_damage_is_one_clear_error(
     assert caught.value.hint
 
 
-def test_file_cut_short_is_an_error(tmp_path: Path, tree: Path) -> None:
-    tar = make_tar(Entry("a", bytes(5000)))[:2000]
-    (tmp_path / "layer").write_bytes(tar)
-    with pytest.raises(ImageError, match="not a tar archive"):
-        unpack(tmp_path / "layer", tree, sha256(tar))
-
-
-def test_gzip_members_in_a_row_are_one_layer(tmp_path: Path, tree: Path) -> None:
-    tar = make_tar(Entry("a", b"x" * 100_000))
-    members = gzip.compress(tar[:5000]) + gzip.compress(b"") + gzip.compress(tar[5000:])
-    (tmp_path / "layer").write_bytes(members + bytes(512))
-    unpack(tmp_path / "layer", tree, sha256(tar))
-    assert (tree / "a").read_bytes() == b"x" * 100_000
-
-
 def test_zstd_and_plain_layers_are_understood(tmp_path: Path, tree: Path) -> None:
     zstandard = pytest.importorskip("zstandard", reason="the package zstandard is not installed")
     tar = make_tar(Entry("a", b"x" * 100_000))
@@ -182,16 +155,6 @@ def test_zstd_and_plain_layers_are_understood(tmp_path: Path, tree: Path) -> Non
         (tmp_path / "layer").write_bytes(data)
         unpack(tmp_path / "layer", into, sha256(tar))
         assert (into / "a").read_bytes() == b"x" * 100_000
-
-
-@pytest.mark.parametrize("cut", [20, -4])
-def test_damaged_zstd_is_one_clear_error(tmp_path: Path, tree: Path, cut: int) -> None:
-    zstandard = pytest.importorskip("zstandard", reason="the package zstandard is not installed")
-    tar = make_tar(Entry("a", os.urandom(5000)))
-    (tmp_path / "layer").write_bytes(zstandard.compress(tar)[:cut])
-    with pytest.raises(ImageError) as caught:
-        unpack(tmp_path / "layer", tree, sha256(tar))
-    assert caught.value.hint
 
 
 def test_stopped_work_ends_soon(tmp_path: Path, tree: Path) -> None:

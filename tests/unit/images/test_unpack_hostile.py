@@ -15,10 +15,10 @@ import pytest
 from swerl.core.errors import ImageError
 from swerl.images import unpack as unpacking
 from swerl.images.manifest import sha256
-from swerl.images.unpack import Unpacked, unpack
+from swerl.images.unpack import unpack
 from tests.unit.images.layers import Entry, folder, hardlink, layer_file, make_tar, symlink
 
-Run = Callable[..., Unpacked]
+Run = Callable[..., int]
 
 
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "a/.."])
@@ -42,12 +42,6 @@ def test_link_as_a_parent_leads_nowhere_else(
     run(symlink("a", target.format(out=out)), symlink("b", str(out)), Entry("a/f", b"x"))
     assert list(out.iterdir()) == []
     assert (tree / str(out).lstrip("/") / "f").read_bytes() == b"x"
-
-
-def test_link_within_the_layer_is_followed(run: Run, tree: Path) -> None:
-    run(folder("usr/lib"), symlink("lib", "usr/lib"), Entry("lib/f", b"x"))
-    assert (tree / "usr/lib/f").read_bytes() == b"x"
-    assert (tree / "lib").is_symlink()
 
 
 def test_writing_through_a_link_replaces_the_link(run: Run, tree: Path, tmp_path: Path) -> None:
@@ -76,6 +70,11 @@ def test_hard_link_to_the_outside_is_refused(run: Run, tree: Path, tmp_path: Pat
     assert secret.stat().st_nlink == 1
 
 
+def test_hard_link_to_a_file_that_the_layer_lacks_is_refused(run: Run) -> None:
+    with pytest.raises(ImageError, match="no layer has it"):
+        run(hardlink("b", "usr/bin/git"))
+
+
 def test_hard_link_to_a_link_links_the_link(run: Run, tree: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s")
@@ -83,26 +82,11 @@ def test_hard_link_to_a_link_links_the_link(run: Run, tree: Path, tmp_path: Path
     assert secret.read_text() == "s"
 
 
-def test_hard_link_to_a_folder_is_refused(run: Run) -> None:
-    with pytest.raises(ImageError, match="links a folder") as caught:
-        run(folder("d"), hardlink("e", "d"))
-    assert "push the image again" in caught.value.hint
-
-
 @pytest.mark.parametrize("size", [2 << 20, 1 << 40])
 def test_header_of_many_bytes_is_not_read(tmp_path: Path, tree: Path, size: int) -> None:
     info = tarfile.TarInfo("long")
     info.type, info.size = tarfile.XHDTYPE, size
     tar = info.tobuf(tarfile.GNU_FORMAT) + bytes(4096)
-    (tmp_path / "layer").write_bytes(tar)
-    with pytest.raises(ImageError, match="not a tar archive"):
-        unpack(tmp_path / "layer", tree, sha256(tar))
-
-
-def test_headers_without_end_are_refused(tmp_path: Path, tree: Path) -> None:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 4
-    tar = (info.tobuf(tarfile.GNU_FORMAT) + b"abc".ljust(512, b"\0")) * 3000
     (tmp_path / "layer").write_bytes(tar)
     with pytest.raises(ImageError, match="not a tar archive"):
         unpack(tmp_path / "layer", tree, sha256(tar))
@@ -117,16 +101,6 @@ def test_links_in_a_circle_are_an_error(run: Run) -> None:
 def test_whiteout_of_nothing_is_refused(run: Run, name: str) -> None:
     with pytest.raises(ImageError, match="is not a file name"):
         run(Entry(name))
-
-
-def test_root_cannot_be_replaced(run: Run) -> None:
-    with pytest.raises(ImageError, match="replaces its root"):
-        run(symlink("./", "/etc"))
-
-
-def test_folders_without_end_are_refused(run: Run) -> None:
-    with pytest.raises(ImageError, match="too deep"):
-        run(Entry("d/" * 1500 + "f"))
 
 
 @pytest.mark.parametrize("packer", ["gzip", "zstd", "gzip twice"])

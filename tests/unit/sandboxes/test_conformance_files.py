@@ -37,12 +37,6 @@ async def test_a_hundred_megabytes_are_written_and_read(target: Target) -> None:
     assert hashlib.sha256(read).hexdigest() == digest
 
 
-async def test_an_empty_file_is_a_file(sandbox: Sandbox) -> None:
-    await sandbox.write("/tmp/empty", b"text")
-    await sandbox.write("/tmp/empty", b"")
-    assert await sandbox.read("/tmp/empty") == b""
-
-
 async def test_files_are_transferred_concurrently(sandbox: Sandbox) -> None:
     texts = [bytes([number]) * 100_000 for number in range(8)]
     async with asyncio.TaskGroup() as tasks:
@@ -51,22 +45,11 @@ async def test_files_are_transferred_concurrently(sandbox: Sandbox) -> None:
     assert texts == await asyncio.gather(*(sandbox.read(f"/tmp/{number}") for number in range(8)))
 
 
-async def test_writing_again_replaces_the_whole_file(sandbox: Sandbox) -> None:
-    await sandbox.write("f", b"a long first text")
-    await sandbox.write("f", b"short")
-    assert await sandbox.read("f") == b"short"
-
-
 async def test_a_written_file_belongs_to_the_agent(sandbox: Sandbox) -> None:
     await sandbox.write(f"{WORKDIR}/new/f", b"1")
     assert (
         await sh(sandbox, "echo 2 >> new/f; touch new/g; stat -c %U new new/f") == "agent\nagent\n"
     )
-
-
-async def test_a_missing_file_is_file_not_found(sandbox: Sandbox) -> None:
-    with pytest.raises(FileNotFoundError):
-        await sandbox.read("/no/such/file")
 
 
 ODD = """
@@ -131,15 +114,6 @@ async def test_links_do_not_lead_out(sandbox: Sandbox, host_secret: str) -> None
     with pytest.raises((FileNotFoundError, SandboxError)):
         await sandbox.write("/tmp/folder/secret", b"overwritten")
     assert open(host_secret).read() == "host secret"  # noqa: PTH123, ASYNC230, SIM115
-
-
-async def test_dots_do_not_lead_out(sandbox: Sandbox, host_secret: str) -> None:
-    climbing = "/tmp" + "/.." * 20 + host_secret
-    with pytest.raises(FileNotFoundError):
-        await sandbox.read(climbing)
-    await sandbox.write(climbing, b"inside")
-    assert open(host_secret).read() == "host secret"  # noqa: PTH123, ASYNC230, SIM115
-    assert await sandbox.read(host_secret) == b"inside"
 
 
 async def test_a_link_is_followed_inside(sandbox: Sandbox) -> None:

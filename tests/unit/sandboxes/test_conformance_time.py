@@ -59,31 +59,13 @@ async def test_output_over_the_cap_is_dropped_without_a_deadlock(sandbox: Sandbo
     assert (len(done.stdout), len(done.stderr)) == (1 << 19, 1 << 19)
 
 
-async def test_output_up_to_the_cap_is_complete(sandbox: Sandbox) -> None:
-    done = await sandbox.run(["head", "-c", str(1 << 19), "/dev/zero"], timeout_s=20)
-    assert (len(done.stdout), done.truncated) == (1 << 19, False)
-
-
 async def test_endless_output_ends_at_the_timeout(sandbox: Sandbox) -> None:
     done = await sandbox.run(["yes"], timeout_s=0.2)
     assert done.timed_out
     assert done.truncated or len(done.stdout) < 1 << 19
 
 
-async def test_the_clock_agrees_with_the_hosts(sandbox: Sandbox) -> None:
-    before = time.time()
-    inside = float(await sh(sandbox, "date +%s.%N"))
-    assert before - 1 < inside < time.time() + 1
-
-
 async def test_the_clock_cannot_be_set(sandbox: Sandbox) -> None:
     done = await sandbox.run(["date", "-s", "2001-01-01"], user="root")
     assert done.exit_code != 0
     assert abs(float(await sh(sandbox, "date +%s")) - time.time()) < 5
-
-
-async def test_a_timeout_starts_with_its_command(sandbox: Sandbox) -> None:
-    done = await asyncio.gather(
-        *(sandbox.run(["sh", "-c", "sleep 0.05; echo in time"], timeout_s=5) for _ in range(8))
-    )
-    assert [one.stdout for one in done] == [b"in time\n"] * 8

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -14,7 +13,6 @@ import pytest
 
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Limits, new_name
-from swerl.sandboxes import _docker_container as containers
 from swerl.sandboxes import docker
 
 from .helpers import GREETED, LIMITS, WORKDIR, Echo, sh
@@ -34,21 +32,6 @@ async def gone(backend: docker.DockerBackend, name: str) -> None:
     async with asyncio.timeout(15):
         while name in await names(backend):  # noqa: ASYNC110  there is no event
             await asyncio.sleep(0.02)
-
-
-async def test_another_controller_sees_and_removes_it(
-    backend: docker.DockerBackend, dockerd: str, docker_image: str
-) -> None:
-    other, name = docker.build(docker.Options(base_url=dockerd)), new_name()
-    async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name) as sandbox:
-        [live] = [live for live in await other.live() if live.name == name]
-        assert live.image == docker_image
-        assert abs(live.started_unix_s - time.time()) < 60
-        await other.remove(name)
-        with pytest.raises(SandboxLostError, match="gone"):
-            await sandbox.run(["true"])
-    assert name not in await names(other)
-    await other.remove(name)
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -116,19 +99,6 @@ async def test_a_cancelled_open_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert name not in await names(backend)
-
-
-async def test_orphans_are_reaped(backend: docker.DockerBackend, docker_image: str) -> None:
-    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        await sh(sandbox, "for n in 1 2 3 4 5 6 7 8; do (sh -c ': &' &); done; sleep 0.1")
-        assert await sh(sandbox, "grep -l '^State:.Z' /proc/[0-9]*/status || true") == ""
-
-
-async def test_a_missing_workdir_is_created_for_the_ordinary_user(
-    backend: docker.DockerBackend, docker_image: str
-) -> None:
-    async with backend.open(docker_image, LIMITS, workdir="/new/place") as sandbox:
-        assert await sh(sandbox, "pwd; touch f; stat -c %U . f") == "/new/place\nagent\nagent\n"
 
 
 async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) -> None:
@@ -204,17 +174,6 @@ async def test_files_that_together_exceed_the_disk_limit_end_the_sandbox(
         fill = "for n in 1 2 3; do head -c 3000000 /dev/zero > f$n; done; sleep 60"
         with pytest.raises(SandboxLostError, match="disk_mib"):
             await sandbox.run(["sh", "-c", fill], timeout_s=20)
-
-
-def test_a_filter_of_the_daemons_owner_is_kept() -> None:
-    own = ["name=seccomp,profile=/etc/docker/own.json", "name=cgroupns"]
-    assert (
-        containers.security_options(own)
-        == containers.security_options(["name=seccomp,profile=builtin"])
-        == []
-    )
-    [option] = containers.security_options(["name=seccomp,profile=default"])
-    assert "mount" in option
 
 
 async def test_a_snapshot_keeps_files_and_opens_again(

@@ -20,7 +20,7 @@ from swerl.core.errors import (
     SandboxUnavailableError,
     SwerlError,
 )
-from swerl.core.sandbox import Limits, Mount, new_name
+from swerl.core.sandbox import Mount, new_name
 from swerl.sandboxes import docker
 
 from ...services import dockerd as services_dockerd
@@ -55,17 +55,6 @@ async def test_an_image_that_the_registry_lacks(
     assert "check the name" in error.hint
 
 
-async def test_a_wrong_digest(backend: docker.DockerBackend, pushed_image: str) -> None:
-    name = pushed_image.rpartition(":")[0]
-    error = await refuse(backend, f"{name}@sha256:{'0' * 64}", ImageError)
-    assert "sha256:000" in str(error)
-
-
-@pytest.mark.parametrize("image", ["host", "dir:/tmp", "Not A Name", "-x", ""])
-async def test_an_invalid_image_name(backend: docker.DockerBackend, image: str) -> None:
-    await refuse(backend, image, ImageError)
-
-
 CODES = {401: "UNAUTHORIZED", 404: "MANIFEST_UNKNOWN", 429: "TOOMANYREQUESTS", 500: "UNKNOWN"}
 
 
@@ -89,31 +78,9 @@ async def answering(status: int) -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-@pytest.mark.parametrize(
-    ("status", "hint"),
-    [(401, "login"), (404, "check the name"), (429, "limits pulls"), (500, "docker")],
-)
-async def test_a_registry_that_refuses(
-    backend: docker.DockerBackend, status: int, hint: str
-) -> None:
-    async with answering(status) as address:
-        error = await refuse(backend, f"{address}/some/image:1", ImageError)
-    assert hint in error.hint, error
-
-
 async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:
     async with backend.open(pushed_image, LIMITS, workdir=WORKDIR) as sandbox:
         assert await sh(sandbox, "echo pulled") == "pulled\n"
-
-
-async def test_a_container_name_in_use(backend: docker.DockerBackend, docker_image: str) -> None:
-    name = new_name()
-    async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name) as sandbox:
-        with pytest.raises(SandboxError, match="already") as raised:
-            async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name):
-                pass
-        assert name in raised.value.hint
-        assert await sh(sandbox, "echo mine") == "mine\n"
 
 
 async def test_a_mount_that_does_not_exist(
@@ -138,12 +105,6 @@ async def test_gvisor_cannot_end_commands(dockerd: str, docker_image: str) -> No
     assert "/proc/PID/limits" in error.hint
 
 
-async def test_a_user_that_the_image_lacks(dockerd: str, docker_image: str) -> None:
-    backend = docker.build(docker.Options(base_url=dockerd, user="no-such-user"))
-    error = await refuse(backend, docker_image, SandboxError)
-    assert "no-such-user" in str(error)
-
-
 @pytest.fixture
 def image_without_shell(dockerd: str) -> Iterator[str]:
     from docker import DockerClient
@@ -165,22 +126,6 @@ async def test_an_image_without_a_shell(
     assert "/bin/sh" in error.hint
 
 
-async def test_a_full_disk_inside(backend: docker.DockerBackend, docker_image: str) -> None:
-    limits = Limits(memory_mib=64, num_processes=32, disk_mib=256, lifetime_s=60)
-    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
-        with pytest.raises(SandboxError, match="No space left") as raised:
-            await sandbox.write("/dev/shm/big", bytes(40 << 20))
-        assert "disk_mib" in raised.value.hint
-
-
-async def test_a_file_over_the_disk_limit(backend: docker.DockerBackend, docker_image: str) -> None:
-    limits = Limits(memory_mib=256, num_processes=32, disk_mib=8, lifetime_s=60)
-    async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
-        with pytest.raises(SandboxError) as raised:
-            await sandbox.write("/tmp/big", bytes(9 << 20))
-        assert "disk_mib" in raised.value.hint
-
-
 @pytest.mark.parametrize("url", ["unix:///no/such.sock", "tcp://127.0.0.1:1", "nonsense://x"])
 async def test_no_daemon(url: str) -> None:
     backend = docker.build(docker.Options(base_url=url))
@@ -188,12 +133,6 @@ async def test_no_daemon(url: str) -> None:
         with pytest.raises(SandboxUnavailableError) as raised:
             await look
         assert raised.value.hint
-
-
-async def test_a_daemon_behind_ssh_gives_a_hint_to_forward_its_socket() -> None:
-    with pytest.raises(SandboxUnavailableError) as raised:
-        await docker.build(docker.Options(base_url="ssh://me@machine")).live()
-    assert "ssh -nNT -L" in raised.value.hint
 
 
 @pytest.fixture
@@ -227,14 +166,3 @@ async def test_a_daemon_that_is_killed_during_a_command(
             with pytest.raises(SandboxLostError):
                 await sandbox.read("/etc/passwd")
     assert closing.value.hint
-
-
-async def test_the_first_error_is_the_one_raised(
-    own_dockerd: Daemon, base_image: BaseImage
-) -> None:
-    backend = docker.build(docker.Options(base_url=own_dockerd.address))
-    with pytest.raises(ZeroDivisionError):
-        async with backend.open(base_image.name, LIMITS, workdir=WORKDIR):
-            own_dockerd.process.kill()
-            own_dockerd.process.wait()
-            raise ZeroDivisionError

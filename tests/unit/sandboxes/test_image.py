@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,26 +42,6 @@ async def test_a_folder_fills_the_workdir_and_is_never_changed(
             assert await sh(sandbox, "ls -A") == "new\npkg\n"
     assert (repository / "pkg" / "a.py").read_text() == "a = 1\n"
     assert sorted(path.name for path in repository.iterdir()) == ["link", "pkg"]
-
-
-async def test_a_built_image_puts_its_layers_over_the_host(
-    backend: local.LocalBackend, tmp_path: Path
-) -> None:
-    folder = image_folder("demo__demo-1")
-    for layer, text in (("low", "low"), ("high", "high")):
-        (folder / layer / "testbed").mkdir(parents=True)
-        (folder / layer / "testbed" / "f").write_text(text)
-    (folder / "low" / "opt").mkdir()
-    tool = tmp_path / "tool"
-    tool.mkdir()
-    (tool / "t").write_text("tool")
-    write_image("demo__demo-1", ["low", "high"], [tool], {"PATH": "/opt:/usr/bin:/bin", "X": "1"})
-    async with backend.open("built:demo__demo-1", LIMITS, workdir="/testbed") as sandbox:
-        assert await sh(sandbox, "cat f; echo $X $PATH") == "high1 /opt:/usr/bin:/bin\n"
-        assert await sh(sandbox, f"cat {tool}/t && id -un && git --version >&2") == "toolagent\n"
-        await sh(sandbox, "echo x > f; touch /opt/x /top; rm -r /testbed/f")
-    assert (folder / "high" / "testbed" / "f").read_text() == "high"
-    assert not (folder / "low" / "opt" / "x").exists()
 
 
 async def test_captured_changes_can_become_a_layer(backend: local.LocalBackend) -> None:
@@ -118,12 +97,3 @@ async def test_a_broken_image_names_its_folder(body: str) -> None:
         async with local.build(local.Options()).open("built:broken", LIMITS, workdir="/testbed"):
             pass
     assert str(folder) in raised.value.hint
-
-
-async def test_the_image_description_is_what_the_builder_writes() -> None:
-    folder = write_image("plain", ["rootfs"], ["/usr/lib"], {"A": "b"})
-    assert json.loads((folder / "image.json").read_text()) == {
-        "layers": ["rootfs"],
-        "binds": ["/usr/lib"],
-        "env": {"A": "b"},
-    }

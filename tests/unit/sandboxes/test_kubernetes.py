@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import (
-    ImageError,
     SandboxError,
     SandboxLostError,
     SandboxUnavailableError,
@@ -67,34 +65,6 @@ async def refuse(
     return raised.value
 
 
-async def test_kubectl_and_swerl_use_the_same_pod(
-    kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
-) -> None:
-    """The stand-in speaks the protocol of the real client: list, exec with input, cp, delete."""
-    data = os.urandom(200_000)
-    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        await sandbox.write("/tmp/data", data)
-        name = sandbox.id
-
-        def look() -> list[bytes]:
-            (tmp_path / "back").write_bytes(data[::-1])
-            return [
-                kubectl(kube, "get", "pods", "-o", "name"),
-                kubectl(kube, "exec", name, "--", "cat", "/tmp/data"),
-                kubectl(kube, "exec", "-i", name, "--", "sha256sum", stdin=data),
-                kubectl(kube, "cp", f"{tmp_path}/back", f"{name}:/tmp/back"),
-            ]
-
-        listed, read, summed, _ = await asyncio.to_thread(look)
-        assert listed == f"pod/{name}\n".encode()
-        assert read == data
-        assert summed == (await sandbox.run(["sha256sum"], stdin=data)).stdout
-        assert await sandbox.read("/tmp/back") == data[::-1]
-        await asyncio.to_thread(kubectl, kube, "delete", "pod", name)
-        with pytest.raises(SandboxLostError, match="deleted"):
-            await sandbox.run(["true"])
-
-
 async def test_a_pod_has_no_token_no_privilege_and_known_fields_only(
     kube: tuple[KubeServer, Path], docker_image: str, tmp_path: Path
 ) -> None:
@@ -139,43 +109,11 @@ async def test_a_cluster_that_ignores_policies_is_refused(
     assert "unchecked" in error.hint
 
 
-async def test_an_image_that_no_node_can_pull(kube: tuple[KubeServer, Path]) -> None:
-    error = await refuse(kube, "nobody/nothing:1", ImageError)
-    assert "nobody/nothing:1" in str(error)
-    assert "check the name" in error.hint
-
-
 async def test_an_image_with_another_user_is_explained(
     kube: tuple[KubeServer, Path], docker_image: str
 ) -> None:
     error = await refuse(kube, docker_image, SandboxError, user="")
     assert 'sandbox.user = "agent"' in error.hint
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "hint"),
-    [
-        (403, "pods is forbidden: User x cannot create resource pods", "Role"),
-        (403, "pods is forbidden: exceeded quota: compute, requested: cpu=1", "ResourceQuota"),
-        (403, 'violates PodSecurity "restricted:latest"', "baseline"),
-    ],
-)
-async def test_a_refused_pod_has_a_remedy(
-    kube: tuple[KubeServer, Path], docker_image: str, status: int, message: str, hint: str
-) -> None:
-    kube[0].statuses = [(status, message)]
-    error = await refuse(kube, docker_image, SandboxError)
-    assert hint in error.hint
-    assert error.retryable == ("quota" in message)
-
-
-async def test_a_busy_server_is_asked_again(
-    kube: tuple[KubeServer, Path], docker_image: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swerl.sandboxes._kubernetes._PAUSES_S", (0.01, 0.01))
-    kube[0].statuses = [(429, "too many requests"), (503, "the server is starting")]
-    async with backend(kube).open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        assert await sh(sandbox, "echo up") == "up\n"
 
 
 async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_path: Path) -> None:

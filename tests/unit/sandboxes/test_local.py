@@ -12,7 +12,7 @@ import pytest
 
 from swerl.core.errors import SandboxUnavailableError
 from swerl.core.liveness import pid_namespace
-from swerl.core.sandbox import Limits, new_name
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 from swerl.sandboxes._local import limits, process
 
@@ -138,14 +138,6 @@ async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
     await eventually(lambda: not list(scratch.iterdir()))
 
 
-def test_sweep_keeps_folders_of_running_controllers(tmp_path: Path) -> None:
-    living = tmp_path / new_name()
-    living.mkdir()
-    (tmp_path / f"swerl-999999999-{pid_namespace()}x").mkdir()
-    assert local.sweep(tmp_path) == 1
-    assert [path.name for path in tmp_path.iterdir()] == [living.name]
-
-
 PYTHONPATH = ":".join(filter(None, sys.path))
 
 
@@ -165,12 +157,3 @@ def test_the_suite_passes_as_an_unprivileged_user() -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
-
-
-def test_only_other_users_than_root_need_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.shutil, "which", lambda name, **_: f"/opt/{name}")
-    for user, uses in ((0, ""), (1000, "/opt/bwrap")):
-        monkeypatch.setattr(local.os, "geteuid", lambda user=user: user)
-        backend = local.build(local.Options())
-        assert backend._bwrap == uses
-        assert local.build(local.Options(isolator="bwrap"))._bwrap == "/opt/bwrap"

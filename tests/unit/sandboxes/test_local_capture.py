@@ -104,18 +104,6 @@ def test_holes_count(tmp_path: Path) -> None:
         copy(tree, tmp_path / "copy")
 
 
-def test_a_copy_can_be_stopped(tmp_path: Path) -> None:
-    tree, stop = tmp_path / "tree", threading.Event()
-    tree.mkdir()
-    (tree / "f").touch()
-    os.truncate(tree / "f", 1 << 30)
-    stop.set()
-    fd = os.open(tree, os.O_RDONLY)
-    with pytest.raises(OSError, match="stopped"):
-        copy_changes(fd, tmp_path / "copy", max_bytes=2 << 30, stop=stop)
-    os.close(fd)
-
-
 async def test_a_sparse_file_is_no_snapshot_and_costs_no_time(backend: local.LocalBackend) -> None:
     folder = default_store().root
     async with backend.open("dir:" + str(empty(folder)), LIMITS, workdir="/work") as sandbox:

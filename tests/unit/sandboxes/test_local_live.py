@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import SandboxError, SandboxLostError
-from swerl.core.liveness import pid_namespace, start_time_s
-from swerl.core.sandbox import Limits, folder_owner_lives, new_name
+from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
 from swerl.sandboxes._local import limits
 
@@ -71,11 +70,6 @@ async def test_another_backend_can_remove_it(backend: local.LocalBackend) -> Non
     assert name not in await names(backend)
 
 
-async def test_removing_a_missing_sandbox_does_nothing(backend: local.LocalBackend) -> None:
-    await backend.remove(new_name())
-    assert backend.price(LIMITS) == 0
-
-
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".."])
 async def test_a_name_that_is_a_path_is_refused(backend: local.LocalBackend, name: str) -> None:
     with pytest.raises(SandboxError) as raised:
@@ -122,23 +116,3 @@ async def test_a_process_inside_cannot_pose_as_a_sandbox(backend: local.LocalBac
         async with sandbox.start(["python3", "-c", posing]):
             await eventually(lambda: host_processes(f"swerl-supervisor\0{forged}"))
             assert forged not in await names(backend)
-
-
-def test_a_reused_process_number_is_not_the_owner(tmp_path: Path) -> None:
-    made = tmp_path / new_name()
-    made.mkdir()
-    assert folder_owner_lives(made)
-    long_ago = start_time_s(os.getpid()) - 3600
-    os.utime(made, (long_ago, long_ago))
-    assert not folder_owner_lives(made)
-    gone = tmp_path / f"swerl-999999999-{pid_namespace()}abc"
-    gone.mkdir()
-    assert not folder_owner_lives(gone)
-
-
-def test_an_owner_in_another_namespace_is_gone_only_after_a_reboot(tmp_path: Path) -> None:
-    made = tmp_path / "swerl-999999999-elsewhere"
-    made.mkdir()
-    assert folder_owner_lives(made)
-    os.utime(made, (1, 1))
-    assert not folder_owner_lives(made)

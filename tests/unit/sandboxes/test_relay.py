@@ -158,11 +158,6 @@ print(sum(out))
 """
 
 
-async def test_many_connections_at_once_do_not_mix(box: Severed) -> None:
-    async with relayed(box, echo) as (port, _):
-        assert await python(box, MANY, port) == "40\n"
-
-
 SLOW = """
 slow = connect(); slow.sendall(b"G")  # asks for 8 MB and never reads
 quick = connect(); quick.sendall(b"G"); print(len(quick.recv(10)))
@@ -280,14 +275,6 @@ async def test_a_stopped_program_is_the_fault_of_the_inside(
         await end_program(box, "STOP")
         error = await lost(service)
     assert "silent" in str(error) and error.from_inside
-
-
-@pytest.mark.parametrize(
-    "line", [b"D 1 !", b"Z 1 ", b"O x ", b"\xff", b"hello", b"D 1 eA== eA==", b""]
-)
-def test_an_invalid_line_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError):
-        _relay.read_line(line)
 
 
 @pytest.mark.parametrize(

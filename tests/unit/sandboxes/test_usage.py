@@ -6,7 +6,7 @@ import pytest
 
 from swerl.core.contracts import MeteredSandbox
 from swerl.core.sandbox import Limits
-from swerl.sandboxes import docker, local
+from swerl.sandboxes import local
 
 from .helpers import WORKDIR, sh
 
@@ -29,16 +29,3 @@ async def test_the_local_sandbox_reports_its_usage() -> None:
     assert before.peak_memory_mib is not None
     assert after.peak_memory_mib is not None
     assert before.peak_memory_mib < 80 < after.peak_memory_mib <= 256
-
-
-async def test_docker_reports_the_disk_usage_of_a_container(
-    dockerd: str, docker_image: str
-) -> None:
-    backend = docker.build(docker.Options(base_url=dockerd))
-    async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-        assert isinstance(sandbox, MeteredSandbox)
-        await sh(sandbox, FILL)
-        told = await sandbox.usage()
-    assert told.disk_mib is not None
-    assert 18 < told.disk_mib < 40
-    assert told.peak_memory_mib is None or 80 < told.peak_memory_mib <= 256

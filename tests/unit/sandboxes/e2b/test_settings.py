@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core import plugins
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, Mount
+from swerl.core.sandbox import Mount
 from swerl.sandboxes import _relay, e2b
 
 from ..e2b_server.helpers import Service
@@ -31,16 +30,6 @@ def test_a_missing_key_is_reported_before_anything_starts(monkeypatch: pytest.Mo
     assert "export E2B_API_KEY" in caught.value.hint
 
 
-def test_the_price_is_the_clouds_or_the_recipes() -> None:
-    limits = Limits(num_cpus=2, memory_mib=4096)
-    assert backend("http://x").price(limits) == pytest.approx(2 * 0.0504 + 4 * 0.0162)
-    assert backend("http://x", price_per_hour=0.5).price(limits) == 0.5
-
-
-def test_it_is_found_by_its_name() -> None:
-    assert plugins.load("sandboxes", "e2b") is e2b
-
-
 # Metadata
 
 
@@ -54,19 +43,6 @@ async def test_the_image_is_sent_as_metadata_if_image_key_is_set(service: Servic
         (live,) = [each for each in await made.live() if each.name == "swerl-1-routed"]
         assert (live.id, live.image) == (opened.id, "host")
         assert live.started_unix_s > 1e9
-
-
-async def test_a_sandbox_of_a_dead_owner_is_found_and_removed_by_name(service: Service) -> None:
-    context = backend(service.url).open("base", LIMITS, workdir=WORKDIR, name="swerl-2-dead")
-    opened = await context.__aenter__()
-    another = backend(service.url)
-    assert "swerl-2-dead" in [live.name for live in await another.live()]
-    await another.remove("swerl-2-dead")
-    await another.remove("swerl-2-dead")
-    assert "swerl-2-dead" not in [live.name for live in await another.live()]
-    with pytest.raises(SandboxLostError, match="killed"):
-        await opened.run(["true"])
-    await context.__aexit__(None, None, None)
 
 
 # Mounts
@@ -94,13 +70,6 @@ async def test_a_mount_is_packed_once_and_read_only(
     assert packs[0] == packs[1]
     assert len(packs[0]) == 1
     assert tarfile.is_tarfile(packs[0][0][0])
-
-
-async def test_a_missing_mount_is_an_error(service: Service, tmp_path: Path) -> None:
-    mounts = [Mount(tmp_path / "none", "/opt/none")]
-    with pytest.raises(SandboxError, match="there is no folder"):
-        async with backend(service.url).open("base", LIMITS, workdir=WORKDIR, mounts=mounts):
-            pass
 
 
 # The way back

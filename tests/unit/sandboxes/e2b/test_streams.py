@@ -14,7 +14,6 @@ from swerl.sandboxes import _e2b_sandbox, _e2b_sdk
 from ..e2b_faults import Faults
 from ..e2b_server.helpers import Service
 from ..helpers import sh, until
-from .provider import backend
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 
@@ -80,42 +79,6 @@ async def test_a_silent_provider_loses_a_sandbox_whose_lifetime_is_over(
     )
     with pytest.raises(SandboxLostError, match=r"its lifetime of 0\.2 s is over"):
         await sandbox.run(["true"])
-
-
-async def test_a_sandbox_killed_outside_is_lost(service: Service, sandbox: Sandbox) -> None:
-    running = asyncio.ensure_future(sandbox.run(["sleep", "60"]))
-    await until(sandbox, "sleep 60", 1)
-    await backend(service.url)._provider.kill(sandbox.id)
-    with pytest.raises(SandboxLostError, match="killed outside"):
-        await running
-    with pytest.raises(SandboxLostError):
-        await sandbox.read("/etc/passwd")
-
-
-async def test_output_of_a_shell_profile_is_ignored(sandbox: Sandbox) -> None:
-    home = (await sh(sandbox, "echo ~")).strip()
-    noise = b"echo hello; echo trouble >&2; printf half; export PATH=/nowhere:$PATH A=1\n"
-    for name in (".profile", ".bash_profile"):
-        await sandbox.write(f"{home}/{name}", noise)
-    done = await sandbox.run(["sh", "-c", "echo out; echo err >&2; echo $A; echo $PATH"])
-    assert done.stderr == b"err\n"
-    assert done.stdout.startswith(b"out\n\n")
-    assert b"nowhere" not in done.stdout
-
-
-async def test_a_command_has_the_users_umask_and_no_file_of_ours(sandbox: Sandbox) -> None:
-    assert await sh(sandbox, "umask; ls /proc/self/fd | wc -l") == "0022\n4\n"
-
-
-async def test_a_stopped_command_times_out(sandbox: Sandbox) -> None:
-    done = await sandbox.run(["sh", "-c", "kill -STOP $$"], timeout_s=0.6)
-    assert done.timed_out
-
-
-async def test_a_command_with_an_equals_sign_in_its_name_runs(sandbox: Sandbox) -> None:
-    await sandbox.write("/tmp/a=b", b"#!/bin/sh\necho ran $1\n")
-    await sh(sandbox, "chmod +x /tmp/a=b")
-    assert (await sandbox.run(["/tmp/a=b", "c"])).stdout == b"ran c\n"
 
 
 async def test_a_file_that_is_too_large_to_read_is_the_doing_of_code_inside(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import socket
 import struct
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 from e2b import Sandbox, SandboxException
 
 from swerl.core.contracts import Sandbox as Inside
-from swerl.core.errors import GatewayError, ImageError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import ImageError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import local
 
@@ -44,15 +42,6 @@ def test_stopping_removes_every_sandbox_and_ends_every_stream() -> None:
     waiting.join(10)
     assert ended
     assert not host_processes("1234.5")
-
-
-def test_two_servers_cannot_share_a_port(service: Service) -> None:
-    port = int(service.url.rpartition(":")[2])
-    with (
-        pytest.raises(GatewayError, match="cannot listen"),
-        serving(local.build(local.Options()), port=port),
-    ):
-        pass
 
 
 def test_a_client_that_breaks_off_leaves_the_command_and_no_task(
@@ -85,49 +74,6 @@ def test_a_client_that_reads_nothing_harms_nobody(service: Service, sandbox: San
         assert sandbox.commands.run("echo alive").stdout == "alive\n"
     for info in sandbox.commands.list():
         sandbox.commands.kill(info.pid)
-
-
-def test_uploads_that_stand_still_hold_nobody_up(service: Service, sandbox: Sandbox) -> None:
-    sandbox.files.write("there", "x" * 100)
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    head = (
-        "POST /files?path=never HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n"
-        "Content-Type: application/octet-stream\r\n"
-        f"E2b-Sandbox-Id: {sandbox.sandbox_id}\r\nX-Access-Token: {sandbox._envd_access_token}\r\n"
-    )
-    with ExitStack() as stack:
-        for _ in range(40):
-            stuck = stack.enter_context(socket.create_connection((host, int(port))))
-            stuck.sendall(head.encode() + b"\r\nbegun")
-        assert sandbox.files.read("there", request_timeout=10) == "x" * 100
-        sandbox.files.write("small", "y", request_timeout=10)
-
-
-def test_a_body_larger_than_a_message_may_be_is_refused(service: Service) -> None:
-    with service.client(**{"X-API-Key": KEY}) as client:
-        answer = client.post("/v2/sandboxes", content=b" " * (2 << 20))
-    assert answer.status_code == 413
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"GET /sandboxes HTTP/1.1\r\nX-API-Key: %s\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX-API-Key: %s" + b"x" * 100_000 + b"\r\n\r\n",
-        b"\x16\x03\x01 %s",
-    ],
-)
-def test_what_is_no_http_is_refused_and_its_key_is_written_nowhere(
-    service: Service,
-    raw: bytes,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    host, _, port = service.url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        connection.sendall(raw % KEY.encode())
-        assert b" 400 " in connection.recv(1000)
-    assert KEY not in caplog.text + "".join(capfd.readouterr())
 
 
 class Failing:
@@ -202,19 +148,6 @@ def test_a_sandbox_that_is_lost_is_gone_for_its_client_too() -> None:
             with pytest.raises(SandboxException, match="was not found"):
                 ask(sandbox)
             eventually(lambda box=sandbox: not box.is_running())
-
-
-def test_a_sandbox_that_is_killed_from_outside_is_gone(service: Service) -> None:
-    sandbox = Sandbox.create(**service.sdk)
-    handle = sandbox.commands.run("echo on; sleep 60", background=True)
-    assert next(iter(handle))[0] == "on\n"
-    box = service.server._served.find(sandbox.sandbox_id)
-    assert box is not None
-    os.kill(box.sandbox.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(SandboxException, match="was not found"):
-        handle.wait()
-    eventually(lambda: not sandbox.is_running())
-    assert not sandbox.kill()
 
 
 async def test_a_create_that_is_given_up_makes_nothing_that_stays(service: Service) -> None:

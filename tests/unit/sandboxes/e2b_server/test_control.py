@@ -18,22 +18,11 @@ from e2b import (
 )
 
 from swerl.core.sandbox import Mount, SandboxOrder
-from swerl.sandboxes import local
 from swerl.sandboxes.e2b_server.control import choose
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 from swerl.sandboxes.e2b_server.served import ServerOptions
 
-from .helpers import KEY, LIMITS, Service, eventually, serving
-
-
-def test_info_returns_the_create_arguments(service: Service) -> None:
-    sandbox = Sandbox.create(timeout=77, metadata={"image": "host", "ü": "ä=&"}, **service.sdk)
-    info = sandbox.get_info()
-    assert info.metadata == {"image": "host", "ü": "ä=&"}
-    assert (info.template_id, info.state, info.memory_mb) == ("base", "running", LIMITS.memory_mib)
-    assert (info.end_at - info.started_at).total_seconds() == pytest.approx(77, abs=1)
-    assert info.allow_internet_access is False
-    assert sandbox.kill()
+from .helpers import KEY, LIMITS, Service, eventually
 
 
 def test_kill_removes_once_and_the_sandbox_is_gone(service: Service) -> None:
@@ -58,18 +47,6 @@ def test_time_runs_out_unless_it_is_prolonged(service: Service) -> None:
     assert prolonged.is_running()
     prolonged.set_timeout(0)
     eventually(lambda: not prolonged.is_running())
-
-
-def test_no_prolonging_leads_past_the_longest_life() -> None:
-    with serving(local.build(local.Options()), max_lifetime_s=100.0) as service:
-        sandbox = Sandbox.create(timeout=100, **service.sdk)
-        box = service.server._served.all()[0]
-        box._last_s -= 60.0  # a minute later
-        sandbox.set_timeout(100)
-        assert box.left_s < 41
-        sandbox.connect(timeout=100)
-        assert box.left_s < 41
-        assert sandbox.kill()
 
 
 def test_connect_opens_the_same_sandbox_and_never_cuts_its_time(service: Service) -> None:
@@ -182,13 +159,6 @@ def test_lists_are_filtered(service: Service, five: list[str]) -> None:
             assert client.get(f"/v2/sandboxes?{wrong}").status_code == 400, wrong
 
 
-def test_no_more_sandboxes_than_allowed() -> None:
-    with serving(local.build(local.Options()), max_sandboxes=1) as small:
-        Sandbox.create(**small.sdk)
-        with pytest.raises(SandboxException, match="the limit of 1 sandboxes is reached"):
-            Sandbox.create(retries=0, **small.sdk)
-
-
 def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
     service: Service, tmp_path: Path
 ) -> None:
@@ -200,18 +170,6 @@ def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
     sandbox = Sandbox.connect(made["sandboxID"], **service.sdk)
     assert sandbox.commands.run("test ! -e /m && test ! -e /word").exit_code == 0
     assert sandbox.kill()
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"image": "host", "limits": {"x": 1}}', "[]"])
-def test_an_order_that_cannot_be_read_is_refused(text: str) -> None:
-    body = {"templateID": "base", "metadata": {SandboxOrder.KEY: text}}
-    with (
-        serving(local.build(local.Options()), takes_orders=True) as taking,
-        taking.client(**{"X-API-Key": KEY}) as client,
-    ):
-        answer = client.post("/sandboxes", json=body)
-    assert answer.status_code == 400
-    assert "the sandbox order cannot be read" in answer.text
 
 
 OPTIONS = ServerOptions(templates={"base": "host", "folder": "dir:/srv"}, image_key="img")

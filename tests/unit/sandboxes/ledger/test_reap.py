@@ -139,28 +139,6 @@ async def test_an_unreachable_provider_fails_its_sandboxes_and_no_others(
     assert (await states(ledger))[unreachable] is SandboxState.ORPHAN
 
 
-async def test_a_backend_that_is_absent_or_rejects_its_settings_is_a_problem(
-    ledger: Ledger, dead: ProcessIdentity, write: Write
-) -> None:
-    write(dead, backend="no-such")
-    ledger.add(replace(write(dead), settings='{"fodler": "x"}'))
-    rows = {row.entry.backend: row.problem for row in await list_sandboxes(ledger, run="r")}
-    assert "unknown sandbox 'no-such'" in rows["no-such"]
-    assert "fodler" in rows["folder"] and "headers" in rows["folder"]
-
-
-async def test_a_removal_that_fails_is_reported_and_tried_again(
-    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
-) -> None:
-    name = machines.add(write(dead).name)
-    machines.flag("stuck")
-    (failed,) = await reap(ledger, run="r")
-    assert failed.outcome is Outcome.FAILED
-    assert failed.reason == "the provider answers 500 (ask again later)"
-    machines.flag("stuck", on=False)
-    assert await outcomes(ledger) == {name: Outcome.REMOVED}
-
-
 async def test_a_dry_run_changes_nothing(
     ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes.ledger import Entry, Ledger
 
@@ -75,16 +75,6 @@ async def test_an_error_in_use_passes_through_and_is_noted(
     assert (entry.why, machines.names()) == ("closed after ValueError", [])
 
 
-async def test_a_missing_image_leaves_nothing_to_look_for(
-    ledger: Ledger, machines: Machines
-) -> None:
-    with pytest.raises(ImageError):
-        async with machines.backend(price=1.0).open("missing", LIMITS, workdir="/w"):
-            pass
-    (entry,) = entries(ledger)
-    assert (bool(entry.ended_s), entry.why) == (True, "not created: no such image (pull it)")
-
-
 async def test_a_provider_that_goes_away_leaves_a_doubt_and_one_never_reached_does_not(
     ledger: Ledger, machines: Machines
 ) -> None:
@@ -109,18 +99,6 @@ async def test_a_machine_whose_answer_got_lost_is_removed_at_once(
     assert entry.ended_s and "connection reset" in entry.why
 
 
-async def test_a_sandbox_that_cannot_be_removed_stays_in_doubt(
-    ledger: Ledger, machines: Machines
-) -> None:
-    machines.flag("stuck")
-    with pytest.raises(SandboxError, match="answers 500"):
-        async with machines.backend().open("img", LIMITS, workdir="/w"):
-            pass
-    (entry,) = entries(ledger)
-    assert (entry.ended_s, len(machines.names())) == (0.0, 1)
-    assert "answers 500" in entry.why
-
-
 async def test_an_interrupted_close_is_completed(ledger: Ledger, machines: Machines) -> None:
     context = machines.backend().open("img", LIMITS, workdir="/w")
     await context.__aenter__()
@@ -130,17 +108,6 @@ async def test_an_interrupted_close_is_completed(ledger: Ledger, machines: Machi
     (entry,) = entries(ledger)
     assert (bool(entry.ended_s), machines.names()) == (True, [])
     assert "not seen to close" in entry.why
-
-
-async def test_a_cancelled_create_leaves_no_machine(ledger: Ledger, machines: Machines) -> None:
-    context = machines.backend(boot_s=30).open("img", LIMITS, workdir="/w")
-    opening = asyncio.ensure_future(context.__aenter__())
-    await machines.appear()
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    (entry,) = entries(ledger)
-    assert (bool(entry.ended_s), machines.names()) == (True, [])
 
 
 async def test_without_a_ledger_nothing_paid_is_created(
