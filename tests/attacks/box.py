@@ -8,8 +8,7 @@ import os
 import secrets
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,23 +127,3 @@ def planted(word: str) -> Iterator[list[str]]:
     finally:
         for path in paths:
             path.unlink(missing_ok=True)
-
-
-def processes_with(word: str) -> list[int]:
-    """Return the pids of host processes with this word in their command line or name."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            command = (folder / "cmdline").read_bytes()
-            if word.encode() in command or word[:15] == (folder / "comm").read_text().strip():
-                pids.append(int(folder.name))
-    return pids
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 3.0) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        await asyncio.sleep(0.02)
-    return True

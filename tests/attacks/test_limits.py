@@ -13,16 +13,6 @@ from .box import LIMITS, Box, worked
 SMALL = replace(LIMITS, memory_mib=128, num_processes=32, num_cpus=0.5, disk_mib=32)
 FOLDERS = ["/testbed", "/tmp", "/var/tmp", "/home/agent", "/run"]
 NEEDS_GROUPS = pytest.mark.skipif(not limits.find(), reason="no writable control group")
-DAEMON = """
-import ctypes, os, signal, sys, time
-for number in (1, 2, 15): signal.signal(number, signal.SIG_IGN)
-if os.fork(): os._exit(0)
-os.setsid()
-if os.fork(): os._exit(0)
-ctypes.CDLL(None).prctl(15, sys.argv[1][:15].encode(), 0, 0, 0)
-for fd in (0, 1, 2): os.dup2(os.open("/dev/null", os.O_RDWR), fd)
-time.sleep(60)
-"""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import os
 import tarfile
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -24,7 +23,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -32,10 +31,10 @@ from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, parse
 from swerl.core.jobs import run_jobs
 from swerl.core.sandbox import Mount
-from swerl.images.http import Patience, http_session, patiently
-from swerl.images.manifest import Blob, Manifest, sha256
+from swerl.images.http import Patience, http_session
+from swerl.images.manifest import Blob, Manifest, read_config, sha256
 from swerl.images.mirror import LockFile, Pinned
-from swerl.images.registry import Registry
+from swerl.images.registry import Registries
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,7 +47,6 @@ _LAYER_TYPES = {
     ),
 }
 """Media type of a manifest -> media type of its gzip layers."""
-_T = TypeVar("_T")
 _CHUNK = 1 << 20
 _LEVEL = 6
 """gzip's own default: level 9 takes three times as long for one percent."""
@@ -81,12 +79,12 @@ async def bake(
     lock = LockFile(lock_file)
     lock.save()
     async with http_session() as http:
-        bakers = _Bakers(http, layer, docker_config)
+        bake_run = _BakeRun(http, layer, docker_config)
 
         async def one(item: tuple[str, Pinned]) -> Baked:
             image, pinned = item
             try:
-                baked = await bakers.at(pinned).bake(pinned)
+                baked = await bake_run.bake(pinned)
             except ImageError as error:
                 return Baked(image, error=error)
             lock.put(image, baked)
@@ -98,42 +96,27 @@ async def bake(
             lock.save()
 
 
-class _Bakers:
-    """One client per registry."""
+class _BakeRun:
+    """One run: its registries, and a repository of each that has the agents' layer."""
 
     def __init__(self, http: aiohttp.ClientSession, layer: AgentLayer, docker_config: Path) -> None:
-        self._http = http
+        self._registries = Registries(http, docker_config, Patience())
         self._layer = layer
-        self._docker_config = docker_config
-        self._ovens: dict[str, _Baker] = {}
-
-    def at(self, pinned: Pinned) -> _Baker:
-        host = parse(pinned.reference).registry
-        if host not in self._ovens:
-            registry = Registry(host, self._http, self._docker_config)
-            self._ovens[host] = _Baker(registry, self._layer)
-        return self._ovens[host]
-
-
-class _Baker:
-    def __init__(self, registry: Registry, layer: AgentLayer) -> None:
-        self._registry = registry
-        self._layer = layer
-        self._home: str | None = None
-        """A repository that already has the agents' layer."""
+        self._homes: dict[str, str] = {}
         self._storing = asyncio.Lock()
 
     async def bake(self, pinned: Pinned) -> Pinned:
         place = parse(pinned.reference)
-        repository = place.repository
-        base = await _patiently(lambda: self._registry.manifest(repository, pinned.digest))
+        registry, repository = self._registries.at(place.registry), place.repository
+        patiently = self._registries.patiently
+        base = await patiently(lambda: registry.manifest(repository, pinned.digest))
         config = _with_layer(await self._config(place, base), self._layer)
         baked = _manifest_with(base, config, self._layer)
-        if not await _patiently(lambda: self._registry.has_manifest(repository, baked.digest)):
-            await self._store_layer(repository)
-            await self._store(repository, Blob(sha256(config), len(config)), lambda: [config])
+        if not await patiently(lambda: registry.has_manifest(repository, baked.digest)):
+            await self._store_layer(place)
+            await self._store(place, Blob(sha256(config), len(config)), lambda: [config])
             tag = f"{_short(pinned.digest)}-{_short(self._layer.blob.digest)}"
-            await _patiently(lambda: self._registry.put_manifest(repository, tag, baked))
+            await patiently(lambda: registry.put_manifest(repository, tag, baked))
         reference = Reference(place.registry, repository, digest=baked.digest)
         size_bytes = sum(blob.size for blob in baked.blobs())
         return Pinned(pinned.reference, baked.digest, str(reference), size_bytes)
@@ -144,36 +127,35 @@ class _Baker:
                 f"{place} has a media type that accepts no layer: {base.media_type}",
                 hint="mirror it first: that selects one platform",
             )
-        blob = base.blobs()[0]
+        registry, blob = self._registries.at(place.registry), base.config()
 
         async def fetch() -> bytes:
-            return b"".join([part async for part in self._registry.blob(place.repository, blob)])
+            return b"".join([part async for part in registry.blob(place.repository, blob)])
 
-        body = await _patiently(fetch)
-        try:
-            config = json.loads(body)
-            config["rootfs"]["diff_ids"] = [*config["rootfs"]["diff_ids"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ImageError(
-                f"the config of {place} lists no layers", hint="build and push the image again"
-            ) from error
-        return dict(config)
+        body = await self._registries.patiently(fetch)
+        read_config(body, base)
+        return dict(json.loads(body))
 
-    async def _store_layer(self, repository: str) -> None:
+    async def _store_layer(self, place: Reference) -> None:
         async with self._storing:
-            blob, home = self._layer.blob, self._home
-            mounted = home is not None and await _patiently(
-                lambda: self._registry.mount(repository, blob.digest, home=home)
+            blob, home = self._layer.blob, self._homes.get(place.registry)
+            mounted = home is not None and await self._registries.patiently(
+                lambda: self._registries.at(place.registry).mount(
+                    place.repository, blob.digest, home=home
+                )
             )
             if not mounted:
-                await self._store(repository, blob, lambda: chunks(self._layer))
-            self._home = repository
+                await self._store(place, blob, lambda: chunks(self._layer))
+            self._homes[place.registry] = place.repository
 
     async def _store(
-        self, repository: str, blob: Blob, read: Callable[[], Iterable[bytes]]
+        self, place: Reference, blob: Blob, read: Callable[[], Iterable[bytes]]
     ) -> None:
-        if not await _patiently(lambda: self._registry.has_blob(repository, blob.digest)):
-            await _patiently(lambda: self._registry.upload(repository, blob, _stream(read())))
+        registry, repository = self._registries.at(place.registry), place.repository
+        if not await self._registries.patiently(lambda: registry.has_blob(repository, blob.digest)):
+            await self._registries.patiently(
+                lambda: registry.upload(repository, blob, _stream(read()))
+            )
 
 
 def _with_layer(config: dict[str, Any], layer: AgentLayer) -> bytes:
@@ -199,10 +181,6 @@ def _manifest_with(base: Manifest, config: bytes, layer: AgentLayer) -> Manifest
 
 def _short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:12]
-
-
-async def _patiently(call: Callable[[], Awaitable[_T]]) -> _T:
-    return await patiently(call, Patience())
 
 
 async def _stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -32,7 +32,7 @@ _HEARTBEAT_S = 20.0
 """Proxies close a connection that is silent for a minute."""
 _BUSY = (429, 500, 502, 503, 504)
 _PAUSES_S = (0.2, 1.0, 3.0, 8.0, 15.0)
-_NO_CLUSTER = "`kubectl cluster-info` must work; set sandbox.kubeconfig and sandbox.context"
+_NO_CLUSTER = "`kubectl cluster-info` must work; set sandbox.kubeconfig"
 _HINTS = {
     "exceeded quota": "open fewer sandboxes (rollout.concurrency), or raise the ResourceQuota",
     "podsecurity": "the namespace must permit the level `baseline` of Pod Security",
@@ -52,9 +52,8 @@ class KubernetesError(SandboxError):
 class Cluster:
     """One namespace of a cluster. It logs in as kubectl does; inside a pod, as that pod."""
 
-    def __init__(self, kubeconfig: str, context: str, namespace: str) -> None:
+    def __init__(self, kubeconfig: str, namespace: str) -> None:
         self._kubeconfig = kubeconfig
-        self._context = context or None
         self.namespace = namespace
         self.has_answered = False
         self._configuration: Any = None
@@ -88,7 +87,7 @@ class Cluster:
         try:
             if has_file:
                 loader = await config.load_kube_config(
-                    paths, self._context, configuration, persist_config=False
+                    paths, client_configuration=configuration, persist_config=False
                 )
                 current = (loader.current_context or {}).get("context") or {}
                 self.namespace = self.namespace or current.get("namespace") or "default"

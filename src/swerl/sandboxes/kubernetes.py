@@ -113,18 +113,14 @@ class Options(BaseModel):
     kubeconfig: str = ""
     """File with the cluster and the login. Empty: KUBECONFIG, ~/.kube/config, or inside a pod its
     service account."""
-    context: str = ""
-    """Context of the kubeconfig; empty: its current one."""
     namespace: str = ""
-    """Namespace of the pods; empty: the context's own, else `default`."""
+    """Namespace of the pods; empty: that of the current context, else `default`."""
     user: str = ""
     """Ordinary user of the sandboxes, by name or number, for images that have one. Empty: the
     image's own user, who must then be root. A user needs `setpriv` in the image."""
     network: Literal["none", "unchecked"] = "none"
     """`none`: the first pod tests that it cannot reach the API server. `unchecked`: swerl tests
     nothing, and the cluster's owner is responsible."""
-    requests: dict[str, str] = {}
-    """Resources that the scheduler reserves, such as {cpu = "250m"}. Empty: the limits."""
     pod: dict[str, Any] = {}
     """Additional fields of the pod's spec, such as {hostUsers = false}, imagePullSecrets,
     nodeSelector, tolerations or runtimeClassName. gVisor lacks /proc/PID/limits, which swerl
@@ -148,7 +144,7 @@ class KubernetesBackend:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._cluster = Cluster(options.kubeconfig, options.context, options.namespace)
+        self._cluster = Cluster(options.kubeconfig, options.namespace)
         self._is_closed = options.network == "unchecked"
 
     @asynccontextmanager
@@ -338,7 +334,7 @@ class PodSandbox(MachineSandbox):
             "command": [*enter, *first],
             "stdin": True,
             "stdinOnce": True,  # the end of the controller's stream is the end of its input
-            "resources": {"limits": quantities, "requests": {**quantities, **options.requests}},
+            "resources": {"limits": quantities, "requests": quantities},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
                 "capabilities": {"drop": ["ALL"], **powers},
@@ -391,7 +387,7 @@ class PodSandbox(MachineSandbox):
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 self._trouble = SandboxError(
                     f"no node takes pod {self._pod}: {condition.get('message', '')}",
-                    hint="open fewer sandboxes, add nodes, or lower the limits or sandbox.requests",
+                    hint="open fewer sandboxes, add nodes, or lower the limits",
                     retryable=True,
                 )
         return False

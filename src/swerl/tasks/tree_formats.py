@@ -106,8 +106,8 @@ def differing(start: bytes, end: bytes) -> TreeDifference:
         for path, entry in entries.items()
         if entry.kind in "fl" and not (caches and path.startswith(caches))
     }
-    new = {path for path in changed if raw_path(path) not in old}
-    return TreeDifference(changed, new, gone, len(entries) - len(changed))
+    added = {path for path in changed if raw_path(path) not in old}
+    return TreeDifference(changed, added, gone, len(entries) - len(changed))
 
 
 def parsed(token: bytes, data: bytes, paths: list[str]) -> dict[str, TreeFile] | None:

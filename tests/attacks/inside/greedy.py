@@ -85,23 +85,6 @@ def make_files(folder: str, most: int, wall_s: float) -> dict[str, str]:
     return {f"{num} files": "ok"}
 
 
-def burn(num: int, wall_s: float) -> dict[str, str]:
-    """Compute in several processes; return the processors usage."""
-    started = time.monotonic()
-    pids = []
-    for _ in range(num):
-        pid = os.fork()
-        if pid == 0:
-            while time.monotonic() - started < wall_s:
-                pass
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return {"cpus": str((usage.ru_utime + usage.ru_stime) / (time.monotonic() - started))}
-
-
 def open_files(most: int) -> dict[str, str]:
     """Open files without closing any, until that is refused."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

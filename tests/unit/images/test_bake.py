@@ -9,7 +9,6 @@ import json
 import shutil
 import tarfile
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from swerl.core.image_reference import parse
 from swerl.core.sandbox import Mount
-from swerl.images.bake import AgentLayer, Baked, bake, make_layer
+from swerl.images.bake import AgentLayer, bake, make_layer
 from swerl.images.http import http_session
 from swerl.images.manifest import Blob, sha256
 from swerl.images.mirror import LockFile, Pinned
@@ -103,44 +102,6 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
         assert new["rootfs"]["diff_ids"] == [*old["rootfs"]["diff_ids"], layer.diff_id]
         assert new["config"]["Labels"] == {"swerl.agents": "tool@1.2.3"}
     assert registry.half_written() == []
-
-
-async def test_a_second_run_makes_nothing_again(
-    registry: Any, faulty: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
-) -> None:
-    image = make_image("a")
-    await push(image, "swe/one")
-    place, config = f"swe/one@{image.manifest.digest}", tmp_path / "none.json"
-    direct, watched = (
-        {"one": Pinned("from", image.manifest.digest, f"{host}/{place}", 1)}
-        for host in (registry.host, faulty.host)
-    )
-    await bake(direct, layer, tmp_path / "lock.json", docker_config=config)
-
-    (done,) = await bake(watched, layer, tmp_path / "again.json", docker_config=config)
-
-    assert done.error is None
-    assert {line.split()[0] for line in faulty.asked} == {"GET", "HEAD"}
-
-
-async def test_an_image_that_is_gone_stops_no_other(
-    registry: Any, push: Push, make_image: Make, layer: AgentLayer, tmp_path: Path
-) -> None:
-    image = make_image("a")
-    await push(image, "swe/one")
-    here = Pinned("f", image.manifest.digest, f"{registry.host}/swe/one@{image.manifest.digest}", 1)
-    gone = replace(here, reference=here.reference.replace("one", "gone"))
-    told: list[Baked] = []
-    lock = tmp_path / "l.json"
-    config = tmp_path / "none.json"
-
-    done = await bake(
-        {"gone": gone, "here": here}, layer, lock, docker_config=config, on_done=told.append
-    )
-
-    assert [one.error is None for one in done] == [False, True]
-    assert list(LockFile(lock).images) == ["here"]
-    assert {one.image for one in told} == {"gone", "here"}
 
 
 async def test_other_tools_take_a_baked_image(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core import plugins
-from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.errors import ImageError, InputError
 from swerl.core.sandbox import Limits
 from swerl.images.build import (
     SourceLayer,
@@ -27,7 +27,7 @@ from swerl.images.build import (
     run_inside,
     unpack,
 )
-from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
+from swerl.images.wheels import find_python
 from swerl.tasks.datasets import find_converter
 from tests.unit.data_converters.examples import EXAMPLES
 
@@ -95,14 +95,6 @@ def test_two_builds_of_one_image_do_the_work_once(builds: list[list[str]]) -> No
     assert sorted(map(len, builds)) == [0, 4]
 
 
-def test_image_describes_its_layer_and_environment(image: Path) -> None:
-    body = json.loads((image / "image.json").read_text())
-    assert body["layers"] == ["layer"]
-    assert body["binds"] == [sys.base_prefix]
-    assert body["env"]["TINYCALC"] == "yes"
-    assert body["env"]["PATH"].startswith("/opt/venv/bin:")
-
-
 def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
     testbed = image / "layer" / "testbed"
     git = ["git", "-c", "safe.directory=*", "-C", str(testbed)]
@@ -110,18 +102,6 @@ def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
     status = subprocess.run([*git, "status", "--short"], capture_output=True, text=True, check=True)
     assert (log.stdout, status.stdout) == ("base\n", "")
     assert (testbed / "build").is_dir(), "what the install step wrote belongs to the base"
-
-
-def test_a_standing_image_is_not_built_again(image: Path) -> None:
-    steps: list[str] = []
-    build(SPEC, steps.append)
-    assert steps == []
-
-
-def test_tests_do_not_decide_whether_to_build_again(image: Path) -> None:
-    steps: list[str] = []
-    build(SPEC.model_copy(update={"test_cmd": "other"}), steps.append)
-    assert steps == []
 
 
 def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
@@ -171,17 +151,6 @@ def test_diffs_that_do_not_apply_are_reported(image: Path) -> None:
     ]
 
 
-def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"source archive tinycalc==9\.9.*No matching") as caught:
-        fetch_sdist(Path(sys.executable), "tinycalc==9.9", tmp_path)
-    assert "pip config list" in caught.value.hint
-
-
-def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match="cannot fetch wheels"):
-        fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
-
-
 def test_missing_python_says_how_to_get_it() -> None:
     with pytest.raises(ImageError, match=r"no Python 2\.4") as caught:
         find_python("2.4")
@@ -205,33 +174,6 @@ def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match="not a list of instance specs"):
         read_specs(path)
-
-
-def test_row_of_another_instance_is_refused() -> None:
-    with pytest.raises(TaskError, match="the row belongs to other"):
-        make_task(SPEC, {"instance_id": "other"})
-
-
-@pytest.mark.parametrize("dataset", ["swe-gym", "r2e-gym"])
-def test_rows_of_other_datasets_make_tasks(dataset: str) -> None:
-    row = EXAMPLES[dataset]
-    task = find_converter(dataset).to_task(row)
-    made = make_task(SPEC.model_copy(update={"instance_id": task.id}), row, dataset)
-    assert made.image == f"built:{task.id}" and made.grading.test_command == SPEC.test_cmd
-    assert made.grading.expected == task.grading.expected
-    with pytest.raises(TaskError, match="the row belongs to"):
-        make_task(SPEC, row, dataset)
-
-
-@pytest.mark.parametrize(
-    ("said", "flags"),
-    [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
-)
-def test_old_pips_get_no_unknown_flags(tmp_path: Path, said: str, flags: list[str]) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{said}'\n")
-    python.chmod(0o755)
-    assert _isolated(python) == flags
 
 
 # Real instances

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import ImageError, InputError
+from swerl.core.errors import ImageError
 from swerl.images import build, instances
 
 NAME = "pallets__flask-4045"
@@ -21,12 +21,6 @@ DATA = {"problem_statement", "patch", "test_patch", "hints_text", "FAIL_TO_PASS"
 def swerl(*arguments: object) -> object:
     words = [str(each) for each in arguments]
     return CliRunner().invoke(typer_app, words, catch_exceptions=False)
-
-
-def test_the_specs_hold_no_data_of_the_dataset() -> None:
-    raw = json.loads((Path(instances.__file__).with_name("instances.json")).read_text())
-    assert not [key for each in raw for key in each if key in DATA]
-    assert NAME in instances.shipped()
 
 
 @pytest.mark.parametrize("spec", instances.shipped().values(), ids=instances.shipped())
@@ -66,13 +60,3 @@ def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path
         if any(reason in done.stderr for reason in ("no Python", "cannot fetch", "bubblewrap")):
             pytest.skip(done.stderr.strip())
         assert json.loads(done.stdout)["verdict"] == verdict, done.stderr
-
-
-def test_without_the_hub_the_hint_names_no_option_of_another_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    spec = instances.shipped()[NAME]
-    with pytest.raises(InputError, match="needs the packages") as error:
-        instances.prepare(spec, None, print)
-    assert "--rows" not in error.value.hint and "rows of a file" in error.value.hint

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from swerl.core.errors import ImageError, InputError
+from swerl.core.errors import InputError
 from swerl.core.image_reference import Target
-from swerl.core.task import GradingSpec, Task
-from swerl.images.mirror import Way, mirror, rewrite
+from swerl.images.mirror import Way, mirror
 from tests.unit.images.pulls import Make, Push
 
 
@@ -90,19 +89,3 @@ async def test_locked_image_keeps_its_digest_when_the_tag_moves(
 async def test_two_images_for_one_name_are_refused(copy: Make) -> None:
     with pytest.raises(InputError, match="would both become"):
         await copy(["a.example/swe/task:1", "b.example/swe/task:1"], "127.0.0.1:9/m")
-
-
-async def test_tasks_are_rewritten_to_pinned_mirror_names(
-    registry: Any, push: Push, make_image: Make, copy: Make, tmp_path: Path
-) -> None:
-    image, name = make_image("a"), f"{registry.host}/swe/task"
-    await push(image, "swe/task")
-    await copy([name], f"{registry.host}/m")
-    (task,) = rewrite([_task(name)], tmp_path / "lock.json")
-    assert task.image == f"{registry.host}/m/swe/task@{image.manifest.digest}"
-    with pytest.raises(ImageError, match="is not in"):
-        rewrite([_task("swe/other")], tmp_path / "lock.json")
-
-
-def _task(image: str) -> Task:
-    return Task("t", "o/r", image, "/repo", "fix it", GradingSpec(grader="command"))

@@ -71,16 +71,3 @@ async def test_a_failed_pull_fails_all_callers_and_is_retried_later(
     assert len(faulty.asked) == 1
     faulty.answers.clear()
     assert await opened(used, name)
-
-
-async def test_waiter_that_gives_up_stops_no_other(
-    registry: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand]
-) -> None:
-    await push(make_image("a"), "swe/task")
-    used, name = backend(), f"{registry.host}/swe/task"
-    first = asyncio.create_task(opened(used, name))
-    second = asyncio.create_task(opened(used, name))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert await second
-    assert first.cancelled()

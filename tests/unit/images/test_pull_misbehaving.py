@@ -146,18 +146,6 @@ async def test_registry_without_ranges_is_asked_for_all(
     assert done.stored is not None
 
 
-async def test_a_damaged_partial_download_is_fetched_again(
-    registry: Any, push: Push, bring: Bring, make_image: Make, store: Store
-) -> None:
-    image = make_image(os.urandom(300_000).hex())
-    await push(image, "swe/task")
-    partial = store.partial(image.layers[0])
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"rot" * 1000)
-    (done,) = await bring(f"{registry.host}/swe/task")
-    assert done.stored is not None
-
-
 def cut_once(faulty: Any) -> Any:
     async def half(request: web.Request, body: bytes) -> web.StreamResponse:
         if getattr(faulty, "clear", True):

@@ -13,9 +13,8 @@ import pytest
 
 from swerl.core.errors import ImageError
 from swerl.images import owners
-from swerl.images.manifest import sha256
 from swerl.images.store import Store
-from tests.unit.images.layers import Entry, add_image, layer_file
+from tests.unit.images.layers import Entry, add_image
 
 NAME = "docker.io/swe/task:latest"
 
@@ -69,24 +68,6 @@ def test_damaged_document_is_not_believed(store: Store, rotten: str) -> None:
     with pytest.raises(ImageError, match="is damaged") as caught:
         store.find(NAME)
     assert "images pull" in caught.value.hint
-
-
-def test_a_layer_without_its_record_is_unpacked_again(store: Store) -> None:
-    add_image(store, NAME, [Entry("a", b"x")])
-    (layer,) = (store.root / "layers").iterdir()
-    (layer / "layer.json").unlink()
-    (layer / "tree" / "a").unlink()
-    add_image(store, NAME, [Entry("a", b"x")])
-    assert (store.find(NAME).layers[0] / "a").read_bytes() == b"x"
-
-
-def test_failed_layer_leaves_nothing(store: Store, tmp_path: Path) -> None:
-    file, _ = layer_file(tmp_path / "layer", Entry("a"))
-    store.put(file.read_bytes())
-    with pytest.raises(ImageError, match="unpacks to"):
-        store.add_layer(sha256(file.read_bytes()), sha256(b"other"))
-    assert list((store.root / "work").iterdir()) == []
-    assert not (store.root / "layers").exists()
 
 
 def test_only_its_owner_may_look_into_the_store(store: Store) -> None:
@@ -166,19 +147,6 @@ with Store(Path(sys.argv[1])).use("swe/task"):
     print("using", flush=True)
     time.sleep(60)
 """
-
-
-def test_the_parts_of_a_killed_process_are_free(store: Store) -> None:
-    digest = add_image(store, NAME, [Entry("a")])
-    process = child(store, USE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    with owners.locked(store.root, exclusive=True):
-        assert digest in owners.used(store.root)
-    process.kill()
-    process.wait()
-    with owners.locked(store.root, exclusive=True):
-        assert owners.used(store.root) == set()
 
 
 def test_a_forked_child_has_its_own_entry(store: Store) -> None:

@@ -9,7 +9,6 @@ import resource
 import stat
 import subprocess
 import tarfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from swerl.core.errors import ImageError
 from swerl.images.manifest import sha256
 from swerl.images.unpack import unpack
-from tests.unit.images.layers import Entry, folder, layer_file, make_tar, symlink
+from tests.unit.images.layers import Entry, folder, layer_file, make_tar
 
 Run = Callable[..., int]
 
@@ -70,26 +69,6 @@ def test_a_folder_removed_and_made_again_hides_the_one_below(
     run(*(Entry(".wh.d"), Entry("d/f", b"new"))[::order])
     assert (tree / "d/f").read_bytes() == b"new"
     assert is_opaque(tree / "d")
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_whiteout_leaves_the_layers_own_file(run: Run, tree: Path, order: int) -> None:
-    run(*(Entry(".wh.f"), Entry("f", b"new"))[::order])
-    assert (tree / "f").read_bytes() == b"new"
-
-
-def test_later_entries_replace_earlier_ones(run: Run, tree: Path) -> None:
-    run(
-        Entry("a", b"1"), Entry("a", b"2"),
-        folder("d"), Entry("d/f", b"1"), Entry("d", b"file"),
-        Entry("e", b"1"), folder("e"), Entry("e/f", b"2"),
-        symlink("s", "a"), Entry("s", b"3"),
-    )  # fmt: skip
-    assert (tree / "a").read_bytes() == b"2"
-    assert (tree / "d").read_bytes() == b"file"
-    assert (tree / "e/f").read_bytes() == b"2"
-    assert (tree / "s").read_bytes() == b"3"
-    assert not (tree / "s").is_symlink()
 
 
 def test_holes_stay_holes(tmp_path: Path, tree: Path) -> None:
@@ -155,14 +134,6 @@ def test_zstd_and_plain_layers_are_understood(tmp_path: Path, tree: Path) -> Non
         (tmp_path / "layer").write_bytes(data)
         unpack(tmp_path / "layer", into, sha256(tar))
         assert (into / "a").read_bytes() == b"x" * 100_000
-
-
-def test_stopped_work_ends_soon(tmp_path: Path, tree: Path) -> None:
-    file, diff_id = layer_file(tmp_path / "layer", Entry("a", b"x"))
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(ImageError, match="was stopped"):
-        unpack(file, tree, diff_id, stop=stop)
 
 
 def test_many_folders_leave_no_descriptor_open(run: Run) -> None:

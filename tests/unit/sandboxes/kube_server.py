@@ -2,9 +2,8 @@
 
 No API server can be had in a test. This one is written to the wire contract of `core/v1` pods
 (create, get, list, watch, delete, exec and attach over WebSocket `v5.channel.k8s.io`, Status
-objects). `test_kubernetes.py` drives it with the real kubectl as well. It
-plays the kubelet, too: an exec's status comes after all holders of its output are gone, output
-before an attach is lost, and the input ends with the first attach.
+objects). It plays the kubelet, too: an exec's status comes after all holders of its output are
+gone, output before an attach is lost, and the input ends with the first attach.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class KubeServer:
     def __init__(self, daemon: str) -> None:
         self.api = Daemon(daemon)
         self.url = ""
-        self.minor = "32"
         self.statuses: list[tuple[int, str]] = []
         """Answers to the next creates of pods, in place of pods."""
         self.forbidden = ""
@@ -75,10 +73,6 @@ class KubeServer:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 24)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/api", _json({"kind": "APIVersions", "versions": ["v1"]}))
-        app.router.add_get("/apis", _json({"kind": "APIGroupList", "groups": []}))
-        app.router.add_get("/api/v1", _json(_resources("v1", "pods", "Pod")))
         app.router.add_get(_PODS, self._list)
         app.router.add_post(_PODS, self._create)
         app.router.add_get(_PODS + "/{name}", self._get)
@@ -115,10 +109,6 @@ class KubeServer:
             return _status(403, "Forbidden", message)
         answer: web.StreamResponse = await handler(request)
         return answer
-
-    async def _version(self, _: web.Request) -> web.Response:
-        version = {"major": "1", "minor": self.minor, "gitVersion": f"v1.{self.minor}.0"}
-        return web.json_response(version)
 
     async def _create(self, request: web.Request) -> web.Response:
         if self.statuses:
@@ -410,19 +400,6 @@ def _not_found(request: web.Request) -> web.Response:
 
 def _new_facts() -> dict[str, str]:
     return {"namespace": "swerl", "uid": str(uuid.uuid4()), "creationTimestamp": _now()}
-
-
-def _json(body: dict[str, Any]) -> Any:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(body)
-
-    return answer
-
-
-def _resources(version: str, name: str, kind: str) -> dict[str, Any]:
-    verbs = ["create", "delete", "get", "list", "watch"]
-    entry = {"name": name, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
-    return {"kind": "APIResourceList", "groupVersion": version, "resources": [entry]}
 
 
 def _now() -> str:

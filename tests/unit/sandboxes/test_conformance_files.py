@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 from dataclasses import replace
@@ -35,14 +34,6 @@ async def test_a_hundred_megabytes_are_written_and_read(target: Target) -> None:
         assert (await sh(sandbox, "sha256sum < /tmp/big")).split()[0] == digest
         read = await sandbox.read("/tmp/big")
     assert hashlib.sha256(read).hexdigest() == digest
-
-
-async def test_files_are_transferred_concurrently(sandbox: Sandbox) -> None:
-    texts = [bytes([number]) * 100_000 for number in range(8)]
-    async with asyncio.TaskGroup() as tasks:
-        for number, text in enumerate(texts):
-            tasks.create_task(sandbox.write(f"/tmp/{number}", text))
-    assert texts == await asyncio.gather(*(sandbox.read(f"/tmp/{number}") for number in range(8)))
 
 
 async def test_a_written_file_belongs_to_the_agent(sandbox: Sandbox) -> None:

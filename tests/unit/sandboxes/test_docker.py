@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from swerl.core.errors import SandboxError, SandboxLostError
+from swerl.core.errors import SandboxLostError
 from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import docker
 
@@ -83,33 +83,6 @@ async def test_a_killed_controller_leaves_nothing(
     await gone(backend, name)
 
 
-@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.06, 0.12, 0.2])
-async def test_a_cancelled_open_leaves_nothing(
-    backend: docker.DockerBackend, docker_image: str, wait_s: float
-) -> None:
-    name = new_name()
-
-    async def hold() -> None:
-        async with backend.open(docker_image, LIMITS, workdir=WORKDIR, name=name):
-            await asyncio.sleep(60)
-
-    opening = asyncio.ensure_future(hold())
-    await asyncio.sleep(wait_s)
-    opening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await opening
-    assert name not in await names(backend)
-
-
-async def test_the_ordinary_user_can_be_chosen(dockerd: str, docker_image: str) -> None:
-    backend = docker.build(docker.Options(base_url=dockerd, user="root"))
-    async with backend.open(docker_image, LIMITS, workdir="/root/w") as sandbox:
-        assert await sh(sandbox, "id -un; echo ~") == "root\n/root\n"
-        assert (await sandbox.run(["sleep", "60"], timeout_s=0.2)).timed_out
-        with pytest.raises(SandboxError, match="agent"):
-            await sandbox.run(["true"], user="agent")
-
-
 async def test_a_relay_is_used_if_the_network_cannot_be_entered(
     backend: docker.DockerBackend, docker_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,25 +104,6 @@ async def test_the_clients_proxy_settings_stay_outside(
     backend = docker.build(docker.Options(base_url=dockerd))
     async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
         assert "password" not in await sh(sandbox, "env; cat /proc/1/environ")
-
-
-async def test_a_busy_daemon_does_not_stall_the_event_loop(
-    backend: docker.DockerBackend, docker_image: str
-) -> None:
-    beats = 0
-
-    async def beat() -> None:
-        nonlocal beats
-        while True:
-            await asyncio.sleep(0.001)
-            beats += 1
-
-    async with asyncio.TaskGroup() as tasks:
-        beating = tasks.create_task(beat())
-        async with backend.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
-            await sandbox.write("/tmp/f", bytes(1 << 20))
-        beating.cancel()
-    assert beats > 20
 
 
 async def test_the_container_has_the_limits(

@@ -8,7 +8,6 @@ import shutil
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -20,7 +19,7 @@ from swerl.core.errors import (
     SandboxUnavailableError,
     SwerlError,
 )
-from swerl.core.sandbox import Mount, new_name
+from swerl.core.sandbox import new_name
 from swerl.sandboxes import docker
 
 from ...services import dockerd as services_dockerd
@@ -81,20 +80,6 @@ async def answering(status: int) -> AsyncIterator[str]:
 async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:
     async with backend.open(pushed_image, LIMITS, workdir=WORKDIR) as sandbox:
         assert await sh(sandbox, "echo pulled") == "pulled\n"
-
-
-async def test_a_mount_that_does_not_exist(
-    backend: docker.DockerBackend, docker_image: str, tmp_path: Path
-) -> None:
-    mounts = [Mount(tmp_path / "absent", "/opt/tool")]
-    error = await refuse(backend, docker_image, SandboxError, mounts=mounts)
-    assert "absent" in str(error)
-
-
-async def test_a_runtime_that_the_daemon_lacks(dockerd: str, docker_image: str) -> None:
-    backend = docker.build(docker.Options(base_url=dockerd, runtime="no-such-runtime"))
-    error = await refuse(backend, docker_image, SandboxError)
-    assert "runtimes" in error.hint
 
 
 async def test_gvisor_cannot_end_commands(dockerd: str, docker_image: str) -> None:

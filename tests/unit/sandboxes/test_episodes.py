@@ -1,4 +1,4 @@
-"""Whole episodes of real agents on every backend, over every route to the gateway."""
+"""Whole episodes of real agents on every backend, by its route to the gateway."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from swerl.sandboxes._relay import open_relay
 from ..harnesses.helpers import LIMITS, SOLVED, TASK, Place, built, work
 from .e2b_server.helpers import KEY, Service, serving
 from .kube_server import KubeServer
-from .public_route import PUBLIC_PORT, WithRoute
 
 pytestmark = pytest.mark.agents
 
@@ -38,16 +37,10 @@ class Cloud:
     """An E2B-compatible provider, and the backend behind it."""
 
     service: Service
-    routed: WithRoute
 
-    def open(
-        self, gateway: Gateway, mounts: Sequence[Mount], *, is_public: bool
-    ) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a sandbox, with the gateway at a public URL or behind the relay."""
-        self.routed.port = int(gateway.url.rpartition(":")[2]) if is_public else 0
-        public = f"http://127.0.0.1:{PUBLIC_PORT}" if is_public else ""
+    def open(self, mounts: Sequence[Mount]) -> AbstractAsyncContextManager[Sandbox]:
         url = self.service.url
-        options = e2b.Options(api_url=url, sandbox_url=url, public_url=public)
+        options = e2b.Options(api_url=url, sandbox_url=url)
         return e2b.build(options).open("base", LIMITS, workdir=TASK.workdir, mounts=mounts)
 
 
@@ -55,9 +48,9 @@ class Cloud:
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
     pytest.importorskip("e2b", reason="the package `e2b` is not installed")
     monkeypatch.setenv(e2b.KEY, KEY)
-    routed = WithRoute(local.build(local.Options()))
-    with serving(routed, workdir=TASK.workdir, limits=LIMITS) as service:
-        yield Cloud(service, routed)
+    backend = local.build(local.Options())
+    with serving(backend, workdir=TASK.workdir, limits=LIMITS) as service:
+        yield Cloud(service)
 
 
 class ByRelay:
@@ -98,17 +91,16 @@ def docker_place(request: pytest.FixtureRequest) -> Place:
     return lambda _, mounts: backend.open(image, LIMITS, workdir=TASK.workdir, mounts=mounts)
 
 
-def e2b_place(request: pytest.FixtureRequest, *, is_public: bool) -> Place:
+def e2b_place(request: pytest.FixtureRequest) -> Place:
     cloud = request.getfixturevalue("cloud")
-    return lambda gateway, mounts: cloud.open(gateway, mounts, is_public=is_public)
+    return lambda _, mounts: cloud.open(mounts)
 
 
 PLACES: dict[str, Callable[[pytest.FixtureRequest], Place]] = {
     "local": local_place,
     "local, by relay": local_relay_place,
     "docker": docker_place,
-    "e2b, by relay": lambda request: e2b_place(request, is_public=False),
-    "e2b, by public URL": lambda request: e2b_place(request, is_public=True),
+    "e2b, by relay": e2b_place,
 }
 
 

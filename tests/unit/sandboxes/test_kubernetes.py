@@ -109,13 +109,6 @@ async def test_a_cluster_that_ignores_policies_is_refused(
     assert "unchecked" in error.hint
 
 
-async def test_an_image_with_another_user_is_explained(
-    kube: tuple[KubeServer, Path], docker_image: str
-) -> None:
-    error = await refuse(kube, docker_image, SandboxError, user="")
-    assert 'sandbox.user = "agent"' in error.hint
-
-
 async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_path: Path) -> None:
     config = json.loads(kube[1].read_text())
     config["users"][0]["user"] = {"token": "wrong"}
@@ -129,7 +122,7 @@ async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_p
     config["current-context"] = "other"
     await _refused_by(config, tmp_path, SandboxUnavailableError, "other")
     with pytest.raises(SandboxUnavailableError, match="no kubeconfig"):
-        async with Cluster(str(tmp_path / "missing"), "", "").opened():
+        async with Cluster(str(tmp_path / "missing"), "").opened():
             pass
 
 

@@ -95,36 +95,6 @@ def test_a_command_killed_for_memory_that_others_used_is_a_lost_sandbox(
     assert re.match(printed, done.stdout), done.stdout + done.stderr
 
 
-def test_a_machine_without_user_namespaces_gives_a_hint() -> None:
-    script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec python -c "$0"'
-    child = """
-import asyncio
-from swerl.core.errors import SandboxUnavailableError
-from swerl.core.sandbox import Limits
-from swerl.sandboxes._local import limits
-from swerl.sandboxes import local
-async def main():
-    try:
-        async with local.build(local.Options(isolator="unshare")).open(
-            "host", Limits(), workdir="/testbed"
-        ):
-            print("opened")
-    except SandboxUnavailableError as error:
-        print(error.hint)
-asyncio.run(main())
-"""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", script, child],
-        env={"PATH": path, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
-    if "max_user_namespaces" in done.stderr or "unshare:" in done.stderr:
-        pytest.skip(f"cannot make such a machine here: {done.stderr.strip()}")
-    assert "user.max_user_namespaces" in done.stdout, done
-
-
 async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -196,13 +196,6 @@ except OSError: print("reset")
 """
 
 
-async def test_a_closed_listener_resets_connections(box: Severed) -> None:
-    async with relayed(box, echo) as (port, service):
-        service.server.close()
-        await asyncio.sleep(0)
-        assert await python(box, ASK, port) in ("reset\n", "b''\n")
-
-
 async def lost(service: Service) -> SandboxLostError:
     async with asyncio.timeout(20):
         while not service.lost:  # noqa: ASYNC110  there is no event

@@ -7,11 +7,10 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError
 from swerl.sandboxes import e2b
 
 from ..e2b_faults import Faults, failing, is_create, once
-from ..e2b_server.helpers import Service
 from ..helpers import LIMITS, WORKDIR, sh
 from .provider import backend
 
@@ -67,42 +66,3 @@ async def test_all_attempts_share_one_time_limit(
             pass
     assert caught.value.retryable
     assert faults.creates > 1
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(400, ImageError), (404, ImageError), (401, SandboxUnavailableError), (402, SandboxError)],
-)
-async def test_a_create_that_cannot_succeed_is_not_retried(
-    faults: Faults, status: int, kind: type[Exception]
-) -> None:
-    faults.answer = once(failing(status, "template 'x' not found"), times=10)
-    with pytest.raises(kind) as caught:
-        async with backend(faults.url).open("x", LIMITS, workdir=WORKDIR):
-            pass
-    assert caught.value.hint  # type: ignore[attr-defined]
-    assert faults.creates == 1
-
-
-async def test_a_wrong_key_is_one_clear_error(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(e2b.KEY, "e2b_" + "f" * 40)
-    with pytest.raises(SandboxUnavailableError, match="refuses the key") as caught:
-        async with backend(service.url).open("base", LIMITS, workdir=WORKDIR):
-            pass
-    assert "E2B_API_KEY" in caught.value.hint
-
-
-async def test_creates_are_paced(faults: Faults) -> None:
-    made = backend(faults.url, creates_per_s=20)
-    begun: list[float] = []
-    loop = asyncio.get_running_loop()
-    faults.answer = lambda request: begun.append(loop.time()) if is_create(request) else None  # type: ignore[func-returns-value]
-
-    async def one() -> None:
-        async with made.open("base", LIMITS, workdir=WORKDIR):
-            pass
-
-    await asyncio.gather(one(), one(), one(), one())
-    assert begun[-1] - begun[0] >= 0.1

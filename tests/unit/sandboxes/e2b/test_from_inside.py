@@ -75,13 +75,3 @@ async def test_a_sandbox_lost_from_inside_is_so_for_every_command(
                 async with asyncio.timeout(60):
                     await failing
             assert error.value.from_inside
-
-
-async def test_an_image_that_never_ran_a_command_does_not_fail_from_inside(
-    backend: Spoiled,
-) -> None:
-    backend.error = FULL
-    with pytest.raises(SandboxError, match="no space for a command") as error:
-        async with _opened(backend):
-            pass
-    assert not error.value.from_inside

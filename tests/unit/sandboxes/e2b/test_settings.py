@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Mount
-from swerl.sandboxes import _relay, e2b
+from swerl.sandboxes import e2b
 
 from ..e2b_server.helpers import Service
 from ..helpers import LIMITS, WORKDIR, sh
@@ -79,25 +77,3 @@ async def test_the_public_route_is_the_url_of_the_recipe(service: Service) -> No
     made = backend(service.url, public_url="https://gateway.example:8443")
     async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
         assert await opened.expose(None) == "https://gateway.example:8443"  # type: ignore[arg-type]
-
-
-async def test_a_permanently_failed_relay_ends_running_commands(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_relay, "_MAX_RESTARTS", 1)
-
-    class Nobody:
-        async def attach(self, sock: object) -> None: ...
-
-    await sandbox.expose(Nobody())
-    running = asyncio.ensure_future(sandbox.run(["sleep", "60"]))
-    for _ in range(30):
-        kill = "pkill -9 -f 'MAX_[C]ONNECTIONS'; sleep 0.3"
-        try:
-            await sandbox.run(["sh", "-c", kill], user="root", timeout_s=10)
-        except SandboxLostError:
-            break
-    # It is killed once more while it starts, or right after.
-    with pytest.raises(SandboxLostError, match="killed again and again"):
-        async with asyncio.timeout(10):
-            await running

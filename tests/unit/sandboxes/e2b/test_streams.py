@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 
 import pytest
 
@@ -88,11 +87,3 @@ async def test_a_file_that_is_too_large_to_read_is_the_doing_of_code_inside(
     with pytest.raises(SandboxFileError, match="larger than 256 MiB"):
         await sandbox.read("/testbed/sparse")
     assert len(await sandbox.read("/testbed/large")) == 5_000_000
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
-def test_the_name_of_a_signal_becomes_an_exit_code(number: int) -> None:
-    name = (signal.strsignal(number) or "").lower()
-    assert _e2b_sdk._exit_code(-1, f"signal: {name}") == 128 + number
-    assert _e2b_sdk._exit_code(-1, f"signal: {name} (core dumped)") == 128 + number
-    assert _e2b_sdk._exit_code(3, "exit status 3") == 3

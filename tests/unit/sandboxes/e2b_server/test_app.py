@@ -44,18 +44,6 @@ def test_stopping_removes_every_sandbox_and_ends_every_stream() -> None:
     assert not host_processes("1234.5")
 
 
-def test_a_client_that_breaks_off_leaves_the_command_and_no_task(
-    service: Service, sandbox: Sandbox
-) -> None:
-    for _ in range(5):
-        handle = sandbox.commands.run("sleep 50", background=True)
-        handle.disconnect()
-    assert len(sandbox.commands.list()) == 5
-    for info in sandbox.commands.list():
-        assert sandbox.commands.kill(info.pid)
-    eventually(lambda: sandbox.commands.list() == [])
-
-
 def test_a_client_that_reads_nothing_harms_nobody(service: Service, sandbox: Sandbox) -> None:
     """Endless output for a socket that nobody reads waits in the sandbox."""
     host, _, port = service.url.removeprefix("http://").partition(":")

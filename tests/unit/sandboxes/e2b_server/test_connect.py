@@ -65,35 +65,6 @@ def test_a_deadline_ends_the_stream_with_its_code(envd: httpx.Client) -> None:
     assert (flags, last["error"]["code"]) == (2, "deadline_exceeded")
 
 
-def test_a_silent_stream_shows_that_it_lives(envd: httpx.Client) -> None:
-    headers = {**STREAM, "Keepalive-Ping-Interval": "1"}
-    body = start("sleep 1.2; echo", stdin=False)
-    answer = envd.post("/process.Process/Start", content=body, headers=headers)
-    assert {"event": {"keepalive": {}}} in [message for _, message in unpack(answer.content)]
-
-
-@pytest.mark.parametrize(
-    ("call", "message", "status", "code"),
-    [
-        ("process.Process/SendSignal", {"process": {"pid": 9999}}, 404, "not_found"),
-        ("process.Process/SendInput", {"process": {"pid": 9999}}, 404, "not_found"),
-        ("filesystem.Filesystem/Stat", {"path": "/nothing"}, 404, "not_found"),
-        ("filesystem.Filesystem/MakeDir", {"path": "/tmp"}, 409, "already_exists"),
-        ("filesystem.Filesystem/Stat", {"path": 5}, 400, "invalid_argument"),
-        ("filesystem.Filesystem/Stat", {"path": "a\0b"}, 400, "invalid_argument"),
-        ("filesystem.Filesystem/Remove", {"path": "/"}, 400, "invalid_argument"),
-        ("filesystem.Filesystem/ListDir", {"path": "/tmp", "depth": []}, 400, "invalid_argument"),
-        ("filesystem.Filesystem/CreateWatcher", {"path": "/tmp"}, 501, "unimplemented"),
-        ("process.Process/StreamInput", {}, 501, "unimplemented"),
-    ],
-)
-def test_a_unary_error_has_a_status_and_a_code(
-    envd: httpx.Client, call: str, message: dict[str, object], status: int, code: str
-) -> None:
-    answer = envd.post(f"/{call}", json=message)
-    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-
-
 @pytest.mark.parametrize(
     ("content", "code"),
     [

@@ -14,7 +14,6 @@ from e2b import (
     Sandbox,
     SandboxException,
     SandboxQuery,
-    SandboxState,
 )
 
 from swerl.core.sandbox import Mount, SandboxOrder
@@ -145,20 +144,6 @@ def test_lists_come_in_pages_the_newest_first(service: Service, five: list[str])
     assert seen == [newest[:2], newest[2:4], newest[4:]]
 
 
-def test_lists_are_filtered(service: Service, five: list[str]) -> None:
-    def ids(**query: object) -> list[str]:
-        items = Sandbox.list(query=SandboxQuery(**query), **service.sdk).next_items()
-        return [info.sandbox_id for info in items]
-
-    mine = {"metadata": {"list": "five"}}
-    assert ids(**mine, state=[SandboxState.RUNNING]) == five[::-1]
-    assert ids(**mine, state=[SandboxState.PAUSED]) == []
-    assert ids(metadata={"list": "five", "odd": "1"}) == [five[3], five[1]]
-    with service.client(**{"X-API-Key": KEY}) as client:
-        for wrong in ("limit=0", "limit=x"):
-            assert client.get(f"/v2/sandboxes?{wrong}").status_code == 400, wrong
-
-
 def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
     service: Service, tmp_path: Path
 ) -> None:
@@ -173,24 +158,6 @@ def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
 
 
 OPTIONS = ServerOptions(templates={"base": "host", "folder": "dir:/srv"}, image_key="img")
-
-
-@pytest.mark.parametrize(
-    ("template", "metadata", "image"),
-    [
-        ("base", {}, "host"),
-        ("built:mine", {}, "built:mine"),
-        (quote("org/name:tag", safe=""), {}, "org/name:tag"),
-        ("registry.example:5000/a/b@sha256:" + "0" * 64, {}, None),
-        ("base", {"img": "org/task:1"}, "org/task:1"),
-        ("base", {"image": "org/task:1"}, "host"),
-        ("base", {"img": "folder"}, "dir:/srv"),
-    ],
-)
-def test_metadata_wins_then_the_operators_templates_then_the_id_itself(
-    template: str, metadata: dict[str, str], image: str | None
-) -> None:
-    assert choose(template, metadata, OPTIONS) == (image or template)
 
 
 @pytest.mark.parametrize(

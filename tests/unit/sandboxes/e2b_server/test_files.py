@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from pathlib import Path
 
@@ -13,16 +12,6 @@ from e2b.exceptions import SandboxException
 from swerl.sandboxes import local
 
 from .helpers import serving
-
-
-def test_streams_gzip_and_many_files_at_once(sandbox: Sandbox) -> None:
-    sandbox.files.write("streamed", io.BytesIO(b"bytes from a stream"))
-    sandbox.files.write("packed", "text " * 1000, gzip=True)
-    sandbox.files.write_files([{"path": "a/ö ü", "data": "1"}, {"path": "/tmp/b", "data": b"2"}])
-    assert sandbox.files.read("streamed") == "bytes from a stream"
-    assert sandbox.files.read("packed", gzip=True) == "text " * 1000
-    assert (sandbox.files.read("a/ö ü"), sandbox.files.read("/tmp/b")) == ("1", "2")
-    assert b"".join(sandbox.files.read("streamed", format="stream")) == b"bytes from a stream"
 
 
 def test_what_cannot_be_read_or_written_is_said(sandbox: Sandbox) -> None:

@@ -157,25 +157,6 @@ async def test_one_runs_leftovers_leave_other_runs_alone(
     assert await reap_leftovers(ledger, "ours") == []
 
 
-async def test_a_sandbox_that_was_gone_costs_money_until_its_deadline(
-    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Write
-) -> None:
-    gone = write(dead, opened_s=1e9, lifetime_s=3600.0, price=2.0)
-    assert ledger.dollars("r") == 2.0
-    assert await outcomes(ledger) == {gone.name: Outcome.REMOVED}
-    assert ledger.dollars("r") == 2.0 and ledger.dollars("other") == 0.0
-    assert [entry.cost(0.0) for entry in ledger.read()] == [2.0]
-
-
-def test_old_rows_go_and_those_with_a_price_stay_longer(
-    ledger: Ledger, dead: ProcessIdentity, write: Write
-) -> None:
-    ended = {"opened_s": 1e9, "ended_s": time.time() - 3 * 86_400}
-    paid, _, living = write(dead, price=1.0, **ended), write(dead, **ended), write(dead)
-    ledger.tidy()
-    assert {entry.name for entry in ledger.read()} == {paid.name, living.name}
-
-
 HALF_A_SNAPSHOT = """
 import os, signal
 from swerl.images.store import default_store

@@ -96,24 +96,6 @@ async def test_an_intent_waits_for_another_writer_and_blocks_no_event_loop(
     assert [bool(entry.ended_s) for entry in ledger.read()] == [False, True]
 
 
-async def test_an_intent_that_is_cancelled_while_it_waits_gets_its_end(
-    ledger: Ledger, machines: Machines, dead: ProcessIdentity, write: Callable[..., Entry]
-) -> None:
-    write(dead)
-    context = machines.backend().open("img", Limits(), workdir="/w")
-    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        waiting = asyncio.ensure_future(context.__aenter__())
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        await asyncio.sleep(0.05)
-        other.execute("COMMIT")
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    _, second = ledger.read()
-    assert (second.why, bool(second.ended_s)) == ("not created: cancelled", True)
-
-
 def test_a_damaged_database_is_one_clear_error(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.path.write_bytes(b"\xff\x00[]\n3\n{}\n" * 1000)
@@ -122,13 +104,3 @@ def test_a_damaged_database_is_one_clear_error(tmp_path: Path) -> None:
     assert str(ledger.path) in str(caught.value)
     assert "move it away" in caught.value.hint
     ledger.tidy()
-
-
-def test_the_first_end_counts(
-    ledger: Ledger, dead: ProcessIdentity, write: Callable[..., Entry]
-) -> None:
-    name = write(dead).name
-    ledger.set_ended(name, why="reaped")
-    ledger.set_ended(name, why="closed")
-    ledger.set_doubt(name, why="doubted")
-    assert [entry.why for entry in ledger.read()] == ["reaped"]

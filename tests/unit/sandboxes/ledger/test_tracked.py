@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
 from swerl.sandboxes.ledger import Entry, Ledger
 
@@ -75,18 +74,6 @@ async def test_an_error_in_use_passes_through_and_is_noted(
     assert (entry.why, machines.names()) == ("closed after ValueError", [])
 
 
-async def test_a_provider_that_goes_away_leaves_a_doubt_and_one_never_reached_does_not(
-    ledger: Ledger, machines: Machines
-) -> None:
-    backend = machines.backend()
-    for reachable in (False, True, False):
-        machines.flag("down", on=not reachable)
-        with suppress(SandboxUnavailableError):
-            async with backend.open("img", LIMITS, workdir="/w"):
-                pass
-    assert [bool(entry.ended_s) for entry in entries(ledger)] == [True, True, False]
-
-
 async def test_a_machine_whose_answer_got_lost_is_removed_at_once(
     ledger: Ledger, machines: Machines
 ) -> None:
@@ -97,17 +84,6 @@ async def test_a_machine_whose_answer_got_lost_is_removed_at_once(
     (entry,) = entries(ledger)
     assert machines.names() == []
     assert entry.ended_s and "connection reset" in entry.why
-
-
-async def test_an_interrupted_close_is_completed(ledger: Ledger, machines: Machines) -> None:
-    context = machines.backend().open("img", LIMITS, workdir="/w")
-    await context.__aenter__()
-    machines.flag("stuck-once")
-    with pytest.raises(SandboxError, match="answers 503"):
-        await context.__aexit__(None, None, None)
-    (entry,) = entries(ledger)
-    assert (bool(entry.ended_s), machines.names()) == (True, [])
-    assert "not seen to close" in entry.why
 
 
 async def test_without_a_ledger_nothing_paid_is_created(
