@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import subprocess
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,11 @@ from swerl.recipe.load import load
 from swerl.rollout.wiring import sglang_launch
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import READ_BYTES_PER_S, START_S, MegatronTrainer, start_limit_s
+from tests.sglang_cpu.configs import config_of
 from tests.sglang_cpu.interpreter import sglang_python
 
 ROOT = Path(__file__).parents[2]
+CPU = ROOT / "tests" / "sglang_cpu"
 GPU_RECIPES = [
     path for path in sorted((ROOT / "recipes").glob("*.toml")) if load([path]).cluster.gpus_per_node
 ]
@@ -160,7 +165,9 @@ async def test_a_recipe_starts_what_its_plan_shows(
         cache = found.memory.cache
         assert float(flags["--mem-fraction-static"]) == cache.share
         assert int(flags["--cuda-graph-max-bs-decode"]) == cache.batch >= cache.sequences
-        assert ("--language-model-only" in flags) == ("Qwen3.6" in str(found.recipe.model.path))
+        assert ("--json-model-override-args" in flags) == (
+            "Qwen3.6" in str(found.recipe.model.path)
+        )
         # The dry run shows this command, but for the model and the address.
         shown = dict(_rows(found))["engines"].partition("started with ")[2].split()
         assert set(command[3:]) - set(shown) == {
@@ -229,22 +236,50 @@ async def test_flags_of_the_recipe_replace_those_of_the_plan() -> None:
     found = _planned("qwen35b_8node", f"engine.flags={given}")
     assert found.memory is not None
     assert (found.memory.cache.share, found.memory.cache.batch) == (0.7, 40)
-    assert found.engine_flags == ("--language-model-only",)
+    assert found.engine_flags == ('--json-model-override-args={"language_model_only":true}',)
 
 
-def test_sglang_knows_every_flag() -> None:
-    """Unlike `--cuda-graph-max-bs`, which SGLang 0.5.21 refuses as ambiguous."""
-    python = sglang_python()
-    flags = [*_planned("qwen35b_8node").engine_flags, "--tp-size=8", "--enable-memory-saver"]
-    parse = (
-        "import argparse, sys; from sglang.srt.server_args import ServerArgs; "
-        "parser = argparse.ArgumentParser(); ServerArgs.add_cli_args(parser); "
-        "found = parser.parse_args(sys.argv[1:]); "
-        "print(found.mem_fraction_static, found.language_model_only)"
-    )
-    command = [str(python), "-c", parse, "--model-path=m", *flags]
+@pytest.fixture(scope="module", params=["sglang==0.5.21", "sglang"])
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpack the wheel of a release of SGLang: the tested one, and the newest."""
+    sglang_python()
+    folder = tmp_path_factory.mktemp("sglang")
+    pip = [os.environ["SWERL_SGLANG_PYTHON"], "-m", "pip", "download", "-q", "--no-deps"]
+    command = [*pip, "-d", str(folder), request.param]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.stdout.split()[-2:] == ["0.812", "True"], done.stderr[-2000:]
+    if done.returncode:
+        pytest.skip(f"no package index: {done.stderr[-300:]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    return folder
+
+
+async def test_sglang_resolves_the_command_of_every_recipe(release: Path, tmp_path: Path) -> None:
+    plans = {path.stem: plan(load([path])) for path in GPU_RECIPES}
+    commands = {}
+    for name, found in plans.items():
+        assert found.recipe.model.path is not None
+        model = tmp_path / name
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config_of(found.recipe.model.path.name)))
+        (_, command, _), *_ = await _engines(found, await _machines(found, tmp_path), model)
+        commands[name] = command[3:]
+    lines = "".join(json.dumps(command) + "\n" for command in commands.values())
+    env = {**os.environ, "PYTHONPATH": f"{release}:{CPU / 'stand_ins'}", "OMP_NUM_THREADS": "1"}
+    program = [os.environ["SWERL_SGLANG_PYTHON"], str(CPU / "resolve.py")]
+    done = await asyncio.to_thread(
+        subprocess.run, program, input=lines, env=env, capture_output=True, text=True, timeout=600
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(plans), done.stderr[-2000:]
+    for (name, found), answer in zip(plans.items(), answers, strict=True):
+        assert "error" not in answer, f"{name}: {answer['error']}"
+        assert not answer["reads_images"], name
+        resolved = answer["resolved"]
+        assert found.memory is not None
+        assert resolved["mem_fraction_static"] == found.memory.cache.share
+        assert resolved["tp_size"] == found.layout.gpus_per_engine
+        assert resolved["enable_memory_saver"] == found.layout.colocated
 
 
 def test_an_engine_never_captures_more_replies_than_sglang_itself() -> None:

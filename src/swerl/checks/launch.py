@@ -47,7 +47,7 @@ REST_BYTES = 2 << 30
 DAY_S = 86_400.0
 _RESOLVE = (
     "import sys; from sglang.srt.server_args import prepare_server_args; "
-    "prepare_server_args(sys.argv[1:])"
+    "prepare_server_args(sys.argv[1:]).resolve_once()"
 )
 """Resolves flags as SGLang does at its start, and ends with its error."""
 _ORGANISATIONS = {"qwen": "Qwen", "glm": "zai-org"}

@@ -21,6 +21,7 @@ from swerl.recipe.schema import Recipe
 
 _SHARE_FLAG = "--mem-fraction-static"
 _BATCH_FLAG = "--cuda-graph-max-bs-decode"
+_CONFIG_FLAG = "--json-model-override-args"
 _BF16 = 2
 _FP32 = 4
 
@@ -383,8 +384,9 @@ def engine_flags(recipe: Recipe, shape: Shape, planned: MemoryPlan) -> tuple[str
     if planned.capacity is not None:
         flags.append(f"{_SHARE_FLAG}={cache.share:g}")
     if shape.has_vision:
-        # Without it the engine also loads the vision tower, and keeps memory for images.
-        flags.append("--language-model-only")
+        # Without it the engine also loads the vision tower, and keeps memory for images. SGLang
+        # refuses its own `--language-model-only` for Qwen3.5 and Qwen3.6.
+        flags.append(f'{_CONFIG_FLAG}={{"language_model_only":true}}')
     return tuple(flag for flag in flags if _flag(recipe, flag.partition("=")[0]) is None)
 
 
