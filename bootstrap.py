@@ -7,7 +7,7 @@
     python3 bootstrap.py integration    test with Docker, a registry, SGLang, Ray, agents, a browser
     python3 bootstrap.py nightly        attack sandboxes and grading; more agents and toolchains
 
-Needs Python 3.11 or newer with venv, and git. As root on a Debian machine it also installs
+Needs Python 3.11 to 3.13 with venv, and git. As root on a Debian machine it also installs
 bubblewrap, and for the last two commands the programs that their tests start. On other machines
 sandboxes use the kernel's namespaces, and tests without their programs are skipped. Further
 arguments are passed to the command: `python3 bootstrap.py train --set seed=1`.
@@ -62,6 +62,8 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 """The script that decides whether Debian starts a service after its installation."""
 TORCH_PYTHON = (3, 11)
 """The pinned torch has a CPU build for this Python; others get a far larger one."""
+UNSUPPORTED_PYTHON = (3, 14)
+"""The first Python that lacks packages of the trainer and of the engine."""
 
 
 def main(arguments: list[str]) -> int:
@@ -94,11 +96,12 @@ def _choose_python() -> str:
     wanted = shutil.which(f"python{TORCH_PYTHON[0]}.{TORCH_PYTHON[1]}")
     if wanted and subprocess.call([wanted, "-c", "import venv, ensurepip"]) == 0:
         return wanted
-    if sys.version_info < TORCH_PYTHON:
+    if not TORCH_PYTHON <= sys.version_info < UNSUPPORTED_PYTHON:
         version = ".".join(map(str, sys.version_info[:2]))
-        sys.exit(
-            f"error: this is Python {version}\nhint:  install Python 3.11, then run this again"
+        message = (
+            f"error: this is Python {version}; Megatron-Core and SGLang have wheels for 3.11-3.13"
         )
+        sys.exit(f"{message}\nhint:  install Python 3.11, then run this again")
     _say("Python 3.11 is missing: torch will include its GPU libraries, several gigabytes")
     return sys.executable
 
@@ -115,7 +118,7 @@ def _install(extras: str) -> None:
     wanted = (ROOT / "pyproject.toml").read_text()
     if stamp.exists() and stamp.read_text() == wanted:
         return
-    _say(f"installing swerl[{extras}]: about a gigabyte, most of it torch")
+    _say(f"installing the extras {extras}: about a gigabyte, most of it torch")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     _run([*pip, "install", "-e", f".[{extras}]"], "check that a package registry is reachable")
     stamp.write_text(wanted)

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from swerl.core import plugins
-from swerl.core.errors import SwerlError
+from swerl.core.errors import SwerlError, install_command
 from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir, secret
 from swerl.images.http import default_config, logged_in
@@ -94,11 +94,14 @@ def twin_runs(checks: Sequence[Check]) -> bool:
 
 def _python() -> Check:
     need = _Need("python", "everything", "uv python install 3.11", for_twin=True)
-    return need.judged(platform.python_version(), good=sys.version_info >= (3, 11))
+    detail = platform.python_version()
+    if is_new := sys.version_info >= (3, 14):
+        detail += ": Megatron-Core and SGLang have no wheels for it"
+    return need.judged(detail, good=not is_new)
 
 
 def _core() -> Check:
-    need = _Need("core packages", "every command", "pip install swerl", for_twin=True)
+    need = _Need("core packages", "every command", install_command(), for_twin=True)
     absent = [name for name in _CORE_PACKAGES if not _version(name)]
     text = f"not installed: {', '.join(absent)}" if absent else f"all {len(_CORE_PACKAGES)}"
     return need.judged(text, good=not absent)
@@ -139,9 +142,7 @@ async def _bwrap() -> Check:
 
 
 async def _trainer() -> Check:
-    need = _Need(
-        "trainer", "training and the CPU engine", "pip install 'swerl[twin]'", for_twin=True
-    )
+    need = _Need("trainer", "training and the CPU engine", install_command("twin"), for_twin=True)
     absent = [name for name in ("torch", "megatron-core", *_TWIN_PACKAGES) if not _version(name)]
     if absent:
         return need.judged(f"not installed: {', '.join(absent)}", good=False)
@@ -164,7 +165,7 @@ async def _docker() -> Check:
             await daemon.connect()
     except (SwerlError, TimeoutError) as error:
         fix = "apt-get install -y docker.io && dockerd &"
-        fix = fix if _version("docker") else "pip install 'swerl[docker]'"
+        fix = fix if _version("docker") else install_command("docker")
         return _Need("docker", enables, fix).judged(str(error) or "no answer", good=False)
     info = daemon.info
     missing = sorted({"memory", "pids", "cpu"} - daemon.limits)
@@ -221,15 +222,15 @@ def _shared_memory() -> Check:
 
 def _packages() -> Iterator[Check]:
     for name, enables, fix in (
-        ("sglang", 'engine.type = "sglang"', "pip install sglang==0.5.21"),
-        ("fla-core", "fast Qwen3.5 and Qwen3.6 training on GPUs", "pip install 'swerl[gpu]'"),
-        ("e2b", 'sandbox.type = "e2b"', "pip install 'swerl[e2b]'"),
-        ("kubernetes-asyncio", 'sandbox.type = "kubernetes"', "pip install 'swerl[kubernetes]'"),
-        ("ray", "runs on more than one machine", "pip install 'swerl[cluster]'"),
-        ("datasets", "datasets from a hub", "pip install 'swerl[datasets]'"),
-        ("zstandard", "zstd layers and request bodies", "pip install 'swerl[zstd]'"),
-        ("trackio", "metrics in Trackio", "pip install 'swerl[trackio]'"),
-        ("wandb", "metrics at Weights & Biases", "pip install 'swerl[wandb]'"),
+        ("sglang", 'engine.type = "sglang"', install_command("sglang")),
+        ("fla-core", "fast Qwen3.5 and Qwen3.6 training on GPUs", install_command("gpu")),
+        ("e2b", 'sandbox.type = "e2b"', install_command("e2b")),
+        ("kubernetes-asyncio", 'sandbox.type = "kubernetes"', install_command("kubernetes")),
+        ("ray", "runs on more than one machine", install_command("cluster")),
+        ("datasets", "datasets from a hub", install_command("datasets")),
+        ("zstandard", "zstd layers and request bodies", install_command("zstd")),
+        ("trackio", "metrics in Trackio", install_command("trackio")),
+        ("wandb", "metrics at Weights & Biases", install_command("wandb")),
     ):
         yield _Need(name, enables, fix).present(_version(name))
     need = _Need(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
@@ -183,7 +182,7 @@ async def check_engine(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[Machi
     recipe = planned.recipe
     if recipe.engine.type != "sglang" or recipe.engine.options.get("url"):
         return
-    python = str(recipe.engine.options.get("python", sys.executable))
+    python = str(wiring.sglang_launch(recipe)[0].python)
     fix = "set engine.python to the interpreter of an environment with SGLang: docs/guides/engines"
     for node in nodes.engines:
         works, line = await node.call(last_output, [python, "-c", _SGLANG])

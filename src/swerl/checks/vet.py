@@ -26,13 +26,13 @@ from collections.abc import (
 )
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import TypeAdapter
 
+from swerl import __version__
 from swerl.checks.scan_leaks import LeakScan, removable, scan
 from swerl.checks.smoke import ReadFacts, no_facts
 from swerl.checks.vet_cheats import cheats, files_to_change
@@ -169,7 +169,7 @@ def _is_valid(earlier: Vetted, task: Task, image: str, rigour: Rigour) -> bool:
         and earlier.rigour == rigour
         and certificate.source == row_digest(task)
         and image in ("", certificate.image)
-        and certificate.swerl == version("swerl")
+        and certificate.swerl == __version__
     )
 
 
@@ -219,7 +219,7 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         # an image that a run has pulled has a digest only now
         image=(await settings.facts(task.image)).digest,
         backend=settings.backend,
-        swerl=version("swerl"),
+        swerl=__version__,
         gold_runs=settings.rigour.gold_runs,
         swaps=swaps,
         not_run=draft.task.grading.not_run,

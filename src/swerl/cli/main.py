@@ -203,11 +203,10 @@ typer_app = typer.Typer(cls=_LazyGroup, help=HELP, no_args_is_help=True)
 
 def _version(show: bool) -> None:
     if show:
-        from importlib.metadata import version
-
+        from swerl import __version__
         from swerl.cli._output import console
 
-        console().print(f"swerl {version('swerl')}")
+        console().print(f"swerl {__version__}")
         raise typer.Exit
 
 

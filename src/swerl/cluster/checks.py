@@ -25,10 +25,10 @@ from pathlib import Path
 
 from swerl.cluster.node import Node
 from swerl.cluster.open import Nodes
-from swerl.core.errors import ClusterError
+from swerl.core.errors import ClusterError, install_command
 from swerl.recipe.schema import Recipe
 
-PACKAGES = ("swerl", "torch", "megatron-core", "ray", "fla-core", "triton")
+PACKAGES = ("swerl-rl", "torch", "megatron-core", "ray", "fla-core", "triton")
 PROGRAM_S = 180.0
 """Time limit of a program: an import of torch from a slow disk takes minutes."""
 FREE_SHARE = 0.95
@@ -312,7 +312,7 @@ def last_output(command: Sequence[str]) -> tuple[bool, str]:
 def _check_torch(node: str, num_gpus: int) -> MachineFinding:
     works, line = last_output([sys.executable, "-c", _TORCH])
     if not works:
-        return check_result(node, "torch", line, good=False, fix="pip install 'swerl[twin]'")
+        return check_result(node, "torch", line, good=False, fix=install_command("twin"))
     torch, cuda, is_up, count = line.split()
     detail = f"{torch}, CUDA {cuda if is_up == 'True' else 'not in use'}, {count} devices"
     good = not num_gpus or (is_up == "True" and int(count) >= num_gpus)
@@ -330,7 +330,7 @@ def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[Machi
         return
     absent = [name for name in modules if find_spec(name) is None]
     detail = f"not installed: {', '.join(absent)}" if absent else ", ".join(modules)
-    fix = "pip install 'swerl[gpu]'; or set trainer.require_kernels = false for a slow loop"
+    fix = f"{install_command('gpu')}; or set trainer.require_kernels = false for a slow loop"
     yield check_result(node, "kernels", detail, good=not absent, fix=fix)
     if not gpu.startswith(("h100", "h200")) or find_spec("tilelang"):
         return

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swerl.cluster.node import ProcessEnd, ProcessSpec
-from swerl.core.errors import ClusterError, first_line
+from swerl.core.errors import ClusterError, first_line, install_command
 from swerl.core.secrets import lent
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _connect(address: str, run: str) -> Any:
         import ray
     except ImportError:
         raise ClusterError(
-            "Ray is not installed", hint="pip install 'swerl[cluster]' on every machine"
+            "Ray is not installed", hint=f"{install_command('cluster')} on every machine"
         ) from None
     try:
         # Raise OSError if the port is closed: Ray itself would try for five minutes.

@@ -190,13 +190,15 @@ class RunStoppedError(SwerlError, RuntimeError):
     """The run stopped because a user requested it."""
 
 
+DISTRIBUTION = "swerl-rl"
+"""The name of swerl's distribution: `swerl` is another project on the package index."""
 EXTRAS = {
     "twin": ("megatron", "numpy", "psutil", "pyarrow", "safetensors", "torch"),
     "gpu": ("fla",),
     "cluster": ("ray",),
     "docker": ("docker",),
     "e2b": ("e2b",),
-    "kubernetes": ("yaml",),
+    "kubernetes": ("kubernetes_asyncio",),
     "datasets": ("datasets", "huggingface_hub"),
     "trackio": ("trackio",),
     "wandb": ("wandb",),
@@ -206,13 +208,33 @@ EXTRAS = {
 """Extra of swerl -> the modules that it installs."""
 
 
+def install_command(extra: str = "") -> str:
+    """Return the command that adds an extra to this installation, from the place it came from."""
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url, suffix = origin.get("url", ""), f"[{extra}]" if extra else ""
+    if url.startswith("file:"):
+        option = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"pip install {option}{shlex.quote(unquote(urlsplit(url).path) + suffix)}"
+    if vcs := origin.get("vcs_info", {}).get("vcs"):
+        url = f"{vcs}+{url}"
+    return f"pip install {shlex.quote(DISTRIBUTION + suffix + (f' @ {url}' if url else ''))}"
+
+
 def missing_package(name: str) -> InputError | None:
     """Return the error for a module that is not installed; None if no extra of swerl has it."""
     top = name.partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if top in modules), None)
     if extra is None:
         return None
-    return InputError(f"the package {top} is not installed", hint=f"pip install 'swerl[{extra}]'")
+    return InputError(f"the package {top} is not installed", hint=install_command(extra))
 
 
 _NUM_KNOWN = 8

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.chat import Json
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineError, InputError
+from swerl.core.errors import EngineError, InputError, install_command
 from swerl.engines._process import child, how_ended, until_ready
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
@@ -29,12 +30,20 @@ FLAGS = (
     "--skip-tokenizer-init",
     "--skip-server-warmup",
 )
+TESTED = ">=0.5.21,<0.5.24"
+"""Releases of SGLang that the tests compare with this client; the extra `sglang` has the same."""
 AGAIN = (f"--weight-version={RESTARTED}",)
 """Flags of a restarted server: every client must refuse its first tokens."""
 
 
+CONTAINER_PYTHON = Path("/opt/sglang/bin/python")
+"""The interpreter that the Containerfile gives to SGLang."""
 ADAPTED = tuple(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))
 """Layers of a dense model that may have adapters."""
+
+
+def _interpreter() -> Path:
+    return CONTAINER_PYTHON if CONTAINER_PYTHON.is_file() else Path(sys.executable)
 
 
 class Options(BaseModel):
@@ -44,8 +53,9 @@ class Options(BaseModel):
 
     url: str | tuple[str, ...] | None = None
     """Base URL of a running server or router, or of several servers; None launches one."""
-    python: Path = Path(sys.executable)
-    """Interpreter that has SGLang; its pinned packages often need an environment of their own."""
+    python: Path = Field(default_factory=_interpreter)
+    """Interpreter that has SGLang, often one of an environment of its own. Without a value: the
+    container's, where it exists, else the one that runs swerl."""
     servers: int = Field(default=1, ge=1)
     """Servers launched on this machine, each with the whole model."""
     gpus_per_server: int = Field(default=0, ge=0)
@@ -80,6 +90,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         urls = [options.url] if isinstance(options.url, str) else list(options.url)
         shape, settings = _shape(options, setup), _settings(options)
         async with connect(urls, shape=shape, settings=settings) as engine:
+            await _check_release(engine.pool.servers, setup.notify)
             if setup.model:
                 await _require_same_model(engine.pool.servers, setup.model)
             yield engine
@@ -106,6 +117,7 @@ async def open_hosts(
         hosts=hosts,
         notify=setup.notify,
     ) as engine:
+        await _check_release(engine.pool.servers, setup.notify)
         yield engine
 
 
@@ -125,6 +137,25 @@ def _settings(options: Options) -> ClientSettings:
         routed_experts=options.routed_experts,
         adapters="endpoint" if options.adapter_rank else "",
     )
+
+
+async def _check_release(servers: Sequence[SglangServer], notify: Callable[[str], None]) -> None:
+    """Raise EngineError on a server that is older than the tested releases; report a newer one."""
+    first, end = map(_release, re.findall(r"[\d.]+", TESTED))
+    for server in servers:
+        number = ""
+        with suppress(EngineError):  # a server that only implements the contract
+            number = str((await server.get("/server_info")).get("version", ""))
+        message = f"{server.url} runs SGLang {number or 'of an unknown release'}; tested: {TESTED}"
+        if not number or _release(number) >= end:
+            notify(message)
+        elif _release(number) < first:
+            raise EngineError(message, hint=f"in its environment: {install_command('sglang')}")
+
+
+def _release(number: str) -> tuple[int, ...]:
+    """Return the first three numbers of a release."""
+    return tuple(map(int, re.findall(r"\d+", number)[:3]))
 
 
 async def _require_same_model(servers: Sequence[SglangServer], model: Path) -> None:
@@ -304,5 +335,5 @@ async def _require_sglang(options: Options) -> None:
         pass
     raise EngineError(
         f"{str(options.python)!r} has no SGLang",
-        hint="pip install sglang, or set engine.python to the interpreter that has it",
+        hint=f"{install_command('sglang')}, or set engine.python to the interpreter that has it",
     )

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from swerl.core.chat import ChatRequest, Json, Message, Role
 from swerl.core.contracts import Dialect
-from swerl.core.errors import GatewayError, Refusal
+from swerl.core.errors import GatewayError, Refusal, install_command
 from swerl.gateway.limits import LONG_BYTES, LONG_MESSAGES, LONG_VALUES, MOST_VALUES
 
 BODY_S = 120.0
@@ -174,7 +174,7 @@ def _unzstd(body: bytearray, most: int) -> bytes:
     except ImportError as error:
         raise GatewayError(
             "the body is packed with zstd, which this gateway cannot read: send gzip",
-            hint="pip install zstandard",
+            hint=install_command("zstd"),
         ) from error
     library: Any = zstandard
     try:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from swerl.core.errors import ImageError
+from swerl.core.errors import ImageError, install_command
 from swerl.images.layer_folder import FileMeta, Folder
 
 BOMB_RATIO = 64
@@ -301,6 +301,6 @@ def _zstandard() -> Any:
     except ImportError as error:
         raise ImageError(
             "a layer is packed with zstd, which needs the package `zstandard`",
-            hint="pip install zstandard",
+            hint=install_command("zstd"),
         ) from error
     return zstandard

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from swerl.core import plugins
-from swerl.core.errors import AbsentError, InputError, RecipeError, unknown
+from swerl.core.errors import AbsentError, InputError, RecipeError, install_command, unknown
 from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
@@ -286,7 +286,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
     for name in recipe.metrics.sinks:
         if not _is_installed(SINK_MODULES[name]):
             message = f"metrics.sinks names {name!r}, which is not installed"
-            yield RecipeError(message, hint=f"pip install 'swerl[{name}]'")
+            yield RecipeError(message, hint=install_command(name))
     cluster = recipe.cluster
     if cluster.nodes > 1 and cluster.launcher == "local":
         message = f"cluster.nodes = {cluster.nodes} with cluster.launcher = 'local'"

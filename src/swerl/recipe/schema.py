@@ -234,7 +234,7 @@ class TrainerSection(Section):
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory."""
     require_kernels: bool = True
-    """Refuse GPUs for a model with linear attention without the kernels of `swerl[gpu]`. Without
+    """Refuse GPUs for a model with linear attention without the kernels of the extra `gpu`. Without
     them a loop in Python takes 13 to 21 seconds a micro-batch of 96,000 tokens (estimated)."""
     threads: int = Field(1, ge=1)
     """Torch threads per rank. More help only if cores are idle."""

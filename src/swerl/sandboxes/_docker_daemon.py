@@ -15,7 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError, SwerlError
+from swerl.core.errors import (
+    ImageError,
+    SandboxError,
+    SandboxUnavailableError,
+    SwerlError,
+    install_command,
+)
 
 Answer = TypeVar("Answer")
 
@@ -100,7 +106,7 @@ class Daemon:
             import docker
         except ImportError as error:
             raise SandboxUnavailableError(
-                "the package `docker` is not installed", hint="pip install 'swerl[docker]'"
+                "the package `docker` is not installed", hint=install_command("docker")
             ) from error
         if self.info:
             return

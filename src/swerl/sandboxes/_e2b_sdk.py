@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import (
+    ImageError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+    install_command,
+)
 from swerl.core.sandbox import FROM_INSIDE
 
 _TRANSFER_TIMEOUT_S = 600.0
@@ -55,7 +61,7 @@ def require() -> None:
         import e2b  # noqa: F401
     except ImportError as error:
         raise SandboxUnavailableError(
-            "the package e2b is not installed", hint="pip install 'swerl[e2b]'"
+            "the package e2b is not installed", hint=install_command("e2b")
         ) from error
 
 

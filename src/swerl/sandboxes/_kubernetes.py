@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from swerl.core import secrets
-from swerl.core.errors import SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxUnavailableError, install_command
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials that a cluster gives to its own pods."""
@@ -66,7 +66,7 @@ class Cluster:
         except ImportError as error:
             raise SandboxUnavailableError(
                 "the package `kubernetes-asyncio` is not installed",
-                hint="pip install 'swerl[kubernetes]'",
+                hint=install_command("kubernetes"),
             ) from error
         if self._configuration is None:
             configuration = Configuration()

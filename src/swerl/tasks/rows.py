@@ -17,7 +17,7 @@ from typing import IO, Any, TypeAlias
 
 import orjson
 
-from swerl.core.errors import InputError, TaskError
+from swerl.core.errors import InputError, TaskError, install_command
 from swerl.tasks import task_folders
 from swerl.tasks.datasets import Row
 
@@ -218,7 +218,7 @@ def _hub_errors(repo_id: str) -> Iterator[None]:
     except ImportError as error:
         raise InputError(
             "reading from the hub needs the packages `datasets` and `huggingface-hub`",
-            hint="install them with `pip install 'swerl[datasets]'`, or read the rows of a file",
+            hint=f"{install_command('datasets')}, or read the rows of a file",
         ) from error
     except Exception as error:  # three client libraries without a common base class
         first_line = str(error).strip().split("\n")[0]

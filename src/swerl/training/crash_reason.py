@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swerl.cluster.node import ProcessEnd
+from swerl.core.errors import install_command
 
 TAIL_BYTES = 1 << 18
 """Bytes read from a log's end; the stacks of all threads fit in."""
@@ -87,7 +88,7 @@ def _advice(text: str) -> str:
     if any(sign in text for sign in _MEMORY):
         return _LESS_MEMORY
     if text.startswith(("ModuleNotFoundError", "ImportError")):
-        return "install the missing package on that machine: pip install 'swerl[twin]'"
+        return f"install the missing package on that machine: {install_command('twin')}"
     return ""
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from swerl import __version__
 from swerl.core import plugins
 from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
@@ -279,7 +279,7 @@ def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path
         yield f"| LoRA | rank {lora}, alpha {recipe.trainer.lora.alpha:g} |"
     yield f"| peak learning rate | {recipe.trainer.lr:g} |"
     yield f"| weights' checksum | `{exported.checksum}` |"
-    yield f"| swerl | {version('swerl')} |"
+    yield f"| swerl | {__version__} |"
     evals = history.read(run.events).evals if run.events.exists() else {}
     rows = [(split, step, rate) for split, points in evals.items() for step, rate in points]
     past = [row for row in rows if row[1] <= exported.step]

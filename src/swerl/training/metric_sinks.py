@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from swerl.core.errors import RecipeError
+from swerl.core.errors import RecipeError, install_command
 from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out, ignore
 from swerl.core.files import write_text
 from swerl.core.secrets import public
@@ -123,7 +123,7 @@ def _module(name: str) -> Any:
     except ImportError as error:
         raise RecipeError(
             f"metrics.sinks names {name!r}, which is not installed",
-            hint=f"pip install 'swerl[{name}]'",
+            hint=install_command(name),
         ) from error
 
 

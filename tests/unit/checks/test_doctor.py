@@ -84,7 +84,7 @@ async def test_broken_installation_of_torch_is_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "_TRAINER", "raise ImportError")
     found = await doctor._trainer()
     assert found.state is State.MISSING
-    assert "swerl[twin]" in found.fix
+    assert "[twin]" in found.fix
 
 
 async def test_absent_docker_is_only_a_warning(

@@ -147,7 +147,7 @@ def test_a_missing_package_is_one_error_with_its_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "pip install 'swerl[twin]'" in done.stderr
+    assert "pip install" in done.stderr and "[twin]'" in done.stderr
     assert len(done.stderr.splitlines()) == 2
 
 

@@ -64,6 +64,7 @@ class FakeServer:
         """Its HTTP process answers, the process behind it does not."""
         self.refuses_weights = False
         self.lies_about_version: str | None = None
+        self.release = "0.5.21"
         self.routes_experts = False
         self.dp_size = 1
         """Parts of attention's data, as `--enable-dp-attention` makes them."""
@@ -291,7 +292,7 @@ class FakeServer:
 
     async def _server_info(self, request: web.Request) -> web.Response:
         body = {
-            "version": "0.5.21",
+            "version": self.release,
             "tp_size": 1,
             "pp_size": 1,
             "dtype": "auto",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.turn import Sampling
 from swerl.engines import sglang, torch_cpu
+from tests.unit.engines._fake_sglang import FakeServer
 
 STAND_INS = Path(__file__).parents[2] / "sglang_cpu" / "stand_ins"
 
@@ -30,6 +32,24 @@ async def test_any_server_of_the_contract_is_driven_by_its_url(
         async with sglang.open(options, setup(tmp_path, None)) as engine:
             assert (await engine.generate([5], Sampling(1), "s")).ids
         assert (await server.generate([5], Sampling(1), "s")).ids
+
+
+@pytest.mark.parametrize(
+    ("release", "hint"), [("0.5.2", "[sglang]"), ("0.5.23.post1", ""), ("0.6.0", "")]
+)
+async def test_the_release_of_a_server_is_compared_with_the_tested_ones(
+    release: str, hint: str, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    servers[0].release, notices = release, list[str]()
+    own = replace(setup(tmp_path, None), notify=notices.append)
+    opened = sglang.open(sglang.Options(url=servers[0].url), own)
+    if hint:
+        with pytest.raises(EngineError, match=f"{release}; tested: {sglang.TESTED}") as caught:
+            await opened.__aenter__()
+        assert hint in caught.value.hint
+        return
+    async with opened:
+        assert [sglang.TESTED in notice for notice in notices] == [True] * (release == "0.6.0")
 
 
 async def test_a_url_without_a_server_is_one_clear_error(tmp_path: Path) -> None:

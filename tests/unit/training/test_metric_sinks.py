@@ -43,7 +43,7 @@ def test_a_sink_that_is_not_installed_is_refused_with_the_install_command(
     monkeypatch.setitem(__import__("sys").modules, "trackio", None)
     with pytest.raises(RecipeError) as caught, open_sinks(_recipe("trackio"), tmp_path, ignore):
         pass
-    assert "swerl[trackio]" in caught.value.hint
+    assert "[trackio]" in caught.value.hint
 
 
 def test_weights_and_biases_gets_every_step_offline(
