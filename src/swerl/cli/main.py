@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
         {
             "show": "tasks_select.show",
             "filter": "tasks_select.filter_tasks",
+            "from-repo": "tasks_from_repo.from_repo",
             "vet": "tasks_vet.vet",
             "solve-rate": "eval.solve_rate",
         },

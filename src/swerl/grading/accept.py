@@ -307,6 +307,18 @@ def _test_folder(path: str) -> str:
     return ""
 
 
+_TEST_FILE = re.compile(
+    r"test_.*|.*_(test|spec)\.\w+|.*\.(test|spec)\.\w+|.*Tests?\.(java|kt|scala|cs|php|swift)",
+    re.DOTALL,
+)
+
+
+def is_test(path: str) -> bool:
+    """Return True if a file of any project belongs to its tests, or decides how they run."""
+    name = posixpath.basename(path)
+    return bool(_test_folder(path) or _TEST_FILE.fullmatch(name)) or _steers(path)
+
+
 def _is_conftest(path: str) -> bool:
     return posixpath.basename(path) == _CONFTEST
 

@@ -12,8 +12,11 @@ import errno
 import fcntl
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +48,11 @@ _SYSTEM = (
     "/etc/alternatives",
     "/etc/ld.so.cache",
 )
+_NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pip.conf")
+_NETWORK_ENV = re.compile(
+    r"PIP_|.*_proxy$|SSL_CERT_|REQUESTS_CA_BUNDLE$|NPM_CONFIG_", re.IGNORECASE
+)
+"""Variables with the user's package index and proxy."""
 _BYPRODUCTS = "__pycache__/\n*.py[cod]\n.pytest_cache/\n.hypothesis/\n.coverage\n"
 """Files that tests leave in a work tree; a patch must not include them."""
 _LAYER_GIT = (
@@ -162,6 +170,64 @@ def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
         part.rename(home)
 
 
+def build_repository(repo: Path, commit: str, setup: str, name: str) -> str:
+    """Build the image of a whole repository at a commit, and return its reference.
+
+    `setup` installs the project into `/opt/venv`, with the network and pip's settings of the user.
+    An image of this name that exists is kept. Raises ImageError.
+    """
+    home = cache_dir() / "images" / name
+    digest = hashlib.sha256(json.dumps([_FORMAT, setup]).encode()).hexdigest()
+    python = find_python(f"{sys.version_info.major}.{sys.version_info.minor}")
+    with (
+        _alone(home.parent, name),
+        tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{name}.") as scratch,
+    ):
+        if _digest_of(home) == digest:
+            return f"built:{name}"
+        part = Path(scratch) / name
+        env = {"PATH": _PATH, "VIRTUAL_ENV": VENV, "LANG": "C.UTF-8", "TZ": "UTC"}
+        layer = SourceLayer(part / "layer", python, Path(scratch), env, network=True)
+        make_venv(layer, ())
+        _clone(repo, commit, layer.testbed)
+        run_inside(layer, ["bash", "-c", setup])
+        binds = [str(python.prefix)]
+        _write_description(part, {"layers": ["layer"], "binds": binds, "env": env}, digest)
+        shutil.rmtree(home, ignore_errors=True)
+        part.rename(home)
+    return f"built:{name}"
+
+
+def copy_repository(repo: Path, commit: str, name: str) -> str:
+    """Copy a whole repository into the cache, and return its reference as a folder.
+
+    A copy of this name that exists is kept. Raises ImageError.
+    """
+    folder = cache_dir() / "repositories" / name
+    with _alone(folder.parent, name):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
+                _clone(repo, commit, Path(scratch) / name)
+                (Path(scratch) / name).rename(folder)
+    return f"dir:{folder}"
+
+
+def _clone(repo: Path, commit: str, into: Path) -> None:
+    """Copy a repository with its whole history, its work tree at a commit. Raises ImageError."""
+    steps = (
+        ["clone", "--quiet", "--no-hardlinks", "--no-checkout", str(repo.resolve()), str(into)],
+        ["-C", str(into), "checkout", "--quiet", "--detach", commit],
+        ["-C", str(into), "remote", "remove", "origin"],
+    )
+    for step in steps:
+        process = subprocess.run([*_LAYER_GIT, *step], capture_output=True, check=False)
+        if process.returncode:
+            complaint = process.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise ImageError(f"cannot clone {repo}: {complaint}", hint="check the repository")
+    with (into / ".git" / "info" / "exclude").open("a") as exclude:
+        exclude.write(_BYPRODUCTS)
+
+
 def _check_sum(archive: Path, digest: str) -> None:
     """Raise ImageError if a source archive is not the one that the spec was verified with."""
     actual = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -265,6 +331,8 @@ class SourceLayer:
     wheels: Path
     env: Mapping[str, str]
     """Environment of the image."""
+    network: bool = False
+    """True if its commands may use the network."""
 
     @property
     def testbed(self) -> Path:
@@ -339,7 +407,7 @@ def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
         complaint = process.stdout.decode("utf-8", "replace").strip()[-600:]
         raise ImageError(
             f"`{' '.join(argv):.80}` failed (exit code {process.returncode}): {complaint}",
-            hint="correct the instance's requirements or install command",
+            hint="correct the requirements or the install command",
         )
 
 
@@ -352,6 +420,11 @@ def _bubblewrap(layer: SourceLayer) -> list[str]:
         )
     argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    env = dict(layer.env)
+    if layer.network:
+        argv.append("--share-net")
+        argv += [word for path in _NETWORK for word in ("--ro-bind-try", path, path)]
+        env |= {name: value for name, value in os.environ.items() if _NETWORK_ENV.match(name)}
     for path in _SYSTEM:
         if Path(path).is_symlink():
             argv += ["--symlink", str(Path(path).readlink()), path]
@@ -361,7 +434,7 @@ def _bubblewrap(layer: SourceLayer) -> list[str]:
     argv += ["--ro-bind", str(layer.wheels), "/wheels"]
     argv += ["--bind", str(layer.venv), VENV, "--bind", str(layer.testbed), WORKDIR]
     argv += ["--chdir", WORKDIR, "--clearenv"]
-    for name, value in {**layer.env, "HOME": "/tmp"}.items():
+    for name, value in {**env, "HOME": "/tmp"}.items():
         argv += ["--setenv", name, value]
     return argv
 

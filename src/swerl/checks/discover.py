@@ -1,0 +1,114 @@
+"""Discover the tests of a Task: those that its solution fixes, and those that it keeps.
+
+The tests run before and after the known solution, several times each, in clean sandboxes. A test
+whose results differ between equal runs is flaky and left out. The log parser is the one that finds
+the most tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from swerl.checks.vet import Runs
+from swerl.core.changes import touched
+from swerl.core.grade import TestStatus, Verdict
+from swerl.core.task import GradingSpec, Task
+from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_log
+
+_UNKNOWN = "swerl: unknown test"
+"""A declared test that no log has, so that no run counts as solved and is confirmed."""
+_FIRST = ("pytest", "status_lines", "cargo")
+"""Parsers to prefer among those that find the same number of tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The tests of a Task, or why it has none."""
+
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
+    log_parser: str = ""
+    problem: str = ""
+
+
+async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:
+    """Run the tests before and after the solution. Raises SandboxError."""
+    parser = task.grading.log_parser
+    before: list[Mapping[str, TestStatus]] = []
+    after: list[Mapping[str, TestStatus]] = []
+    for _ in range(num_runs):
+        # The solution first: its log shows the parser, and most commits fail here.
+        for patch, results in ((task.gold_patch, after), ("", before)):
+            grade = (await runs.grade(_undeclared(task), patch)).grade
+            if grade.verdict is not Verdict.UNSOLVED or not grade.log:
+                return Discovery(problem=grade.reason)
+            parser = parser or await _best_parser(grade.log)
+            if not parser:
+                last = grade.log.strip().rpartition("\n")[2][:200]
+                return Discovery(problem=f"no log parser finds a test in the output: {last}")
+            results.append(await _statuses(parser, grade.log))
+        # More runs cannot make up for a solution that fixes nothing.
+        tests = _tests(task, before, after)
+        if not tests.fail_to_pass:
+            return replace(tests, problem="the solution makes no test pass that failed before")
+    return replace(tests, log_parser=parser)
+
+
+def declared(spec: GradingSpec, tests: Discovery) -> GradingSpec:
+    """Return a spec with the discovered tests."""
+    return replace(
+        spec,
+        fail_to_pass=tests.fail_to_pass,
+        pass_to_pass=tests.pass_to_pass,
+        log_parser=tests.log_parser,
+    )
+
+
+def _undeclared(task: Task) -> Task:
+    return replace(
+        task, grading=replace(task.grading, fail_to_pass=(_UNKNOWN,), log_parser=_FIRST[0])
+    )
+
+
+async def _best_parser(log: str) -> str:
+    """Return the parser that finds the most tests in a log; empty if none finds one."""
+    counts = {name: len(await _statuses(name, log)) for name in (*_FIRST, *PARSERS)}
+    best = max(counts, key=counts.__getitem__)
+    return best if counts[best] else ""
+
+
+async def _statuses(parser: str, log: str) -> Mapping[str, TestStatus]:
+    try:
+        return await read_log(find_parser(parser), log)
+    except LogError:
+        return {}
+
+
+def _tests(
+    task: Task,
+    before: Sequence[Mapping[str, TestStatus]],
+    after: Sequence[Mapping[str, TestStatus]],
+) -> Discovery:
+    """Sort the tests by their results. A test that did not run before counts as failing.
+
+    If it is in a file that the tests' patch leaves as it is, only an error of another file has
+    stopped it, and it is a test to keep.
+    """
+    files = touched(task.grading.test_patch)
+    fixed, kept, flaky = [], [], []
+    for test in dict.fromkeys(test for run in (*before, *after) for test in run):
+        old, new = ({run.get(test, TestStatus.MISSING) for run in runs} for runs in (before, after))
+        path = test.partition("::")[0]
+        # Ids of Rust have colons, too, behind a module.
+        is_elsewhere = "::" in test and "." in path and path not in files
+        if len(old) > 1 or len(new) > 1:
+            flaky.append(test)
+        elif not new.pop().passes:
+            continue
+        elif (status := old.pop()).passes or (status is TestStatus.MISSING and is_elsewhere):
+            kept.append(test)
+        else:
+            fixed.append(test)
+    return Discovery(tuple(fixed), tuple(kept), tuple(flaky))

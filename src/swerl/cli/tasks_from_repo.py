@@ -1,0 +1,218 @@
+"""`swerl tasks from-repo`: make certified Tasks of a repository's history."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from shlex import join
+from typing import Annotated, Any
+
+import typer
+
+from swerl.checks.discover import Discovery, declared, discover
+from swerl.checks.vet import Runs, fitting_workers
+from swerl.cli._options import (
+    BackendOption,
+    SettingsAndLimitsOption,
+    open_backend,
+    split_limits,
+)
+from swerl.cli._output import safe, simple_table, stderr
+from swerl.cli._run import progress_bar, run
+from swerl.cli.tasks_vet import vet
+from swerl.core.certificate import row_digest
+from swerl.core.changes import touched
+from swerl.core.chat import Json
+from swerl.core.errors import InputError, SwerlError
+from swerl.core.files import read_json
+from swerl.core.jobs import append_result, read_results, run_jobs
+from swerl.core.task import GradingSpec, Task, write_tasks
+from swerl.grading.accept import is_test
+from swerl.images.build import build_repository, copy_repository
+from swerl.tasks.from_repo import (
+    Candidate,
+    Commits,
+    Dropped,
+    candidates,
+    git,
+    make_task,
+    prompt_of,
+)
+
+_ENVIRONMENT = re.compile(
+    r"(^|/)(pyproject\.toml|setup\.(py|cfg)|.*requirements.*\.txt|environment\.ya?ml|.*\.lock"
+    r"|.*-lock\.(json|yaml)|package\.json|go\.(mod|sum)|pom\.xml|build\.gradle.*|Cargo\.toml)$"
+)
+"""Files that decide about the environment; commits that share them share an image."""
+_TIMEOUT_S = 1800.0
+"""Limit of the tests; vetting lowers it to what they take."""
+_TESTS = "{tests}"
+"""Stands for the changed test files in the test command."""
+
+
+def from_repo(
+    repo: Annotated[Path, typer.Argument(help="Clone of the repository, with its history.")],
+    test: Annotated[str, typer.Option(help=f"Command of the tests; {_TESTS}: the changed files.")],
+    *,
+    setup: Annotated[str, typer.Option(help="Command that installs the project.")] = "",
+    image: Annotated[
+        str, typer.Option(help="Image to use; one is built for each state of the lock files.")
+    ] = "",
+    commits: Annotated[
+        str, typer.Option("--commits", "--commit", help="Only these: A..B, or one commit.")
+    ] = "",
+    since: Annotated[str, typer.Option(metavar="DATE", help="Only newer commits.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of candidates.")] = 50,
+    issues: Annotated[
+        Path | None, typer.Option(help="JSON file: number of an issue → text.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
+    backend: BackendOption = "local",
+    settings: SettingsAndLimitsOption = None,
+) -> None:
+    """Make certified tasks of commits that change source and tests; the same command resumes."""
+    started = time.monotonic()
+    limits, options = split_limits(settings or (), memory_mib=4096, num_processes=512)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", repo.resolve().name).strip("-._") or "repository"
+    found, dropped = _candidates(repo, Commits(commits, since), limit)
+    journal = out.with_name(f"{out.stem}.discovered.jsonl")
+    maker = _Maker(
+        place=_Place(repo, name, image, setup),
+        spec=GradingSpec("swebench", test_command=test, timeout_s=_TIMEOUT_S),
+        issues=_issues(issues),
+        runs=Runs(open_backend(backend, options, run="from-repo"), limits),
+        journal=journal,
+        results=_read(journal),
+    )
+    with progress_bar("commits", len(found)) as advance:
+        num_jobs = fitting_workers(limits)
+        jobs = run_jobs(found, maker.make, limit=num_jobs, on_done=lambda _: advance())
+        made = run(jobs, after=f"the same command resumes from {journal}")
+    tasks = [result for result in made if isinstance(result, Task)]
+    dropped += [result for result in made if isinstance(result, Dropped)]
+    _report(dropped, num_candidates=len(found), num_tasks=len(tasks))
+    if not tasks:
+        hint = "the table above has the reasons"
+        raise InputError(f"no commit of {repo} became a task", hint=hint)
+    drafts = out.with_name(f"{out.stem}.candidates.jsonl")
+    write_tasks(drafts, tasks)
+    minutes = (time.monotonic() - started) / 60
+    stderr().print(f"{minutes:.1f} minutes for {drafts}; vetting", soft_wrap=True)
+    vet(drafts, out=out, drop_flaky=True, backend=backend, settings=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes Tasks of candidates; every discovery is written to a journal."""
+
+    place: _Place
+    spec: GradingSpec
+    issues: Mapping[str, str]
+    runs: Runs
+    journal: Path
+    results: dict[str, Discovery]
+
+    async def make(self, candidate: Candidate) -> Task | Dropped:
+        try:
+            task = await asyncio.to_thread(self._draft, candidate)
+            tests = await self._discovered(task)
+        except SwerlError as error:
+            return Dropped(candidate.commit, error.explained())
+        if tests.problem:
+            return Dropped(candidate.commit, tests.problem)
+        prompt, about = prompt_of(candidate, tests.fail_to_pass, self.issues)
+        flaky: list[Json] = [*tests.flaky]
+        metadata: dict[str, Json] = {**task.metadata, **about, "flaky": flaky}
+        grading = declared(task.grading, tests)
+        return replace(task, prompt=prompt, grading=grading, metadata=metadata)
+
+    def _draft(self, candidate: Candidate) -> Task:
+        command = self.spec.test_command.replace(_TESTS, join(touched(candidate.tests)))
+        spec = replace(self.spec, test_patch=candidate.tests, test_command=command)
+        place, image = self.place, self.place.image_of(candidate.base)
+        # A built image is installed already; any other one is set up in each sandbox.
+        setup = place.setup if place.image else ""
+        return make_task(candidate, repo=place.name, image=image, setup=setup, spec=spec)
+
+    async def _discovered(self, task: Task) -> Discovery:
+        key = row_digest(task)
+        if key not in self.results:
+            self.results[key] = await discover(task, self.runs)
+            row = {"key": key, "task": task.id, **asdict(self.results[key])}
+            append_result(self.journal, row)
+        return self.results[key]
+
+
+def _read(journal: Path) -> dict[str, Discovery]:
+    """Return the earlier discoveries by the digest of their Tasks. Raises InputError."""
+
+    def from_row(row: Mapping[str, Any]) -> tuple[str, Discovery]:
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in row.items()
+            if name not in ("key", "task")
+        }
+        return row["key"], Discovery(**fields)
+
+    return dict(read_results(journal, from_row, kind="discovery", hint="pass -o with another file"))
+
+
+def _candidates(repo: Path, commits: Commits, limit: int) -> tuple[list[Candidate], list[Dropped]]:
+    found: list[Candidate] = []
+    dropped: list[Dropped] = []
+    for result in candidates(repo, commits, is_test):
+        if isinstance(result, Dropped):
+            dropped.append(result)
+        else:
+            found.append(result)
+        if len(found) == limit:
+            break
+    return found, dropped
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The repository, and how its images are made."""
+
+    repo: Path
+    name: str
+    image: str
+    setup: str
+
+    def image_of(self, base: str) -> str:
+        """Return the image of a base commit; build it unless it exists. Raises ImageError."""
+        if self.image and self.image != "host":
+            return self.image
+        if self.image:
+            # All commits share one copy: each sandbox checks out its own.
+            head = git(self.repo, "rev-parse", "HEAD")
+            return copy_repository(self.repo, head, f"{self.name}-{head[:12]}")
+        tree = git(self.repo, "ls-tree", "-r", base).splitlines()
+        state = [line for line in tree if _ENVIRONMENT.search(line.partition("\t")[2])]
+        digest = hashlib.sha256("\n".join([self.setup, *state]).encode()).hexdigest()
+        return build_repository(self.repo, base, self.setup, f"{self.name}-{digest[:12]}")
+
+
+def _issues(path: Path | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    texts = read_json(path)
+    if not isinstance(texts, dict):
+        raise InputError(f"{path} is not a JSON object of numbers and texts")
+    return {str(number): str(text) for number, text in texts.items()}
+
+
+def _report(dropped: Sequence[Dropped], *, num_candidates: int, num_tasks: int) -> None:
+    table = simple_table("commits", "result", numbers={"commits"})
+    table.add_row(f"{len(dropped) + num_tasks:,}", "looked at")
+    table.add_row(f"{num_candidates:,}", "candidates: they change source and tests")
+    table.add_row(f"{num_tasks:,}", "with tests that fail before and pass after")
+    for reason, count in Counter(result.reason for result in dropped).most_common(20):
+        table.add_row(f"{count:,}", f"left out: {safe(reason[:200])}")
+    stderr().print(table)

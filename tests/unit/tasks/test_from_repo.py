@@ -1,0 +1,201 @@
+"""A repository's history becomes certified Tasks, and every other commit has a reason."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from swerl.cli.main import typer_app
+from swerl.core.errors import InputError
+from swerl.core.task import read_tasks
+from swerl.grading.accept import is_test
+from swerl.tasks.from_repo import Candidate, Commits, Dropped, candidates, prompt_of
+
+RUNNER = """\
+import runpy, sys, traceback
+for path in ["tests/test_sum.py", "tests/test_mean.py"]:
+    try:
+        names = runpy.run_path(path)
+    except Exception:
+        traceback.print_exc()
+        continue
+    for name, test in names.items():
+        if name.startswith("test_"):
+            try:
+                test()
+                print("PASSED", name)
+            except Exception:
+                print("FAILED", name)
+"""
+CODE = "def add(a, b):\n    return a + b\n\n\ndef mean(values):\n    return add(*values) / 2\n"
+FIXED = CODE.replace("add(*values) / 2", "sum(values) / len(values)")
+HEAD = "import sys\nsys.path.insert(0, '.')\nimport calc\n"
+SUM = f"{HEAD}def test_add():\n    assert calc.add(1, 2) == 3\n"
+MEAN = f"""{HEAD}def test_mean():
+    assert calc.mean([3, 3, 3]) == 3
+def test_two():
+    assert calc.mean([1, 3]) == 2
+"""
+
+
+class Repo:
+    """A git repository that a test fills."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir()
+        self.git("init", "-q", "-b", "main")
+        self.commit("Start", {"calc.py": CODE, "run.py": RUNNER, "tests/test_sum.py": SUM})
+
+    def git(self, *arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(self.root), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, message: str, files: dict[str, str | bytes | None]) -> str:
+        for name, content in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if content is None:
+                path.unlink()
+            else:
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        self.git("add", "-A")
+        self.git("commit", "-qm", message)
+        return self.git("rev-parse", "HEAD")
+
+    def found(self, commits: Commits = Commits()) -> list[Candidate | Dropped]:  # noqa: B008
+        return list(candidates(self.root, commits, is_test))
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Repo:
+    return Repo(tmp_path / "calc")
+
+
+@pytest.mark.parametrize(
+    ("message", "files", "reason"),
+    [
+        ("x", {"calc.py": FIXED}, "it changes no test"),
+        ("x", {"tests/test_mean.py": MEAN}, "it changes no source file"),
+        ("x", {"README.md": "x", "tests/test_mean.py": MEAN}, "it changes no source file"),
+        ("x", {"vendor/a.py": "x", "tests/test_mean.py": MEAN}, "it changes no source file"),
+        ("Revert it", {"calc.py": FIXED, "tests/test_mean.py": MEAN}, "it is a revert"),
+        ("x", {"a.so": b"\0\1", "tests/test_mean.py": MEAN}, "it changes a binary file"),
+        ("x", {"a.py": "x\n" * 1001, "tests/test_mean.py": MEAN}, "more than 1000 lines"),
+        (
+            "x",
+            {**{f"{n}.py": "x" for n in range(21)}, "tests/test_mean.py": MEAN},
+            "more than 20 source files",
+        ),
+        ("x", {"calc.py": None, "b.py": CODE, "tests/test_mean.py": MEAN}, "it only moves files"),
+    ],
+)
+def test_a_commit_that_makes_no_task_has_a_reason(
+    repo: Repo, message: str, files: dict[str, str | bytes | None], reason: str
+) -> None:
+    repo.commit(message, files)
+    newest, first = repo.found()
+    assert isinstance(newest, Dropped) and reason in newest.reason
+    assert isinstance(first, Dropped) and first.reason == "it has no parent"
+
+
+def test_a_merge_is_one_change_whose_two_diffs_make_its_tree(repo: Repo) -> None:
+    repo.git("checkout", "-q", "-b", "topic")
+    repo.commit("code", {"calc.py": FIXED, 'odd "name".txt': "x"})
+    repo.commit("tests", {"tests/test_mean.py": MEAN, "conftest.py": "x = 1\n"})
+    repo.git("checkout", "-q", "main")
+    repo.commit("other", {"other.txt": "x"})
+    repo.git("merge", "-q", "--no-ff", "-m", "Merge pull request #7 from a/topic", "topic")
+    merge, *rest = repo.found()
+    assert isinstance(merge, Candidate)
+    assert [type(found) for found in rest] == [Dropped, Dropped]
+    assert "conftest.py" in merge.tests and "calc.py" in merge.solution
+    assert "calc.py" not in merge.tests and "tests/" not in merge.solution
+    repo.git("checkout", "-q", merge.base)
+    for number, text in enumerate((merge.solution, merge.tests)):
+        patch = repo.root.parent / f"{number}.diff"
+        patch.write_text(text)
+        repo.git("apply", "--index", str(patch))
+    assert repo.git("write-tree") == repo.git("rev-parse", f"{merge.commit}^{{tree}}")
+
+
+def test_commits_are_selected(repo: Repo) -> None:
+    first = repo.git("rev-parse", "HEAD")
+    second = repo.commit("second", {"calc.py": FIXED})
+    repo.commit("third", {"calc.py": CODE})
+    assert len(repo.found()) == 3
+    assert [found.commit for found in repo.found(Commits(second))] == [second]
+    between = Commits(f"{first}..{second}")
+    assert [found.commit for found in repo.found(between)] == [second]
+    assert repo.found(Commits(since="2090-01-01")) == []
+
+
+def test_a_folder_without_history_is_refused_in_one_line(repo: Repo, tmp_path: Path) -> None:
+    repo.commit("second", {"calc.py": FIXED})
+    shallow = tmp_path / "shallow"
+    repo.git("clone", "-q", "--depth", "1", f"file://{repo.root}", str(shallow))
+    (tmp_path / "empty").mkdir()
+    for folder, message in ((shallow, "is a shallow clone"), (tmp_path / "empty", "not a git")):
+        with pytest.raises(InputError, match=message):
+            list(candidates(folder, Commits(), is_test))
+
+
+@pytest.mark.parametrize(
+    ("message", "source", "has", "doubts"),
+    [
+        ("Fix the mean (#3)", "issue", "The mean of three numbers is wrong.", []),
+        (
+            "The mean of more than two numbers is wrong. (#4)\n\nSigned-off-by: A <a@b>",
+            "message",
+            "two numbers is wrong.\n</issue>",
+            [],
+        ),
+        ("Fix it", "template", "- test_mean", ["too short"]),
+        (
+            "In calc.py use sum(values) / len(values) where it divides by two, not more",
+            "message",
+            "calc.py",
+            ["it names calc.py", "it has code of the solution"],
+        ),
+    ],
+)
+def test_a_prompt_comes_from_issue_message_or_tests(
+    message: str, source: str, has: str, doubts: list[str]
+) -> None:
+    diff = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n"
+    candidate = Candidate("c", "b", message, f"{diff}+sum(values) / len(values)\n", "")
+    issues = {"3": "The mean of three numbers is wrong."}
+    prompt, about = prompt_of(candidate, ("test_mean",), issues)
+    assert about["prompt_source"] == source
+    assert has in prompt and "Signed-off" not in prompt and "(#" not in prompt
+    found = about["prompt_doubts"]
+    assert isinstance(found, list) and len(found) == len(doubts)
+    assert all(part in str(doubt) for part, doubt in zip(doubts, found, strict=True))
+
+
+def test_a_history_becomes_certified_tasks_and_goes_on_after_an_end(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    message = "The mean of more than two numbers fails with a TypeError"
+    commit = repo.commit(message, {"calc.py": FIXED, "tests/test_mean.py": MEAN})
+    repo.commit("No fix", {"calc.py": f"{FIXED}\nx = 1\n", "tests/test_sum.py": f"{SUM}\n"})
+    out = tmp_path / "tasks.jsonl"
+    command = ["tasks", "from-repo", str(repo.root), "--test", "python3 run.py", "-o", str(out)]
+    result = CliRunner().invoke(typer_app, [*command, "--image", "host"])
+    assert result.exit_code == 0, result.output
+    assert "makes no test pass that failed before" in " ".join(result.output.split())
+    [task] = read_tasks(out)
+    assert task.metadata["commit"] == commit
+    assert task.certificate and message in task.prompt
+    spec = task.grading
+    assert (spec.fail_to_pass, spec.pass_to_pass) == (("test_mean",), ("test_add", "test_two"))
+    journal = tmp_path / "tasks.discovered.jsonl"
+    before = journal.read_bytes()
+    again = CliRunner().invoke(typer_app, [*command, "--image", "host"])
+    assert again.exit_code == 0, again.output
+    assert journal.read_bytes() == before
