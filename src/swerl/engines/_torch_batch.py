@@ -17,7 +17,7 @@ from torch import Tensor
 
 from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import PauseMode
-from swerl.engines._torch_model import Draws, Qwen3Model, Qwen3Weights, draw
+from swerl.engines._torch_model import DenseModel, DenseWeights, Draws, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ MIN_SAVED_TOKENS = 32
 class RunningBatch:
     """All requests in flight. Call its methods from one thread only."""
 
-    def __init__(self, model: Qwen3Model, *, num_rows: int, max_running: int, context: int) -> None:
+    def __init__(self, model: DenseModel, *, num_rows: int, max_running: int, context: int) -> None:
         self.model = model
         self.version = "default"
         self.context = context
@@ -246,7 +246,7 @@ class RunningBatch:
             )
         self._rows.forget()
 
-    def set_weights(self, weights: Qwen3Weights, version: str) -> None:
+    def set_weights(self, weights: DenseWeights, version: str) -> None:
         """Serve other weights from the next step on. Raises EngineError like `flush`."""
         self.flush()
         self.model.weights = weights

@@ -1,4 +1,4 @@
-"""A dense Qwen3 forward in plain torch over a cache of rows, in float32.
+"""A dense decoder's forward in plain torch over a cache of rows, in float32.
 
 Axes: B rows of the batch, T new positions, L cached positions, V vocabulary, H hidden, Q query
 heads, K key-value heads, G = Q / K, D head dimension, P positions of a row.
@@ -17,7 +17,6 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,24 +25,16 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 from torch.nn import functional
 
-from swerl.core.errors import EngineError
+from swerl.core.errors import EngineError, InputError
 from swerl.engines._weights import ADAPTER_CONFIG, digest, shards
+from swerl.engines.families._megatron_plan import ModelPlan, plan_of
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3Shape:
-    """The numbers of a config.json that the forward pass uses."""
+class DenseShape:
+    """The parts of a config.json that the server uses."""
 
-    vocab: int
-    hidden: int
-    intermediate: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    eps: float
-    rope_theta: float
-    tied: bool
+    plan: ModelPlan
     max_positions: int
     eos_ids: tuple[int, ...]
 
@@ -55,8 +46,9 @@ class LayerWeights:
     input_norm_H: Tensor
     qkv: Tensor
     """[(Q + 2K)·D, H]"""
-    qk_norm: Tensor
-    """[Q + K, D]; the attention's scale is folded into the query part."""
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """[Q + K, D]"""
     out: Tensor
     post_norm_H: Tensor
     gate_up: Tensor
@@ -64,7 +56,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3Weights:
+class DenseWeights:
     """All weights, checked and ready: replacing them is one assignment."""
 
     embed_VH: Tensor
@@ -74,15 +66,17 @@ class Qwen3Weights:
     checksum: str
 
 
-class Qwen3Model:
+class DenseModel:
     """Weights and rotary tables."""
 
-    def __init__(self, shape: Qwen3Shape, weights: Qwen3Weights, num_positions: int) -> None:
+    def __init__(self, shape: DenseShape, weights: DenseWeights, num_positions: int) -> None:
         self.shape = shape
         self.weights = weights
+        self._plan, self._attention = shape.plan, shape.plan.attention
+        rope = shape.plan.rope
+        self._scale = rope.attention**2 * self._attention.head_dim**-0.5
         # Cosines and signed sines [P, D]; with them a roll by half rotates by 90°.
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.int64).float() / shape.head_dim
-        angles = torch.arange(num_positions).float()[:, None] / shape.rope_theta**exponents
+        angles = torch.arange(num_positions).float()[:, None] * rope.frequencies()
         sin = angles.sin()
         self._cos_PD, self._sin_PD = angles.cos().repeat(1, 2), torch.cat((-sin, sin), -1)
 
@@ -91,8 +85,8 @@ class Qwen3Model:
 
         Raises EngineError if the system does not reserve that much.
         """
-        shape, positions = self.shape, self._cos_PD.shape[0]
-        size = (shape.num_layers, 2, num_rows, shape.num_kv_heads, positions, shape.head_dim)
+        heads, positions = self._attention, self._cos_PD.shape[0]
+        size = (self._plan.num_layers, 2, num_rows, heads.num_groups, positions, heads.head_dim)
         try:
             memory = mmap.mmap(-1, 4 * math.prod(size))
         except (OSError, ValueError, OverflowError) as error:
@@ -112,7 +106,9 @@ class Qwen3Model:
         """
         visible_L = torch.arange(length)
         mask_BTL = visible_L <= positions_BT[:, :, None]
-        mask = mask_BTL.repeat(1, self.shape.num_heads // self.shape.num_kv_heads, 1)[:, None]
+        mask = mask_BTL.repeat(1, self._attention.num_heads // self._attention.num_groups, 1)[
+            :, None
+        ]
         rotary = self._cos_PD[positions_BT][:, :, None], self._sin_PD[positions_BT][:, :, None]
         x = functional.embedding(ids_BT, self.weights.embed_VH)
         for layer, kv in zip(self.weights.layers, cache, strict=True):
@@ -128,23 +124,24 @@ class Qwen3Model:
         return hidden @ self.weights.head_VH.T
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, (self.shape.hidden,), weight, self.shape.eps)
+        return functional.rms_norm(x, weight.shape, weight, self._plan.epsilon)
 
     def _heads(self, x: Tensor, layer: LayerWeights, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """Return queries, keys and values of all heads [B, T, Q + 2K, D], the first two rotated."""
-        shape = self.shape
-        heads = (x @ layer.qkv.T).view(*x.shape[:2], -1, shape.head_dim)
-        qk = heads[:, :, : shape.num_heads + shape.num_kv_heads]
-        qk = functional.rms_norm(qk, (shape.head_dim,), None, shape.eps) * layer.qk_norm
+        attention = self._attention
+        mixed = functional.linear(x, layer.qkv, layer.qkv_bias)
+        heads = mixed.view(*x.shape[:2], -1, attention.head_dim)
+        qk, v = heads.tensor_split([attention.num_heads + attention.num_groups], 2)
+        if layer.qk_norm is not None:
+            qk = functional.rms_norm(qk, qk.shape[-1:], None, self._plan.epsilon) * layer.qk_norm
         cos, sin = rotary
-        qk = torch.addcmul(qk * cos, qk.roll(shape.head_dim // 2, -1), sin)
-        return torch.cat((qk, heads[:, :, shape.num_heads + shape.num_kv_heads :]), 2)
+        qk = torch.addcmul(qk * cos, qk.roll(attention.head_dim // 2, -1), sin)
+        return torch.cat((qk, v), 2)
 
     def _attend(self, heads: Tensor, positions_BT: Tensor, kv: Tensor, mask: Tensor) -> Tensor:
-        shape = self.shape
         num_rows, num_new = positions_BT.shape
-        num_kv, dim = shape.num_kv_heads, shape.head_dim
-        q, k, v = torch.split(heads, [shape.num_heads, num_kv, num_kv], 2)
+        num_kv, dim = self._attention.num_groups, self._attention.head_dim
+        q, k, v = torch.split(heads, [self._attention.num_heads, num_kv, num_kv], 2)
         row_B1 = torch.arange(num_rows)[:, None]
         kv[0][row_B1, :, positions_BT] = k
         kv[1][row_B1, :, positions_BT] = v
@@ -153,31 +150,38 @@ class Qwen3Model:
         grouped = split.reshape(num_rows, num_kv, -1, dim)
         length = mask.shape[-1]
         mixed = functional.scaled_dot_product_attention(
-            grouped, kv[0, :, :, :length], kv[1, :, :, :length], attn_mask=mask, scale=1.0
+            grouped, kv[0, :, :, :length], kv[1, :, :, :length], attn_mask=mask, scale=self._scale
         )
         per_token = mixed.view(num_rows, num_kv, -1, num_new, dim).permute(0, 3, 1, 2, 4)
         return per_token.reshape(num_rows, num_new, -1)
 
 
-def read_shape(folder: Path) -> Qwen3Shape:
-    """Read config.json. Raises EngineError if the model is not a dense Qwen3."""
+def read_shape(folder: Path) -> DenseShape:
+    """Read config.json. Raises EngineError if the model is not a dense one of a trained line."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text())
-        _refuse_other_models(config)
-        return _shape(config)
+        plan = plan_of(config)
+        if plan.delta or plan.experts:
+            raise InputError(f"{config['model_type']} is not a dense model with full attention")
+        eos = config.get("eos_token_id")
+        return DenseShape(
+            plan,
+            config.get("max_position_embeddings", 32768),
+            () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        )
     except FileNotFoundError as error:
         raise EngineError(
             f"no config.json in {str(folder)!r}", hint="name a model folder in Hugging Face format"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (InputError, ValueError, AttributeError) as error:
         raise EngineError(
-            f"{str(path)!r} cannot be served: {error!r}",
-            hint="torch-cpu serves dense Qwen3 models; use engine.type = 'sglang' for others",
+            f"{str(path)!r} cannot be served: {error}",
+            hint="torch-cpu serves dense models; use engine.type = 'sglang' for others",
         ) from error
 
 
-def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -> Qwen3Weights:
+def read_weights(folder: Path, shape: DenseShape, *, base: Path | None = None) -> DenseWeights:
     """Read and check a folder of weights, or of adapters (PEFT) of the model in `base`.
 
     Raises EngineError that names the first wrong tensor.
@@ -188,8 +192,9 @@ def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -
     if base and (folder / ADAPTER_CONFIG).is_file():
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
         tensors = _merged(base, tensors, scale=config["lora_alpha"] / config["r"])
-    expected = _expected(shape)
-    if shape.tied:
+    plan = shape.plan
+    expected = _expected(plan)
+    if plan.tied:
         tensors.pop("lm_head.weight", None)
     for name, size in expected.items():
         shape_there = tuple(tensors[name].shape) if name in tensors else "nothing"
@@ -202,52 +207,12 @@ def read_weights(folder: Path, shape: Qwen3Shape, *, base: Path | None = None) -
         raise EngineError(f"tensor {extra[0]!r} is not part of the served model")
     tensors = {name: tensors[name].float() for name in expected}
     embed_VH = tensors["model.embed_tokens.weight"]
-    return Qwen3Weights(
+    return DenseWeights(
         embed_VH=embed_VH,
-        layers=tuple(_layer(shape, tensors, index) for index in range(shape.num_layers)),
+        layers=tuple(_layer(plan, tensors, index) for index in range(plan.num_layers)),
         norm_H=tensors["model.norm.weight"],
-        head_VH=embed_VH if shape.tied else tensors["lm_head.weight"],
+        head_VH=embed_VH if plan.tied else tensors["lm_head.weight"],
         checksum=checksum,
-    )
-
-
-def _refuse_other_models(config: Mapping[str, Any]) -> None:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    required = {
-        "model_type": (config["model_type"], "qwen3"),
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (config.get("attention_bias", False), False),
-        "use_sliding_window": (config.get("use_sliding_window", False), False),
-        "rope_type": (rope.get("rope_type", "default"), "default"),
-    }
-    for key, (found, supported) in required.items():
-        if found != supported:
-            raise ValueError(f"{key} is {found!r}, supported is {supported!r}")
-
-
-def _shape(config: Mapping[str, Any]) -> Qwen3Shape:
-    def count(key: str, default: int | None = None) -> int:
-        value = config.get(key, default)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{key} is {value!r}, not a positive whole number")
-        return value
-
-    rope = config.get("rope_parameters") or config
-    eos = config.get("eos_token_id")
-    num_heads = count("num_attention_heads")
-    return Qwen3Shape(
-        vocab=count("vocab_size"),
-        hidden=count("hidden_size"),
-        intermediate=count("intermediate_size"),
-        num_layers=count("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=count("num_key_value_heads", num_heads),
-        head_dim=count("head_dim", count("hidden_size") // num_heads),
-        eps=config["rms_norm_eps"],
-        rope_theta=rope.get("rope_theta", 10000.0),
-        tied=config.get("tie_word_embeddings", False),
-        max_positions=count("max_position_embeddings", 32768),
-        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     )
 
 
@@ -271,44 +236,53 @@ def _merged(
     return tensors
 
 
-def _expected(shape: Qwen3Shape) -> dict[str, tuple[int, ...]]:
+def _expected(plan: ModelPlan) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor by its Hugging Face name."""
-    hidden, inner, dim = shape.hidden, shape.intermediate, shape.head_dim
-    query, key = shape.num_heads * dim, shape.num_kv_heads * dim
+    hidden, inner, attention = plan.hidden_size, plan.ffn_size, plan.attention
+    query, key = (n * attention.head_dim for n in (attention.num_heads, attention.num_groups))
     sizes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape.vocab, hidden),
+        "model.embed_tokens.weight": (plan.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
-    if not shape.tied:
-        sizes["lm_head.weight"] = (shape.vocab, hidden)
-    for index in range(shape.num_layers):
-        parts = {
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "self_attn.q_proj": (query, hidden),
-            "self_attn.k_proj": (key, hidden),
-            "self_attn.v_proj": (key, hidden),
-            "self_attn.o_proj": (hidden, query),
-            "self_attn.q_norm": (dim,),
-            "self_attn.k_norm": (dim,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
-        sizes |= {f"model.layers.{index}.{part}.weight": size for part, size in parts.items()}
+    if not plan.tied:
+        sizes["lm_head.weight"] = (plan.vocab_size, hidden)
+    parts: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.k_proj.weight": (key, hidden),
+        "self_attn.v_proj.weight": (key, hidden),
+        "self_attn.o_proj.weight": (hidden, query),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if attention.bias:
+        parts |= {f"self_attn.{name}_proj.bias": (key,) for name in "kv"}
+        parts["self_attn.q_proj.bias"] = (query,)
+    if attention.normed:
+        parts |= {f"self_attn.{name}_norm.weight": (attention.head_dim,) for name in "qk"}
+    for index in range(plan.num_layers):
+        sizes |= {f"model.layers.{index}.{part}": size for part, size in parts.items()}
     return sizes
 
 
-def _layer(shape: Qwen3Shape, tensors: Mapping[str, Tensor], index: int) -> LayerWeights:
-    def part(name: str) -> Tensor:
-        return tensors[f"model.layers.{index}.{name}.weight"]
+def _layer(plan: ModelPlan, tensors: Mapping[str, Tensor], index: int) -> LayerWeights:
+    def part(name: str, kind: str = "weight") -> Tensor:
+        return tensors[f"model.layers.{index}.{name}.{kind}"]
 
-    q_norm = part("self_attn.q_norm") * shape.head_dim**-0.5
-    norms = [q_norm] * shape.num_heads + [part("self_attn.k_norm")] * shape.num_kv_heads
+    def qkv(kind: str) -> Tensor:
+        return torch.cat([part(f"self_attn.{name}_proj", kind) for name in "qkv"])
+
+    attention, qk_norm = plan.attention, None
+    if attention.normed:
+        norms = [part("self_attn.q_norm")] * attention.num_heads
+        qk_norm = torch.stack(norms + [part("self_attn.k_norm")] * attention.num_groups)
     return LayerWeights(
         input_norm_H=part("input_layernorm"),
-        qkv=torch.cat([part(f"self_attn.{name}_proj") for name in "qkv"]),
-        qk_norm=torch.stack(norms),
+        qkv=qkv("weight"),
+        qkv_bias=qkv("bias") if attention.bias else None,
+        qk_norm=qk_norm,
         out=part("self_attn.o_proj"),
         post_norm_H=part("post_attention_layernorm"),
         gate_up=torch.cat([part("mlp.gate_proj"), part("mlp.up_proj")]),

@@ -1,4 +1,4 @@
-"""The CPU server of a dense Qwen3 model: a process that implements SGLang's HTTP contract.
+"""The CPU server of a dense model: a process that implements SGLang's HTTP contract.
 
 `python -m swerl.engines._torch_server --model DIR --ready-file FILE …` writes the port to FILE as
 JSON once it serves requests.
@@ -30,7 +30,7 @@ from swerl.core.errors import EngineError, SwerlError
 from swerl.core.files import write_text
 from swerl.engines._sglang_wire import PauseMode
 from swerl.engines._torch_batch import MAX_STOP_IDS, FinishedReply, ReplyRequest, RunningBatch
-from swerl.engines._torch_model import Qwen3Model, Qwen3Shape, read_shape, read_weights
+from swerl.engines._torch_model import DenseModel, DenseShape, read_shape, read_weights
 
 NUM_BUSY_SPANS = 4096
 """Spans of work that are kept: more than one training step makes."""
@@ -46,7 +46,7 @@ class App:
     def __init__(self, model_dir: Path, *, num_rows: int, max_running: int, context: int) -> None:
         shape = read_shape(model_dir)
         context = min(context, shape.max_positions)
-        model = Qwen3Model(shape, read_weights(model_dir, shape), context + 1)
+        model = DenseModel(shape, read_weights(model_dir, shape), context + 1)
         self.batch = RunningBatch(
             model, num_rows=num_rows, max_running=max_running, context=context
         )
@@ -194,7 +194,7 @@ class App:
             "is_generation": True,
             "weight_version": self.batch.version,
             "checksum": self.batch.model.weights.checksum,
-            "vocab_size": self.batch.model.shape.vocab,
+            "vocab_size": self.batch.model.shape.plan.vocab_size,
             "context_length": self.batch.context,
         })  # fmt: skip
 
@@ -282,12 +282,13 @@ async def read_body(http: web.Request, kind: type[Body]) -> Body:
 
 
 def to_request(
-    body: GenerateBody, *, shape: Qwen3Shape, context: int, free_seed: int
+    body: GenerateBody, *, shape: DenseShape, context: int, free_seed: int
 ) -> ReplyRequest:
     """Check a body against the model. `free_seed` is used if the client sets none."""
     sampling = body.sampling_params
-    if unknown := [i for i in body.input_ids if not 0 <= i < shape.vocab]:
-        raise BadRequestError(f"input id {unknown[0]} is outside the vocabulary of {shape.vocab}")
+    size = shape.plan.vocab_size
+    if unknown := [i for i in body.input_ids if not 0 <= i < size]:
+        raise BadRequestError(f"input id {unknown[0]} is outside the vocabulary of {size}")
     total = len(body.input_ids) + sampling.max_new_tokens
     if total > context:
         raise BadRequestError(

@@ -1,4 +1,4 @@
-"""A CPU engine for dense Qwen3 models: plain torch, continuous batching, SGLang's contract."""
+"""A CPU engine for dense models: plain torch, continuous batching, SGLang's contract."""
 
 from __future__ import annotations
 

@@ -113,10 +113,14 @@ def _known(name: str) -> Mapping[str, Any]:
     return shape
 
 
+_UNNORMED = ("glm", "llama", "mistral", "qwen2")
+"""Starts of the model types whose queries and keys have no norm."""
+
+
 def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
     """Return the shape that a Hugging Face config describes. Raises RecipeError."""
     config: Mapping[str, Any] = whole.get("text_config", whole)
-    is_glm = str(config.get("model_type", "")).startswith("glm")
+    line = str(config.get("model_type", ""))
     try:
         heads = config["num_attention_heads"]
         return Shape(
@@ -140,8 +144,8 @@ def shape_from_config(name: str, whole: Mapping[str, Any]) -> Shape:
             linear_num_key_heads=config.get("linear_num_key_heads", 0),
             linear_num_value_heads=config.get("linear_num_value_heads", 0),
             linear_conv_size=config.get("linear_conv_kernel_dim", 4),
-            qk_norm=config.get("use_qk_norm", not is_glm),
-            qkv_bias=config.get("attention_bias", False),
+            qk_norm=config.get("use_qk_norm", not line.startswith(_UNNORMED)),
+            qkv_bias=config.get("attention_bias", line == "qwen2"),
             gated_attention=config.get(
                 "attn_output_gate", bool(config.get("linear_num_key_heads"))
             ),

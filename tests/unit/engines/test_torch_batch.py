@@ -13,14 +13,14 @@ from swerl.core.errors import EngineError
 from swerl.engines import _torch_batch
 from swerl.engines._sglang_wire import PauseMode
 from swerl.engines._torch_batch import FinishedReply, ReplyRequest, RunningBatch
-from swerl.engines._torch_model import Qwen3Model, read_shape, read_weights
+from swerl.engines._torch_model import DenseModel, read_shape, read_weights
 
 CONTEXT = 300
 
 
 def new_batch(folder: Path, *, num_rows: int = 8, max_running: int = 4) -> RunningBatch:
     shape = read_shape(folder)
-    model = Qwen3Model(shape, read_weights(folder, shape), CONTEXT + 1)
+    model = DenseModel(shape, read_weights(folder, shape), CONTEXT + 1)
     return RunningBatch(model, num_rows=num_rows, max_running=max_running, context=CONTEXT)
 
 

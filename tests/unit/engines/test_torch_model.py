@@ -12,27 +12,28 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swerl.core.errors import EngineError
-from swerl.engines._torch_model import Qwen3Model, read_shape, read_weights
+from swerl.engines._torch_model import DenseModel, read_shape, read_weights
+from tests.unit.engines.families.lines import LINES, build
 
 TOLERANCE = 1e-4
 
 
-def load(folder: Path, num_positions: int = 256) -> Qwen3Model:
+def load(folder: Path, num_positions: int = 256) -> DenseModel:
     shape = read_shape(folder)
-    return Qwen3Model(shape, read_weights(folder, shape), num_positions)
+    return DenseModel(shape, read_weights(folder, shape), num_positions)
 
 
-@pytest.mark.parametrize("name", ["tiny_model", "untied_model"])
-def test_logits_agree_with_transformers(
-    name: str, request: pytest.FixtureRequest, reference: Any
-) -> None:
-    folder = request.getfixturevalue(name)
-    model = load(folder)
-    ids_BT = torch.randint(0, 512, (3, 90))
+@pytest.mark.parametrize("line", ["llama", "mistral", "qwen2", "smollm2", "qwen3", "qwen3_tied"])
+def test_logits_agree_with_transformers(line: str, tmp_path: Path) -> None:
+    theirs = build(line)
+    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    model = load(tmp_path)
+    ids_BT = torch.randint(0, 320, (3, 90))
     positions_BT = torch.arange(90).expand(3, 90)
     found = model.logits(model.forward(ids_BT, positions_BT, model.new_cache(3), 90))
-    expected = torch.stack([reference.logits(folder, row.tolist()) for row in ids_BT])
-    assert (found - expected).abs().max() < TOLERANCE
+    with torch.inference_mode():
+        expected = theirs(ids_BT).logits
+    assert (found - expected).abs().max() < 1e-5
 
 
 def test_chunks_of_any_size_give_the_logits_of_the_whole(tiny_model: Path, reference: Any) -> None:
@@ -60,11 +61,9 @@ def test_what_lies_behind_a_position_is_never_read(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type"),
+        ({"model_type": "gpt_oss"}, "gpt_oss"),
+        ({**LINES["qwen3_moe"]}, "qwen3_moe is not a dense model"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type"),
-        ({"vocab_size": None}, "vocab_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
     ],
 )

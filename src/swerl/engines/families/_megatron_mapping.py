@@ -108,11 +108,11 @@ class ModelMapping:
     def config(self, hf_config: HfConfig) -> Mapping[str, Json]:
         """Return the keyword arguments of Megatron's configuration, and the parts of each layer.
 
-        `transformer` belongs to TransformerConfig, `model` to GPTModel. `layers` has one object for
-        each layer: `attention` is full or gated_delta, `experts` is true for routed ones. `router`
-        configures the choice of experts. The caller adds `activation_func` (SiLU) and settings
-        that are not the model's: dtypes, parallel sizes, `max_sequence_length`. Raises InputError
-        on a model that cannot be trained.
+        `transformer` belongs to TransformerConfig, `model` to GPTModel. `rope` has RopePlan's
+        fields. `layers` has one object for each layer: `attention` is full or gated_delta,
+        `experts` is true for routed ones. `router` configures the choice of experts. The caller
+        adds `activation_func` (SiLU) and settings that are not the model's: dtypes, parallel
+        sizes, `max_sequence_length`. Raises InputError on a model that cannot be trained.
         """
         return megatron_settings(plan_of(hf_config))
 

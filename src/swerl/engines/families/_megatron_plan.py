@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from swerl.core.chat import Json
 from swerl.core.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 HfConfig = Mapping[str, Json]
 
@@ -17,12 +22,12 @@ def text_config(whole: HfConfig) -> HfConfig:
     return nested if isinstance(nested, Mapping) else whole
 
 
-def whole_number(config: HfConfig, key: str) -> int:
-    """Return an integer. Raises InputError if it is missing."""
+def whole_number(config: HfConfig, key: str, *, least: int = 1) -> int:
+    """Return an integer. Raises InputError if it is missing or below `least`."""
     value = config.get(key)
-    if not isinstance(value, int):
+    if type(value) is not int or value < least:
         raise InputError(
-            f"the model's config.json has no whole number {key!r}: {value!r}",
+            f"the model's config.json has no whole number {key!r} of {least} or more: {value!r}",
             hint="use the config.json that came with the model",
         )
     return value
@@ -38,40 +43,82 @@ def number(value: Json, key: str) -> float:
     return float(value)
 
 
-def rope_value(config: HfConfig, key: str, default: float) -> float:
-    """Return a setting of the rotary embedding, nested in `rope_parameters` or not."""
-    nested = config.get("rope_parameters")
-    value = nested.get(key) if isinstance(nested, Mapping) else None
-    return number(config.get(key, default) if value is None else value, key)
-
-
 def refuse(config: HfConfig, odd: Mapping[str, bool]) -> None:
     """Raise an InputError that names the first key marked as odd."""
     for key, is_odd in odd.items():
         if is_odd:
             kind = config.get("model_type")
             raise InputError(
-                f"a {kind} model with {key} = {config.get(key)!r} cannot be trained",
+                f"a {kind} model with {key} = {config.get(key)!r} is not supported",
                 hint=f"look at {key} in the model's config.json",
             )
 
 
 def refuse_unusual(config: HfConfig) -> None:
-    """Raise InputError on scaled rope, windows and other activations: no trained line has them."""
-    nested = config.get("rope_parameters") or config.get("rope_scaling")
-    kind = nested.get("rope_type", "default") if isinstance(nested, Mapping) else "default"
-    if kind != "default":
-        raise InputError(
-            f"a model with rope_type {kind!r} cannot be trained",
-            hint="look at rope_type in the model's config.json",
-        )
+    """Raise InputError on sliding windows and other activations: no trained line has them."""
+    layers = config.get("layer_types") or []
+    assert isinstance(layers, list)
     refuse(
         config,
         {
             "use_sliding_window": bool(config.get("use_sliding_window")),
+            "layer_types": not {"full_attention", "linear_attention"}.issuperset(layers),
             "hidden_act": config.get("hidden_act", "silu") != "silu",
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RopePlan:
+    """Rotary embedding (arXiv 2104.09864) and its scaling for longer contexts.
+
+    A scaling keeps fast frequencies, divides slow ones by `factor`, and blends those between.
+    """
+
+    theta: float
+    dim: int
+    """Values of a head that are rotated, its first ones."""
+    kind: str = "default"
+    """default, linear, llama3 or yarn (arXiv 2309.00071)."""
+    factor: float = 1.0
+    num_positions: float = 0.0
+    """Context length before the scaling."""
+    slow: float = 0.0
+    """A frequency with fewer turns over `num_positions` is divided by `factor`."""
+    fast: float = 0.0
+    """A frequency with more turns is kept."""
+    truncated: bool = True
+    """True if yarn rounds the bounds of its blend to whole frequencies."""
+    attention: float = 1.0
+    """Factor of rotated queries and keys."""
+
+    def frequencies(self) -> torch.Tensor:
+        """Return the angle of each pair of values at position 1: [dim / 2], fp32."""
+        import torch
+
+        index = torch.arange(self.dim // 2, dtype=torch.int64).float()
+        frequencies = 1.0 / self.theta ** (2 * index / self.dim)
+        if self.kind == "default":
+            return frequencies
+        divided = frequencies / self.factor
+        if self.kind == "linear":
+            return divided
+        if self.kind == "llama3":
+            turns = self.num_positions / (2 * math.pi / frequencies)
+            kept = (turns - self.slow) / (self.fast - self.slow)
+        else:
+            first, last = self._pair(self.fast), self._pair(self.slow)
+            if self.truncated:
+                first, last = math.floor(first), math.ceil(last)
+            first, last = max(first, 0.0), min(last, self.dim - 1.0)
+            kept = 1 - (index - first) / ((last - first) or 0.001)
+        kept = kept.clamp(0, 1)
+        return (1 - kept) * divided + kept * frequencies
+
+    def _pair(self, turns: float) -> float:
+        """Return the index of the pair with so many turns over `num_positions`."""
+        wavelength = self.num_positions / (2 * math.pi * turns)
+        return self.dim * math.log(wavelength) / (2 * math.log(self.theta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +178,11 @@ class ModelPlan:
     vocab_size: int
     ffn_size: int
     attention: AttentionPlan
-    rope_theta: float
+    rope: RopePlan
     epsilon: float
     tied: bool
     prefix: str = "model."
     """Prefix of the names of the decoder's tensors."""
-    rotary_share: float = 1.0
-    """Fraction of a head that is rotated."""
     norm_adds_one: bool = False
     """True if norms multiply by one plus their weight."""
     delta: DeltaPlan | None = None
@@ -155,7 +200,7 @@ class ModelPlan:
 def plan_of(hf_config: HfConfig) -> ModelPlan:
     """Return the plan of a model. Raises InputError on one that cannot be trained."""
     config = text_config(hf_config)
-    kind = str(config.get("model_type", hf_config.get("model_type", "")))
+    kind = str(hf_config.get("model_type", config.get("model_type", "")))
     read = _READERS.get(kind)
     if read is None:
         message = f"models of the type {kind!r} can be run but not trained"
@@ -166,6 +211,26 @@ def plan_of(hf_config: HfConfig) -> ModelPlan:
     nested = config is not hf_config
     tied = bool(hf_config.get("tie_word_embeddings", False)) if nested else plan.tied
     return replace(plan, tied=tied, prefix="model.language_model." if nested else "model.")
+
+
+def _llama(config: HfConfig) -> ModelPlan:
+    # Its `attention_bias` is one of the output projection as well; Megatron-Core has no such layer.
+    refuse(config, {key: bool(config.get(key)) for key in ("attention_bias", "mlp_bias")})
+    plan = _base(config)
+    return replace(plan, attention=replace(plan.attention, normed=False))
+
+
+def _mistral(config: HfConfig) -> ModelPlan:
+    # Without the key, transformers takes 4096. A window as long as the context cuts nothing.
+    window = number(config.get("sliding_window", 4096) or 0, "sliding_window")
+    context = whole_number(config, "max_position_embeddings")
+    refuse({"sliding_window": window, **config}, {"sliding_window": 0 < window < context})
+    return _llama(config)
+
+
+def _qwen2(config: HfConfig) -> ModelPlan:
+    plan = _llama(config)
+    return replace(plan, attention=replace(plan.attention, bias=True))
 
 
 def _qwen3(config: HfConfig) -> ModelPlan:
@@ -189,11 +254,10 @@ def _qwen3_5(config: HfConfig) -> ModelPlan:
         interval = int(number(config.get("full_attention_interval", 4), "full_attention_interval"))
         layers = range(1, whole_number(config, "num_hidden_layers") + 1)
         kinds = ["linear_attention" if n % interval else "full_attention" for n in layers]
-    plan = _base(config)
+    plan = _base(config, rotated=0.25)
     return replace(
         plan,
         attention=replace(plan.attention, gated=bool(config.get("attn_output_gate", True))),
-        rotary_share=rope_value(config, "partial_rotary_factor", 0.25),
         norm_adds_one=True,
         linear_layers=frozenset(n for n, kind in enumerate(kinds) if kind == "linear_attention"),
         delta=DeltaPlan(
@@ -221,11 +285,11 @@ def _glm4_moe(config: HfConfig) -> ModelPlan:
         config,
         {"n_group": config.get("n_group", 1) != 1, "topk_group": config.get("topk_group", 1) != 1},
     )
-    plan = _base(config)
+    plan = _base(config, rotated=0.5)
     experts = _experts(config)
     experts = replace(
         experts,
-        shared_width=whole_number(config, "n_shared_experts") * experts.width,
+        shared_width=whole_number(config, "n_shared_experts", least=0) * experts.width,
         shared_name="shared_experts",
         sigmoid=True,
         normalised=bool(config.get("norm_topk_prob", True)),
@@ -240,13 +304,15 @@ def _glm4_moe(config: HfConfig) -> ModelPlan:
     return replace(
         plan,
         attention=attention,
-        rotary_share=rope_value(config, "partial_rotary_factor", 0.5),
         experts=experts,
-        dense_layers=frozenset(range(whole_number(config, "first_k_dense_replace"))),
+        dense_layers=frozenset(range(whole_number(config, "first_k_dense_replace", least=0))),
     )
 
 
 _READERS: Mapping[str, Callable[[HfConfig], ModelPlan]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
     "qwen3_5": _qwen3_5,
@@ -257,14 +323,16 @@ _READERS: Mapping[str, Callable[[HfConfig], ModelPlan]] = {
 }
 """`model_type` in config.json -> reader of the rest."""
 
+_ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """Keys for the number of experts; transformers renames the key when it writes a config."""
 
 
-def _base(config: HfConfig) -> ModelPlan:
+def _base(config: HfConfig, *, rotated: float = 1.0) -> ModelPlan:
+    """Return the parts that all lines have; `rotated` is the usual fraction of a head."""
     num_heads = whole_number(config, "num_attention_heads")
     hidden_size = whole_number(config, "hidden_size")
-    head_dim: Json = config.get("head_dim") or hidden_size // num_heads
+    head_dim = int(number(config.get("head_dim") or hidden_size // num_heads, "head_dim"))
     needs_width = "moe_intermediate_size" not in config or "intermediate_size" in config
     return ModelPlan(
         num_layers=whole_number(config, "num_hidden_layers"),
@@ -275,13 +343,60 @@ def _base(config: HfConfig) -> ModelPlan:
         ),
         attention=AttentionPlan(
             num_heads=num_heads,
-            num_groups=whole_number(config, "num_key_value_heads"),
-            head_dim=int(number(head_dim, "head_dim")),
+            num_groups=num_heads
+            if config.get("num_key_value_heads") is None
+            else whole_number(config, "num_key_value_heads"),
+            head_dim=head_dim,
         ),
-        rope_theta=rope_value(config, "rope_theta", 10000.0),
+        rope=_rope(config, head_dim, rotated),
         epsilon=number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
         tied=bool(config.get("tie_word_embeddings", False)),
     )
+
+
+def _rope(config: HfConfig, head_dim: int, rotated: float) -> RopePlan:
+    """Read the rotary embedding; older configs have some keys beside `rope_scaling`, not in it."""
+    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    assert isinstance(nested, Mapping)
+    values = {**config, **nested}
+
+    def value(key: str, default: float | None = None) -> float:
+        stated = values.get(key)
+        return number(default if stated is None else stated, key)
+
+    rope = RopePlan(
+        theta=value("rope_theta", 10000.0),
+        dim=int(head_dim * value("partial_rotary_factor", rotated)),
+        kind=str(nested.get("rope_type") or nested.get("type") or "default"),
+    )
+    refuse({**config, "rope_type": rope.kind}, {"rope_type": rope.kind not in _ROPE_KINDS})
+    if rope.kind == "default":
+        return rope
+    rope = replace(rope, factor=value("factor"))
+    if rope.kind == "linear":
+        return rope
+    key = "original_max_position_embeddings"
+    context = config.get(key) or nested.get(key) or config.get("max_position_embeddings")
+    rope = replace(rope, num_positions=number(context, key))
+    if rope.kind == "llama3":
+        return replace(rope, slow=value("low_freq_factor"), fast=value("high_freq_factor"))
+    # A part of a head would need the factor, the rest not: attention has one scale for both.
+    refuse(values, {"partial_rotary_factor": rope.dim != head_dim})
+    attention = _yarn_scale(rope.factor, 1.0)
+    if nested.get("mscale") and nested.get("mscale_all_dim"):
+        attention = _yarn_scale(rope.factor, value("mscale"))
+        attention /= _yarn_scale(rope.factor, value("mscale_all_dim"))
+    return replace(
+        rope,
+        slow=value("beta_slow", 1.0),
+        fast=value("beta_fast", 32.0),
+        truncated=bool(nested.get("truncate", True)),
+        attention=value("attention_factor", attention),
+    )
+
+
+def _yarn_scale(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _experts(config: HfConfig) -> ExpertsPlan:
@@ -293,7 +408,7 @@ def _experts(config: HfConfig) -> ExpertsPlan:
 
 
 def megatron_settings(plan: ModelPlan) -> dict[str, Json]:
-    """Return `transformer`, `model`, `layers` and `router`; see ModelMapping.config."""
+    """Return `transformer`, `model`, `rope`, `layers` and `router`; see ModelMapping.config."""
     router: dict[str, Json] = {}
     if experts := plan.experts:
         router["sigmoid"] = experts.sigmoid
@@ -312,10 +427,9 @@ def megatron_settings(plan: ModelPlan) -> dict[str, Json]:
         "model": {
             "vocab_size": plan.vocab_size,
             "position_embedding_type": "rope",
-            "rotary_base": int(plan.rope_theta),
-            "rotary_percent": plan.rotary_share,
             "share_embeddings_and_output_weights": plan.tied,
         },
+        "rope": asdict(plan.rope),
         "layers": layers,
         "router": router,
     }
@@ -341,6 +455,8 @@ def _transformer(plan: ModelPlan) -> dict[str, Json]:
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
     }
+    if plan.rope.attention != 1.0:
+        settings["softmax_scale"] = plan.rope.attention**2 * attention.head_dim**-0.5
     if plan.delta:
         settings |= {
             "linear_conv_kernel_dim": plan.delta.kernel,

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import TrainerError
+from swerl.engines.families._megatron_plan import RopePlan
 from swerl.plan.activations import CHUNK_LOGITS
 from swerl.training.options import TrainerOptions
 from swerl.training.rank.layers import RowParams, block_spec, check_divides
@@ -124,6 +125,8 @@ def build_model(
         **model,
     )
     built.temperature = options.temperature
+    # Megatron's own scaling has constants of one model in it.
+    built.rotary_pos_emb.inv_freq = RopePlan(**shapes["rope"]).frequencies()
     if built.post_process:
         # Its input is already gathered: the selected positions.
         built.output_layer.sequence_parallel = False

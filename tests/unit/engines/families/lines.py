@@ -30,7 +30,26 @@ DELTA = {
     # nothing is left but rounding: a wide epsilon keeps that from being all that is compared.
     "rms_norm_eps": 1e-2,
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LINES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **BASE, "rope_parameters": LLAMA3},
+    "mistral": {"model_type": "mistral", **BASE, "sliding_window": None, "head_dim": 24},
+    "qwen2": {"model_type": "qwen2", **BASE, "rope_parameters": YARN, "head_dim": 8},
+    "smollm2": {"model_type": "llama", **BASE, "tie_word_embeddings": True}
+    | {"hidden_size": 48, "head_dim": 12, "intermediate_size": 64},
     "qwen3": {"model_type": "qwen3", **BASE},
     "qwen3_tied": {"model_type": "qwen3", **BASE, "tie_word_embeddings": True},
     "qwen3_moe": {"model_type": "qwen3_moe", **BASE, **EXPERTS, "num_experts": 4}

@@ -11,7 +11,7 @@ from swerl.core.errors import InputError
 from swerl.engines.families._megatron_mapping import ModelMapping, layer_entries
 from swerl.engines.families._megatron_plan import plan_of
 
-from .lines import LINES, build, config_of, per_expert, weights_of
+from .lines import LINES, LLAMA3, YARN, build, config_of, per_expert, weights_of
 
 PUBLISHED_STACKED = {"qwen3_5_moe"}
 
@@ -135,8 +135,15 @@ def test_megatron_takes_the_settings(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "extra", "message"),
     [
-        ("qwen3", {"attention_bias": True}, "attention_bias = True cannot be trained"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn' cannot be trained"),
+        ("qwen3", {"attention_bias": True}, "attention_bias = True is not supported"),
+        ("llama", {"mlp_bias": True}, "mlp_bias = True is not supported"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type = 'dynamic' is not"),
+        ("qwen3", {"rope_scaling": {"type": "yarn"}}, "'factor' in the model's config.json must"),
+        ("glm4_moe", {"rope_parameters": YARN}, "partial_rotary_factor = None is not supported"),
+        ("mistral", {"sliding_window": 256}, "sliding_window = 256 is not supported"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window = True is not supported"),
+        ("qwen2", {"layer_types": ["sliding_attention"]}, "layer_types = .* is not supported"),
+        ("mistral", {"model_type": "mistral3"}, "'mistral3' can be run but not trained"),
         ("qwen3", {"model_type": "gpt_oss"}, "'gpt_oss' can be run but not trained"),
         ("qwen3", {"hidden_size": "wide"}, "no whole number 'hidden_size'"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
@@ -148,6 +155,33 @@ def test_a_model_outside_the_mapping_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         ModelMapping().config(LINES[line] | extra)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"type": "linear", "factor": 4.0},
+        LLAMA3 | {"original_max_position_embeddings": 8192},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+        YARN | {"truncate": False, "beta_fast": 16.0, "beta_slow": 2.0},
+        YARN | {"factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.8},
+        YARN | {"attention_factor": 1.3},
+    ],
+)
+def test_scaled_rope_is_that_of_transformers(rope: dict[str, Any], size: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    settings = LINES["mistral"] | {"rope_theta": 5e5, "max_position_embeddings": 131072}
+    settings |= {"rope_parameters": None, "rope_scaling": dict(rope), "head_dim": size}
+    plan = plan_of(settings).rope
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**settings))
+
+    torch.testing.assert_close(plan.frequencies(), theirs.inv_freq, rtol=2e-7, atol=0)
+    assert plan.attention == pytest.approx(theirs.attention_scaling, rel=1e-12)
 
 
 @pytest.mark.parametrize(

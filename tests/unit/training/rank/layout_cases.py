@@ -104,7 +104,7 @@ def _changes(rng: Random, line: str, layout: dict[str, Any]) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "num_hidden_layers": -(-layers // stages) * stages,
         "num_key_value_heads": rng.choice([size for size in (1, 2, 4) if size >= tensor]),
-        "tie_word_embeddings": line in ("qwen3", "qwen3_tied") and rng.random() < 0.5,
+        "tie_word_embeddings": line in ("qwen3", "qwen3_tied", "smollm2") and rng.random() < 0.5,
     }
     if line.startswith("qwen3_5"):
         keys = rng.choice([size for size in (1, 2, 4) if size % tensor == 0])

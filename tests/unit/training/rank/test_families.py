@@ -64,6 +64,9 @@ TWO_RANKS = [
     Job("qwen3_5", {"context_parallel": 2}, ONE_KEY_HEAD),
     Job("glm4_moe", {"tensor_parallel": 2}, replay=True),
     Job("glm4_air", {"pipeline_parallel": 2}),
+    Job("qwen2", {"tensor_parallel": 2}),
+    Job("llama", {"context_parallel": 2}),
+    Job("smollm2", {"pipeline_parallel": 2}),
 ]
 
 
@@ -160,7 +163,7 @@ def _compare(job: Job, found: Mapping[str, Any]) -> None:
         float((torch.tensor(row[1:]) - logp).abs().max())
         for row, logp in zip(found["logprobs"], expected, strict=True)
     )
-    assert worst <= 1e-5
+    assert worst <= 2e-6
     params = [param for param in model.parameters() if param.requires_grad]
     optimizer = _adamw(params)
     for number, (batch, stats) in enumerate(zip(steps, found["stats"], strict=True)):

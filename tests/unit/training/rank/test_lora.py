@@ -42,6 +42,7 @@ JOBS = {
     1: [
         _job("qwen3_tied"),
         _job("qwen3_moe", NO_MLP),
+        _job("llama"),
         _job("qwen3_5"),
         _job("qwen3_5_moe", recompute=True),
         _job("glm4_moe", NO_MLP, replay=True),
@@ -49,6 +50,7 @@ JOBS = {
     2: [
         _job("qwen3_5_moe"),
         _job("qwen3_tied", **{TP: 2}),
+        _job("qwen2", **{TP: 2}),
         _job("qwen3_5_moe", **{TP: 2, EP: 2}),
         _job("qwen3_5_moe", **{CP: 2, "recompute": True}),
         _job("glm4_moe", NO_MLP, **{TP: 2}),
