@@ -8,7 +8,6 @@ beside the controller, or on every machine.
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -38,6 +37,7 @@ from swerl.plan.cost import estimate, from_recipe
 from swerl.plan.parameters import model_params
 from swerl.plan.plan import RecipePlan, kernel_modules
 from swerl.recipe.check import TWIN
+from swerl.recipe.hub import model_faults
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
 
@@ -157,24 +157,6 @@ async def check_model(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[Machin
         faults, size = await node.call(model_faults, path)
         detail = "; ".join(faults) or f"{path} is complete, {size / 1e9:,.1f} GB"
         yield check_result(node.name, "model", detail, good=not faults, fix=fix)
-
-
-def model_faults(path: Path) -> tuple[list[str], int]:
-    """Return what a model folder of this machine lacks, and the bytes of its weights."""
-    if not path.is_dir():
-        return [f"{path} does not exist"], 0
-    names = ["config.json", "tokenizer.json"]
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        weights = ["model.safetensors"]
-    lacking = [name for name in (*names, *weights) if not (path / name).is_file()]
-    faults = [f"{path} lacks {', '.join(lacking[:3])}"] if lacking else []
-    if len(lacking) > 3:
-        faults.append(f"{len(lacking) - 3} more")
-    sizes = [(path / name).stat().st_size for name in weights if (path / name).is_file()]
-    return faults, sum(sizes)
 
 
 async def check_engine(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[MachineFinding]:

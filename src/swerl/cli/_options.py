@@ -52,7 +52,7 @@ RecipeSettingsOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="Folder of a model or of a run; for openai=URL the model's name there."),
+    typer.Option(help="Folder of a model or run, or a hub id; for openai=URL the name there."),
 ]
 JsonOption = Annotated[
     bool,
@@ -264,13 +264,15 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
             f"--engine {engine.text} needs --model with a model folder",
             hint="a run folder works, too: its newest weights are used",
         )
-    folder = _newest_weights(Path(model))
+    from swerl.recipe.hub import model_folder
+
+    folder = _newest_weights(model_folder(Path(model), fetch=True))
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise InputError(
             f"--model {model} is not a model folder: {error}",
-            hint="give a folder in Hugging Face format, or a run",
+            hint="give a folder in Hugging Face format, a run, or an id of the Hugging Face hub",
         ) from error
     context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
     return [

@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a model by a recipe; run the same command again to resume."""
     allowed = ["tasks.uncertified=true"] if allow_uncertified else []
-    recipe = load(recipes, [*(settings or ()), *allowed])
+    recipe = load(recipes, [*(settings or ()), *allowed], fetch=not dry_run)
     if dry_run:
         from swerl.cli._plan_view import show_plan
 

@@ -99,7 +99,8 @@ def shape_of(model: ModelSection) -> Shape:
         return shape_from_config(str(model.path), config)
     if model.path.name == INITIAL_MODEL:
         raise no_model(model.path)
-    return shape_from_config(model.path.name, _known(model.path.name))
+    name = model.path.name.partition("@")[0]
+    return shape_from_config(name, _known(name))
 
 
 def _known(name: str) -> Mapping[str, Any]:

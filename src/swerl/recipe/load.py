@@ -13,17 +13,22 @@ from pydantic import BaseModel, ValidationError
 from swerl.core import plugins
 from swerl.core.errors import RecipeError
 from swerl.core.files import shipped_folder
+from swerl.recipe.hub import model_folder
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import ONE, SEVERAL, PluginSection
 
 
-def load(files: Sequence[Path], settings: Iterable[str] = ()) -> Recipe:
-    """Read a recipe. Raises RecipeError naming the file, the key and the nearest known key."""
+def load(files: Sequence[Path], settings: Iterable[str] = (), *, fetch: bool = False) -> Recipe:
+    """Read a recipe; with `fetch`, get its model from the hub if `model.path` is an id.
+
+    Raises RecipeError naming the file, the key and the nearest known key, InputError if the hub
+    does not give the model.
+    """
     try:
         recipe = Recipe.model_validate(_merge(written(files), read_settings(settings)))
     except ValidationError as error:
         raise _explain(error) from error
-    return _resolved(recipe)
+    return _resolved(recipe, fetch=fetch)
 
 
 def written(files: Sequence[Path]) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def written(files: Sequence[Path]) -> dict[str, Any]:
     return merged
 
 
-def _resolved(recipe: Recipe) -> Recipe:
+def _resolved(recipe: Recipe, *, fetch: bool) -> Recipe:
     """Return a recipe whose names mean the same everywhere: files from the root, a known family.
 
     A run folder stores them, so the run resumes from any folder and reads its model alike.
@@ -55,9 +60,11 @@ def _resolved(recipe: Recipe) -> Recipe:
         if name in recipe.model_fields_set:
             several = isinstance(section, tuple)
             sections[name] = tuple(map(absolute, section)) if several else absolute(section)
-    if model.path is not None and (model.path / "config.json").is_file():
-        family = plugins.family_name(model.family, model.path)
-        sections["model"] = model.model_copy(update={"family": family})
+    if model.path is not None:
+        folder = model_folder(model.path, fetch=fetch)
+        is_there = (folder / "config.json").is_file()
+        family = plugins.family_name(model.family, folder) if is_there else model.family
+        sections["model"] = model.model_copy(update={"path": folder, "family": family})
     # Sections with default values count as not given, because only given ones are checked.
     fields_set = recipe.model_fields_set
     resolved = recipe.model_copy(update=sections)

@@ -47,7 +47,8 @@ class ModelSection(Section):
     """Name of the model family. `auto` reads it from config.json and the chat template of `path`;
     a model that swerl creates is `tiny`."""
     path: Path | None = None
-    """Folder in Hugging Face format. None creates and warm-starts a tiny model."""
+    """Folder in Hugging Face format, or a hub id `OWNER/NAME[@REVISION]`, which is fetched once.
+    None creates and warm-starts a tiny model."""
     warm_start_steps: int = Field(600, ge=0)
     """Supervised steps that teach a new tiny model its tools. After 600 it solves about a quarter
     of the twin's tasks."""

@@ -24,6 +24,7 @@ from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json, write_text
 from swerl.engines._weights import shards
+from swerl.recipe.hub import model_name
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import INITIAL_MODEL
 from swerl.runs import history
@@ -265,8 +266,11 @@ def model_card(
 def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path) -> Iterator[str]:
     name = f"{recipe.name}, step {exported.step}"
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation")
+    origin = model_name(source)
+    if "/" in origin:
+        yield f"base_model: {origin.partition('@')[0]}"
     yield from ("tags:", "- reinforcement-learning", "- swerl", "---", f"# {name}", "")
-    yield f"`{source.name}`, trained as a coding agent by reinforcement learning with swerl."
+    yield f"`{origin}`, trained as a coding agent by reinforcement learning with swerl."
     yield from ("", "| fact | value |", "|---|---|")
     yield f"| run | {recipe.name} |"
     yield f"| optimizer steps | {exported.step} of {recipe.steps} |"

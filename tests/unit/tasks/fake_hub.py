@@ -1,7 +1,8 @@
-"""A fake of the Hugging Face hub on this machine: one dataset, served by the hub's wire contract.
+"""A fake of the Hugging Face hub on this machine: one dataset or model, by the hub's contract.
 
-It answers what `huggingface_hub` and `datasets` ask when a dataset is streamed: the repository's
-description at a commit, the tree of its files, facts about paths, and files by range.
+It answers what `huggingface_hub` and `datasets` ask when a dataset is streamed or a model fetched:
+the repository's description at a commit, the tree of its files, facts about paths, and files by
+range.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from swerl.core.chat import Json
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 _API = re.compile(
-    r"/api/datasets/([\w.-]+/[\w.-]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$"
+    r"/api/(?:datasets|models)/([\w.-]+/[\w.-]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?$"
 )
-_FILE = re.compile(r"/datasets/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)$")
+_FILE = re.compile(r"(?:/datasets)?/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)$")
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves one dataset; `asked` lists the requests."""
+    """Serves one repository; `asked` lists the requests."""
 
     def __init__(self, repo_id: str, files: Mapping[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -136,7 +137,7 @@ def _form(body: str) -> list[str]:
 
 @contextmanager
 def serve(repo_id: str, files: Mapping[str, bytes]) -> Iterator[Hub]:
-    """Serve a dataset until the context ends."""
+    """Serve a repository until the context ends."""
     with Hub(repo_id, files) as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         yield hub

@@ -1,0 +1,82 @@
+"""Models by their id on the Hugging Face hub: `OWNER/NAME` or `OWNER/NAME@REVISION`.
+
+They are fetched once into the hub's own cache, whose folder has the commit in its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from swerl.core.errors import InputError, first_line
+
+_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_NEEDED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
+_OTHER_FORMATS = ["*/*", "consolidated*"]
+"""Folders such as `onnx/`, and Mistral's second copy of the weights."""
+
+
+def model_folder(path: Path, *, fetch: bool) -> Path:
+    """Return the folder of a model; one on the hub is looked up in its cache, or fetched.
+
+    Without `fetch`, an id that is not in the cache is returned as it is. Raises InputError if the
+    hub does not have the model, or not all files that swerl needs.
+    """
+    match = _ID.fullmatch(str(path))
+    if match is None or path.exists():
+        return path
+    name, revision = match["name"], match["revision"]
+    command = f"hf download {name}{f' --revision {revision}' * bool(revision)} --local-dir DIR"
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=_NEEDED,
+            ignore_patterns=_OTHER_FORMATS,
+            local_files_only=not fetch,
+        )
+    except (ImportError, OSError, ValueError) as error:
+        if not fetch:
+            return path
+        if isinstance(error, ImportError):
+            raise
+        raise InputError(
+            f"{path} is not a folder, and the hub does not give it: {first_line(error):.200}",
+            hint=f"check the id; without a network, run `{command}` elsewhere and copy DIR",
+        ) from error
+    faults, _ = model_faults(Path(folder))
+    if faults and fetch:
+        raise InputError(
+            f"{name} on the hub is incomplete for swerl: {'; '.join(faults)}",
+            hint="choose a model with config.json, tokenizer.json and *.safetensors",
+        )
+    return path if faults else Path(folder)
+
+
+def model_name(folder: Path) -> str:
+    """Return the id and commit of a model in the hub's cache; the name of any other folder."""
+    if folder.parent.name != "snapshots":
+        return folder.name
+    name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return f"{name}@{folder.name}"
+
+
+def model_faults(path: Path) -> tuple[list[str], int]:
+    """Return what a model folder of this machine lacks, and the bytes of its weights."""
+    if not path.is_dir():
+        return [f"{path} does not exist"], 0
+    names = ["config.json", "tokenizer.json"]
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        weights = ["model.safetensors"]
+    lacking = [name for name in (*names, *weights) if not (path / name).is_file()]
+    faults = [f"{path} lacks {', '.join(lacking[:3])}"] if lacking else []
+    if len(lacking) > 3:
+        faults.append(f"{len(lacking) - 3} more")
+    sizes = [(path / name).stat().st_size for name in weights if (path / name).is_file()]
+    return faults, sum(sizes)
