@@ -160,14 +160,16 @@ class Rows:
 
 
 PREFILL_TOKENS = 4096
-"""Most padded prompt tokens of one step: enough to be efficient, without delaying the rows that
-decode."""
+"""Most padded prompt tokens of one step of a small model: enough to be efficient, without delaying
+the rows that decode."""
+PREFILL_WORK = 8 * 10**9
+"""Most parameters times tokens of one step: about a quarter of a second of a core."""
 MIN_SAVED_TOKENS = 32
 """A request waits for a running prefill if that saves it more prompt tokens than this."""
 
 
 class RunningBatch:
-    """All requests in flight. Call its methods from one thread only."""
+    """All requests in flight. Call its methods one at a time."""
 
     def __init__(self, model: DenseModel, *, num_rows: int, max_running: int, context: int) -> None:
         self.model = model
@@ -176,6 +178,8 @@ class RunningBatch:
         self.counters = Counters()
         self.paused = False
         self._rows = Rows(model.new_cache(num_rows))
+        self._chunk = max(32, min(PREFILL_TOKENS, PREFILL_WORK // model.weights.num_params))
+        """Most padded prompt tokens of a step."""
         self._max_running = min(max_running, num_rows)
         self._waiting: deque[ReplyJob] = deque()
         self._jobs: list[ReplyJob] = []
@@ -304,11 +308,10 @@ class RunningBatch:
         if first == stop:
             return []
         table = self._rows.table
-        lacking = np.minimum(
-            (table["num_tokens"] - table["num_cached"])[first:stop], PREFILL_TOKENS
-        )
+        lacking = (table["num_tokens"] - table["num_cached"])[first:stop]
+        lacking = np.minimum(lacking, self._chunk)
         padded = np.maximum.accumulate(lacking) * np.arange(1, len(lacking) + 1)
-        chunk_B = lacking[: max(1, int((padded <= PREFILL_TOKENS).sum()))]
+        chunk_B = lacking[: max(1, int((padded <= self._chunk).sum()))]
         stop = first + len(chunk_B)
         draws = self._forward(first, chunk_B)
         table["num_cached"][first:stop] += chunk_B

@@ -64,6 +64,7 @@ class DenseWeights:
     norm_H: Tensor
     head_VH: Tensor
     checksum: str
+    num_params: int
 
 
 class DenseModel:
@@ -213,6 +214,7 @@ def read_weights(folder: Path, shape: DenseShape, *, base: Path | None = None) -
         norm_H=tensors["model.norm.weight"],
         head_VH=embed_VH if plan.tied else tensors["lm_head.weight"],
         checksum=checksum,
+        num_params=sum(tensor.numel() for tensor in tensors.values()),
     )
 
 

@@ -37,6 +37,10 @@ NUM_BUSY_SPANS = 4096
 MERGED_GAP_S = 1e-3
 """A shorter pause between two steps counts as work: the server answers HTTP in it."""
 
+LARGE = 10**7
+"""Parameters from which on a step runs in a thread, so that HTTP is answered meanwhile. A small
+model's step is too short for that."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -53,6 +57,8 @@ class App:
         self.model_dir = self._base = model_dir
         self._replies: dict[str, asyncio.Future[FinishedReply]] = {}
         self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held during a step and every change of the batch."""
         self._seeds = np.random.default_rng()
         self._updating = False
         self._busy_s = 0.0
@@ -67,7 +73,11 @@ class App:
                 await self._wake.wait()
                 continue
             started = time.monotonic()
-            self._settle(self.batch.step())
+            async with self._turn:
+                if self.batch.paused:  # while this waited for its turn
+                    continue
+                step, is_large = self.batch.step, self.batch.model.weights.num_params > LARGE
+                self._settle(await asyncio.to_thread(step) if is_large else step())
             ended = time.monotonic()
             self._busy_s += ended - started
             if self._busy_spans and started - self._busy_spans[-1][1] < MERGED_GAP_S:
@@ -109,12 +119,14 @@ class App:
         """Queue a request and wait for its end; it is aborted if its client disconnects."""
         future: asyncio.Future[FinishedReply] = asyncio.get_running_loop().create_future()
         self._replies[request.rid] = future
-        self.batch.add(request)
-        self._wake.set()
         try:
+            async with self._turn:
+                self.batch.add(request)
+            self._wake.set()
             return await future
         except asyncio.CancelledError:
-            self.batch.abort(lambda other: other is request)
+            async with self._turn:
+                self.batch.abort(lambda other: other is request)
             raise
         finally:
             del self._replies[request.rid]
@@ -127,12 +139,14 @@ class App:
 
     async def _abort(self, http: web.Request) -> web.Response:
         body = await read_body(http, AbortBody)
-        self._settle(self.batch.abort(lambda r: body.abort_all or r.rid == body.rid))
+        async with self._turn:
+            self._settle(self.batch.abort(lambda r: body.abort_all or r.rid == body.rid))
         return web.Response()
 
     async def _pause(self, http: web.Request) -> web.Response:
         body = await read_body(http, PauseBody)
-        self._settle(self.batch.pause(PauseMode(body.mode)))
+        async with self._turn:
+            self._settle(self.batch.pause(PauseMode(body.mode)))
         return _json({"status": "ok", "message": "Generation is paused."})
 
     async def _continue(self, http: web.Request) -> web.Response:
@@ -141,7 +155,8 @@ class App:
         return _json({"status": "ok", "message": "Generation continues."})
 
     async def _flush(self, http: web.Request) -> web.Response:
-        self.batch.flush()
+        async with self._turn:
+            self.batch.flush()
         return web.Response(text="Cache flushed.\n")
 
     async def _begin_update(self, http: web.Request) -> web.Response:
@@ -168,7 +183,8 @@ class App:
         weights = read_weights(Path(body.model_path), batch.model.shape, base=self._base)
         if not body.flush_cache:
             raise BadRequestError("flush_cache must be true: cached keys belong to the old weights")
-        batch.set_weights(weights, body.weight_version or batch.version)
+        async with self._turn:
+            batch.set_weights(weights, body.weight_version or batch.version)
         self.model_dir = Path(body.model_path)
         message = f"Serving {body.model_path} as version {batch.version}."
         return _json({"success": True, "message": message, "num_paused_requests": 0})

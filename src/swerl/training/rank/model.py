@@ -110,9 +110,10 @@ def build_model(
     Raises TrainerError if the model does not divide over the ranks.
     """
     shapes = mapping.config(hf_config)
-    transformer, model = shapes["transformer"], shapes["model"]
+    transformer, model, rope = shapes["transformer"], shapes["model"], shapes["rope"]
     assert isinstance(transformer, Mapping)
     assert isinstance(model, Mapping)
+    assert isinstance(rope, Mapping)
     check_divides(transformer, model, options.tensor_parallel)
     _check_layout(transformer, options)
     config = TransformerConfig(**{**_settings(options), **transformer})
@@ -126,7 +127,7 @@ def build_model(
     )
     built.temperature = options.temperature
     # Megatron's own scaling has constants of one model in it.
-    built.rotary_pos_emb.inv_freq = RopePlan(**shapes["rope"]).frequencies()
+    built.rotary_pos_emb.inv_freq = RopePlan(**rope).frequencies()  # type: ignore[arg-type]
     if built.post_process:
         # Its input is already gathered: the selected positions.
         built.output_layer.sequence_parallel = False
