@@ -62,7 +62,7 @@ class Episode:
     lost_tokens: int = 0
     """Tokens sampled in earlier attempts that infrastructure failures lost."""
     agent: str = ""
-    """Name of the agent; empty in records of older releases."""
+    """Name of the agent."""
     fork: Fork | None = None
     """Set if it began with the Turns of another Episode."""
 

@@ -6,7 +6,6 @@ line a Turn while the agent works.
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -312,9 +311,9 @@ def _read(folder: Path) -> Episode:
         log=(folder / "agent.log").read_text(encoding="utf-8", errors="replace"),
         records=records.read_bytes() if records.exists() else b"",
         error=summary["error"],
-        lost_tokens=summary.get("lost_tokens", 0),
-        num_left=summary.get("num_left", 0),
-        agent=summary.get("agent", ""),
+        lost_tokens=summary["lost_tokens"],
+        num_left=summary["num_left"],
+        agent=summary["agent"],
         fork=Fork(**summary["fork"]) if "fork" in summary else None,
     )
 
@@ -452,18 +451,9 @@ def _turn(value: dict[str, Any], folder: Path) -> Turn:
     changes = tuple(WeightChange(**change) for change in value.pop("weight_changes", ()))
     routed = value.pop("routed", None)
     finish = Finish(value.pop("finish"))
-    return Turn(
-        finish=finish,
-        weight_changes=changes,
-        routed=_routed(routed, folder) if routed else None,
-        **value,
-    )
-
-
-def _routed(value: dict[str, Any], folder: Path) -> RoutedExperts:
-    """Read a record; an older Episode holds the ids themselves, in base64."""
-    # A file name is relative to the Episode's folder, so a run folder can be moved.
-    data = value.pop("data")
-    if isinstance(data, str):
-        return RoutedExperts(data=base64.b64decode(data), **value)
-    return RoutedExperts(data=StoredBytes(**{**data, "file": folder / data["file"]}), **value)
+    if routed:
+        # A file name is relative to the Episode's folder, so a run folder can be moved.
+        data = routed.pop("data")
+        stored = StoredBytes(**{**data, "file": folder / data["file"]})
+        routed = RoutedExperts(data=stored, **routed)
+    return Turn(finish=finish, weight_changes=changes, routed=routed, **value)

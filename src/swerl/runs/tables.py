@@ -318,9 +318,8 @@ def _read_group(
     names = [name for name in file.schema_arrow.names if name not in _SAMPLE_NUMBERS]
     table = file.read_row_group(group, columns=[n for n in names if routed or n != _ROUTED])
     experts = _read_experts(table.column(_ROUTED), folder) if routed else repeat(())
-    # Files of older releases name no agent.
-    plain_names = {"episode", "task", "agent", "advantage", "share", "versions"} & {*names}
-    rows = table.select(sorted(plain_names)).to_pylist()
+    plain_names = ["episode", "task", "agent", "advantage", "share", "versions"]
+    rows = table.select(plain_names).to_pylist()
     for row, (values, pieces) in enumerate(zip(rows, experts, strict=False)):
         versions = tuple(values.pop("versions"))
         yield Sample(
@@ -379,18 +378,16 @@ def _expert_column(rows: Sequence[Sequence[RoutedExperts]], folder: Path) -> pa.
 
 
 def _read_experts(column: pa.ChunkedArray, folder: Path) -> Iterator[tuple[RoutedExperts, ...]]:
-    """Yield the records of each row. Older files hold the expert ids themselves."""
+    """Yield the records of each row."""
     whole = column.combine_chunks()
-    names = [field.name for field in whole.type.value_type]
-    fields = dict(
-        zip(names, (field.to_pylist() for field in whole.flatten().flatten()), strict=True)
-    )
-    files = {name: folder / name for name in set(fields.get("file", ()))}
-    if files:
-        locations = zip(*(fields[name] for name in ("file", *_LOCATION)), strict=True)
-        fields["data"] = [StoredBytes(files[file], *rest) for file, *rest in locations]
-    columns = (fields.get(name, ()) for name in (*_SHAPE, "data"))
-    pieces = iter([RoutedExperts(*values) for values in zip(*columns, strict=True)])
+    fields = [field.to_pylist() for field in whole.flatten().flatten()]
+    shapes, locations = zip(*fields[: len(_SHAPE)], strict=True), fields[len(_SHAPE) : -1]
+    files = {name: folder / name for name in set(fields[-1])}
+    data = [
+        StoredBytes(files[file], *location)
+        for file, *location in zip(fields[-1], *locations, strict=True)
+    ]
+    pieces = iter([RoutedExperts(*shape, each) for shape, each in zip(shapes, data, strict=True)])
     for length in whole.value_lengths().to_pylist():
         yield tuple(islice(pieces, length))
 

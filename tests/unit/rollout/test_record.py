@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import base64
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,17 +86,6 @@ def test_experts_stay_beside_the_trajectory_when_the_folder_moves(tmp_path: Path
     assert (tmp_path / "t.0" / "experts.bin").read_bytes() == b"\x00\xff\x80\x01"
     (tmp_path / "t.0").rename(tmp_path / "moved")
     assert _in_memory(record.read(tmp_path / "moved")) == episode
-
-
-def test_the_experts_of_an_older_episode_stand_in_its_trajectory(tmp_path: Path) -> None:
-    episode = _episode("", -1.0)
-    record.write(tmp_path, episode)
-    path = tmp_path / "trajectory.json"
-    whole = json.loads(path.read_text())
-    whole["turns"][1]["routed"]["data"] = base64.b64encode(b"\x00\xff\x80\x01").decode()
-    path.write_text(json.dumps(whole))
-    (tmp_path / "experts.bin").unlink()
-    assert record.read(tmp_path) == episode
 
 
 def test_an_episode_whose_experts_are_gone_is_damaged(tmp_path: Path) -> None:
