@@ -83,6 +83,8 @@ def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
     assert (gold["num_attempts"], gold["num_lost"], gold["verdicts"]) == (6, 0, {"solved": 6})
     assert gold["prompt_tokens"] > gold["sampled_tokens"] > 0 < gold["seconds"]
     assert (gold["dollars"], gold["missing"]) == (None, [])
+    task: Task = next(iter(read_tasks(file)))
+    assert read(Path(gold["path"])).results[task.id].repo == task.repo
     shown = call(file, "compare", noop["name"], gold["name"])
     assert "+100.0" in shown
     assert "noise floor" in shown
@@ -284,11 +286,3 @@ def test_the_report_equals_that_of_the_official_package(
     path = Path(done.stdout.splitlines()[-1])
     assert path.name == "policy.attempt-0.json"
     assert json.loads(path.read_text()) == swebench_report([*"abcde"], ROWS)
-
-
-def test_an_evaluation_is_read_back(file: Path) -> None:
-    [report] = evaluated(file, "--engine", "scripted:gold")
-    found = read(Path(report["path"]))
-    assert found.path.name == "eval.json"
-    task: Task = next(iter(read_tasks(file)))
-    assert found.results[task.id].repo == task.repo

@@ -136,10 +136,3 @@ def test_a_number_of_another_type_is_one_clear_error(odd: dict[str, Any], tmp_pa
     path.write_text(json.dumps(found))
     with pytest.raises(RunError, match="is not an evaluation"):
         read(path)
-
-
-def test_an_evaluation_of_an_earlier_release_can_be_read(tmp_path: Path) -> None:
-    row = {"task": "x", "attempts": 2, "solved": 1, "verdicts": ["solved", "unsolved"]}
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps({"step": 3, "num_attempts": 2, "tasks": [row]}))
-    assert read(path).results["x"].value == 0.5
