@@ -5,15 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from swerl.core.errors import ImageError, InputError
+from swerl.core.files import unpack_tarball
 from swerl.core.image_reference import checked_digest, parse
 from swerl.images.manifest import (
     IMAGE_TYPES,
@@ -46,15 +46,15 @@ def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredIma
     if name:
         parse(name)
     try:
-        with opened(path) as files, ExitStack() as uses:
-            images = list(_images(_Import(store, files, uses), path))
+        with _opened(path, store) as layout, ExitStack() as uses:
+            images = list(_images(_Import(store, layout, uses), path))
             manifests = _named(images, name, path)
             for manifest in manifests.values():
                 _unpack(manifest, store, uses)
             for reference, manifest in manifests.items():
                 store.name(Named(reference, manifest.digest, "", time.time()))
         return [store.find(reference) for reference in manifests]
-    except (tarfile.TarError, EOFError, AttributeError, TypeError) as error:
+    except (AttributeError, TypeError) as error:
         raise ImageError(f"{path} is damaged: {error}", hint="save the image again") from error
     except OSError as error:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
@@ -66,14 +66,14 @@ def import_images(path: Path, store: Store, *, name: str = "") -> list[StoredIma
 class _Import:
     """Moves files of one archive into a store, and marks them as in use until `uses` ends."""
 
-    def __init__(self, store: Store, files: Files, uses: ExitStack) -> None:
+    def __init__(self, store: Store, layout: Path, uses: ExitStack) -> None:
         self.store = store
-        self.files = files
+        self._layout = layout.resolve()
         self._uses = uses
 
     def document(self, name: str) -> bytes:
         """Return a small file. Raises ImageError if it is absent or large."""
-        with self.files.open(name) as file:
+        with self._open(name) as file:
             body = file.read(MAX_DOCUMENT + 1)
         if len(body) > MAX_DOCUMENT:
             raise ImageError(
@@ -84,7 +84,7 @@ class _Import:
 
     def blob(self, name: str, digest: str) -> None:
         """Store a file. Raises ImageError if it has another digest."""
-        with self.files.open(name) as file, self.store.owner().scratch() as folder:
+        with self._open(name) as file, self.store.owner().scratch() as folder:
             if _copy(file, folder / "blob") != digest:
                 raise ImageError(
                     f"{digest} of the archive does not match its content",
@@ -97,17 +97,25 @@ class _Import:
         self._use(sha256(data))
         self.store.put(data)
 
+    def _open(self, name: str) -> IO[bytes]:
+        path = (self._layout / name).resolve()
+        if not path.is_relative_to(self._layout) or not path.is_file():
+            raise ImageError(f"the archive lacks {name}", hint="save the image again")
+        return path.open("rb")
+
     def _use(self, digest: str) -> None:
         self._uses.enter_context(self.store.owner().using([digest]))
 
 
 def _images(source: _Import, path: Path) -> Iterator[_Found]:
-    if not source.files.has("index.json"):
+    try:
+        index = source.document("index.json")
+    except ImageError as error:
         raise InputError(
             f"{path} is not an OCI image layout",
             hint=f"make one with `skopeo copy docker-archive:{path} oci-archive:image.tar`",
-        )
-    for entry in _list(_json(source.document("index.json"), "index.json"), "manifests"):
+        ) from error
+    for entry in _list(_json(index, "index.json"), "manifests"):
         platform = entry.get("platform")
         if platform and (platform.get("os"), platform.get("architecture")) != machine_platform():
             continue
@@ -199,69 +207,23 @@ def _list(document: Any, key: str) -> list[Mapping[str, Any]]:
     raise ImageError(f"the archive's list of {key} is malformed", hint="save the image again")
 
 
-class Files(Protocol):
-    """The files of an archive by name: a folder or a tar."""
-
-    def has(self, name: str) -> bool: ...
-
-    def open(self, name: str) -> IO[bytes]:
-        """Open a file. Raises ImageError if it is absent."""
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[Files]:
-    """Open a folder or a tar. Raises InputError if it is neither, and OSError."""
+def _opened(path: Path, store: Store) -> Iterator[Path]:
+    """Yield the folder of a layout; a tar is unpacked into the store meanwhile.
+
+    Raises InputError if it is neither, and OSError.
+    """
     if path.is_dir():
-        yield _FolderFiles(path)
+        yield path
         return
-    try:
-        tar = tarfile.open(path)  # noqa: SIM115  closed below
-    except FileNotFoundError as error:
-        raise InputError(f"file {path} does not exist", hint="check its name") from error
-    except tarfile.ReadError as error:
-        raise InputError(
-            f"{path} is neither a folder nor a tar",
-            hint="write one with `skopeo copy … oci-archive:FILE`",
-        ) from error
-    with tar:
-        yield _TarFiles(tar)
-
-
-class _FolderFiles:
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def has(self, name: str) -> bool:
-        return (self._root / name).is_file()
-
-    def open(self, name: str) -> IO[bytes]:
-        path = (self._root / name).resolve()
-        if not path.is_relative_to(self._root.resolve()):
-            raise _absent(name)
+    with store.owner().scratch() as folder:
         try:
-            return path.open("rb")
-        except (FileNotFoundError, IsADirectoryError) as error:
-            raise _absent(name) from error
-
-
-class _TarFiles:
-    def __init__(self, tar: tarfile.TarFile) -> None:
-        self._tar = tar
-        self._members = {member.name.removeprefix("./"): member for member in tar}
-
-    def has(self, name: str) -> bool:
-        return name in self._members
-
-    def open(self, name: str) -> IO[bytes]:
-        member = self._members.get(name)
-        try:
-            file = self._tar.extractfile(member) if member else None
-        except KeyError:  # a link that leads nowhere
-            file = None
-        if file is None:
-            raise _absent(name)
-        return file
-
-
-def _absent(name: str) -> ImageError:
-    return ImageError(f"the archive lacks {name}", hint="save the image again")
+            unpack_tarball(path, folder)
+        except FileNotFoundError as error:
+            raise InputError(f"file {path} does not exist", hint="check its name") from error
+        except ValueError as error:
+            raise InputError(
+                f"{path} is neither a folder nor a tar",
+                hint="write one with `skopeo copy … oci-archive:FILE`",
+            ) from error
+        yield folder

@@ -26,7 +26,8 @@ def take(pid):
     words = open(folder + "/cmdline").read()
     if "swerl-supervisor" in words and "host" in words:
         found.add("image")
-    if "SPINNER" in words or "python" not in os.readlink(exe):
+    # Its words last: a spinner may have called exec since the first look.
+    if "python" not in os.readlink(exe) or "SPINNER" in open(folder + "/cmdline").read():
         return
     found.add("program")
     with open(folder + "/mem", "r+b", 0):

@@ -134,7 +134,7 @@ def _run_init(plan: SandboxPlan, uid: int, ready: int, alive: int) -> NoReturn:
         os.setsid()
         kernel.set_command_line(kernel.INIT_TITLE)
         settings = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY)  # while they are writable
-        stage.mount_proc()
+        stage.mount_proc(uid)
         if plan.bwrap:
             _enter_by_bwrap(plan.bwrap, uid)
         else:

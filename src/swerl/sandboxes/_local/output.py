@@ -10,13 +10,10 @@ import fcntl
 import os
 import struct
 import termios
-from contextlib import suppress
 
 from swerl.core.sandbox import Chunk
 
 _CHUNK_BYTES = 1 << 16
-_DROPPED_BYTES = 1 << 20
-"""Size of a pipe whose output is dropped, if the kernel grants it."""
 _LINGER_S = 0.1
 """Time in which the children of a finished command may still write to its output."""
 
@@ -29,7 +26,6 @@ class Output:
         pipes = [os.pipe() for _ in range(2)]
         self._open = [read for read, _ in pipes]
         self._stderr = self._open[1]
-        self._dropped: set[int] = set()
         self.inside = tuple(write for _, write in pipes)
         """The descriptors that the command writes to."""
         self._changed: asyncio.Future[None] | None = None
@@ -55,10 +51,7 @@ class Output:
             self._wake()
 
     async def next(self) -> Chunk | None:
-        """Return the next piece, or None at the end; safe to cancel and to call again.
-
-        A piece of a dropped stream is empty.
-        """
+        """Return the next piece, or None at the end; safe to cancel and to call again."""
         while self._open:
             if chunk := self._read():
                 return chunk
@@ -68,14 +61,6 @@ class Output:
                 self._close_streams()
         return None
 
-    def drop(self, last: Chunk) -> None:
-        """Read nothing more of the stream that this piece is from; what comes is thrown away."""
-        for fd in self._open:
-            if (fd == self._stderr) == last.is_stderr:
-                self._dropped.add(fd)
-                with suppress(OSError):  # this user's pipes are large enough already
-                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _DROPPED_BYTES)
-
     def close(self) -> None:
         self.close_inside()
         self._close_streams()
@@ -84,15 +69,11 @@ class Output:
     def _read(self) -> Chunk | None:
         for fd in tuple(self._open):
             try:
-                if fd in self._dropped:
-                    data, num_bytes = b"", _throw_away(fd)
-                else:
-                    data = os.read(fd, _CHUNK_BYTES)
-                    num_bytes = len(data)
+                data = os.read(fd, _CHUNK_BYTES)
             except BlockingIOError:
                 continue
-            if num_bytes:
-                self._unread -= num_bytes
+            if data:
+                self._unread -= len(data)
                 self._open.reverse()  # so that neither stream starves the other
                 return Chunk(data, is_stderr=fd == self._stderr)
             self._open.remove(fd)
@@ -125,15 +106,6 @@ class Output:
             self._loop.remove_reader(fd)
             os.close(fd)
         self._open.clear()
-
-
-def _throw_away(fd: int) -> int:
-    """Move waiting bytes to nowhere, without a copy; return their number, 0 at the end."""
-    nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        return os.splice(fd, nowhere, _DROPPED_BYTES)
-    finally:
-        os.close(nowhere)
 
 
 def _waiting_bytes(fd: int) -> int:

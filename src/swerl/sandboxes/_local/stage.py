@@ -46,15 +46,17 @@ _DEVICE_LINKS = (
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 )
-_PROC_FILES = ("cpuinfo", "meminfo", "stat", "loadavg", "version", "filesystems")
+_PROC_FILES = ("cpuinfo", "meminfo", "stat", "loadavg")
 _SETTINGS = (
-    "kernel/osrelease", "kernel/ostype", "kernel/version", "kernel/pid_max", "kernel/threads-max",
-    "kernel/cap_last_cap", "kernel/ngroups_max", "kernel/overflowuid", "kernel/overflowgid",
-    "kernel/core_pattern", "kernel/shmmax", "kernel/sem", "kernel/random/boot_id",
-    "kernel/randomize_va_space", "kernel/yama/ptrace_scope", "vm/overcommit_memory",
-    "vm/max_map_count", "fs/file-max", "fs/nr_open", "fs/pipe-max-size",
-    "fs/inotify/max_user_watches", "fs/inotify/max_user_instances",
+    "kernel/osrelease", "kernel/pid_max", "kernel/threads-max", "kernel/cap_last_cap",
+    "kernel/ngroups_max", "kernel/random/boot_id", "vm/overcommit_memory", "vm/max_map_count",
+    "fs/file-max", "fs/nr_open",
 )  # fmt: skip
+_CONSTANT = frozenset({
+    "acpi", "bus", "cmdline", "config.gz", "consoles", "devices", "dma", "execdomains",
+    "filesystems", "iomem", "ioports", "kallsyms", "misc", "mtrr", "sysvipc", "tty", "version",
+})  # fmt: skip
+"""Entries of /proc that count nothing, or in namespaces of the sandbox's own."""
 _OWN_SETTINGS = ("sys/net", "sys/kernel/random/uuid")
 """Of the network namespace, and random: they count nothing of the machine."""
 _FIRST_ID, _NUM_IDS = 0x7000_0000, 0x0FFF_FFFF
@@ -156,8 +158,10 @@ def machine_files() -> dict[str, str]:
     return files
 
 
-def mount_proc() -> None:
+def mount_proc(uid: int) -> None:
     """Mount /proc for this process's pid namespace, at /proc and, read-only, in the tree at ROOT.
+
+    `uid` is the host user of the sandbox's processes.
 
     The host's root could write kernel settings in it without a capability, and every process its
     own `oom_score_adj`, to have the kernel kill the supervisor first.
@@ -166,12 +170,12 @@ def mount_proc() -> None:
     proc = f"{ROOT}/proc"
     kernel.mount("proc", proc, "proc", flags=kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     kernel.mount(proc, "/proc", flags=kernel.MS_BIND)
-    _cover_machine(proc)
+    _cover_machine(proc, uid)
     kernel.restrict(proc, kernel.ATTR_RDONLY)
 
 
-def _cover_machine(proc: str) -> None:
-    """Cover everything but processes in this /proc: by fixed texts, else by nothing.
+def _cover_machine(proc: str, uid: int) -> None:
+    """Cover what changes in this /proc, except processes, by fixed texts, else by nothing.
 
     The kernel counts there what all sandboxes do, so code under test could leave notes.
     """
@@ -189,7 +193,10 @@ def _cover_machine(proc: str) -> None:
         kernel.mount(str(own), str(place), flags=kernel.MS_BIND)
     with os.scandir(proc) as entries:
         for entry in entries:
-            if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
+            if entry.name.isdigit() or entry.name in _CONSTANT or entry.is_symlink():
+                continue
+            # Only the host's root, as which a sandbox rarely runs, may read some files.
+            if uid and not entry.stat().st_mode & 0o004:
                 continue
             hidden = "empty" if entry.is_dir() else "nothing"
             source = entry.name if entry.name in texts or entry.name == "sys" else hidden
