@@ -225,7 +225,7 @@ class DockerSandbox(MachineSandbox):
         await self._daemon.call(lambda client: client.start(self.container))
         hint = f"swerl's containers need `sh` and `id`: check image {self._plan.image}"
         if not self._plan.has_kernel_network:
-            hint = f"{self._plan.runtime} may lack /proc/PID/limits, as gVisor does: use runc"
+            hint = f"{self._plan.runtime} may lack /proc/PID/limits, as old gVisor does: use runc"
         ready = await self._until_ready(stream, hint)
         self.pid = int((await self._inspect())["State"]["Pid"])
         if not ready.has_workdir:

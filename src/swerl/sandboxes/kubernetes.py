@@ -123,8 +123,8 @@ class Options(BaseModel):
     nothing, and the cluster's owner is responsible."""
     pod: dict[str, Any] = {}
     """Additional fields of the pod's spec, such as {hostUsers = false}, imagePullSecrets,
-    nodeSelector, tolerations or runtimeClassName. gVisor lacks /proc/PID/limits, which swerl
-    needs."""
+    nodeSelector, tolerations or runtimeClassName. gVisor of 2022 lacks /proc/PID/limits, which
+    swerl needs; later ones are untested."""
 
     @field_validator("pod")
     @classmethod

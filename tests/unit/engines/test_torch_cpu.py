@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp.test_utils import TestClient, TestServer
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.turn import Sampling
-from swerl.engines import torch_cpu
+from swerl.engines import _torch_server, torch_cpu
 from swerl.engines._sglang_client import HttpEngine
+from swerl.engines._torch_batch import FinishedReply
 from swerl.engines._weights import checksum
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -239,10 +242,46 @@ async def test_leaving_the_context_ends_the_server(tmp_path: Path, tiny_model: P
     assert not is_alive(pid)
 
 
+async def test_a_large_model_answers_http_during_a_step(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_torch_server, "LARGE", 0)
+    app = _torch_server.App(tiny_model, num_rows=4, max_running=4, context=64)
+    begun, go_on, step = threading.Event(), threading.Event(), app.batch.step
+    paused_steps = []
+
+    def slow() -> list[FinishedReply]:
+        begun.set()
+        assert go_on.wait(10)
+        paused_steps.append(app.batch.paused)
+        return step()
+
+    monkeypatch.setattr(app.batch, "step", slow)
+    stepping = asyncio.create_task(app.step_forever())
+    async with TestClient(TestServer(app.routes())) as client:
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9, "ignore_eos": True}}
+        reply = asyncio.create_task(client.post("/generate", json=body))
+        await asyncio.to_thread(begun.wait, 10)
+        assert (await client.get("/model_info")).status == 200
+        other = asyncio.create_task(client.post("/generate", json=body))
+        await asyncio.sleep(0.05)
+        paused = asyncio.create_task(client.post("/pause_generation", json={"mode": "in_place"}))
+        await asyncio.sleep(0.05)
+        assert not paused.done()  # it waits for the end of the step
+        go_on.set()
+        await paused
+        await asyncio.sleep(0.05)
+        await client.post("/continue_generation")
+        for task in (reply, other):
+            assert len((await (await task).json())["output_ids"]) == 9
+    assert len(paused_steps) >= 9 and not any(paused_steps)
+    stepping.cancel()
+
+
 async def test_a_killed_controller_leaves_no_server(tmp_path: Path, tiny_model: Path) -> None:
     controller = f"""
 import asyncio, pathlib
-from swerl.engines import torch_cpu
+from swerl.engines import _torch_server, torch_cpu
 from swerl.core.contracts import EngineSetup
 async def main():
     setup = EngineSetup(family=None, log_dir=pathlib.Path({str(tmp_path)!r}),

