@@ -96,13 +96,15 @@ class RecordingFamily:
         self._roots.append((list(ids), request))
         return ids
 
-    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
-        ids = self._family.render_tail(messages, closed=closed)
+    def render_tail(
+        self, messages: Sequence[Message], *, past: Sequence[Message], last_id: int | None
+    ) -> list[int]:
+        ids = self._family.render_tail(messages, past=past, last_id=last_id)
         self._tails.append((list(ids), tuple(messages)))
         return ids
 
-    def parse(self, ids: Sequence[int]) -> ParsedReply:
-        return self._family.parse(ids)
+    def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedReply:
+        return self._family.parse(ids, tools)
 
     def text(self, ids: Sequence[int]) -> str:
         return self._family.text(ids)

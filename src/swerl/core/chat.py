@@ -41,6 +41,8 @@ class ToolCall:
     arguments: Mapping[str, Json]
     is_text: bool = False
     """True if its tool accepts one free text, which is the argument `input`."""
+    namespace: str = ""
+    """Namespace of its tool, with which `name` begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Tool:
     parameters: Mapping[str, Json] = field(default_factory=dict)
     is_text: bool = False
     """True if it accepts one free text, which is the argument `input`."""
+    namespace: str = ""
+    """Namespace in which the client offers it; `name` begins with it and a dot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,17 @@ class ChatRequest:
     model: str = ""
     late_tools: tuple[Tool, ...] = ()
     """Tools that arrived after the first message; a message describes them at that point."""
+    allows_calls: bool = True
+    """False if the client takes no calls in the reply, although it offers tools."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the reply's text ends."""
     is_large: bool = field(default=False, compare=False)
     """True if its body is so large that work on it would block an event loop."""
+
+    def first_stop(self, text: str) -> str:
+        """Return the stop text that comes first in a reply's text; empty if none does."""
+        places = [(text.find(stop), -len(stop), stop) for stop in self.stop if stop in text]
+        return min(places)[2] if places else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +128,5 @@ class ChatReply:
     model: str = ""
     malformed_calls: int = 0
     """Calls in the reply that could not be parsed; they stay in `message.text`."""
+    stop: str | None = None
+    """The stop text that ended the reply, if one did."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from swerl.core.changes import AgentPatch, FileEdit
-from swerl.core.chat import ChatReply, ChatRequest, Json, Message, ParsedReply
+from swerl.core.chat import ChatReply, ChatRequest, Json, Message, ParsedReply, Tool
 from swerl.core.episode import Group, Status
 from swerl.core.grade import Grade
 from swerl.core.learning import (
@@ -350,15 +350,18 @@ class Family(Protocol):
     def render(self, request: ChatRequest) -> list[int]:
         """Return the whole prompt, up to the opening of the assistant's turn."""
 
-    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    def render_tail(
+        self, messages: Sequence[Message], *, past: Sequence[Message], last_id: int | None
+    ) -> list[int]:
         """Return the tokens that follow an assistant turn: new messages and the next opening.
 
-        `closed` is true if the assistant's own tokens end with a stop id; if not, the tail begins
-        with the tokens that close the turn.
+        `past` is the conversation up to this turn, whose calls the new messages may answer.
+        `last_id` is the last token of the turn: the tail begins with the tokens that close the
+        turn, without this one.
         """
 
-    def parse(self, ids: Sequence[int]) -> ParsedReply:
-        """Read sampled ids as thinking, text and tool calls."""
+    def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedReply:
+        """Read sampled ids as thinking, text and calls of these tools."""
 
     def text(self, ids: Sequence[int]) -> str:
         """Decode ids, with special tokens by their names."""

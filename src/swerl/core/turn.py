@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swerl.core.chat import Finish
@@ -98,6 +98,21 @@ class Completion:
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
     """Recorded experts, if the engine records them."""
+
+    def cut(self, num_ids: int) -> Completion:
+        """Return the first ids, with all that belongs to them, as a reply that has stopped."""
+        routed, num_left = self.routed, num_ids - len(self.ids)
+        if routed and num_left and isinstance(routed.data, bytes):
+            row = routed.bytes_per_id * routed.num_layers * routed.top_k
+            routed = replace(routed, data=routed.data[: num_left * row])
+        return replace(
+            self,
+            ids=self.ids[:num_ids],
+            logprobs=self.logprobs[:num_ids],
+            finish=Finish.STOP,
+            weight_changes=tuple(w for w in self.weight_changes if w.at < num_ids),
+            routed=routed,
+        )
 
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.logprobs):

@@ -263,8 +263,9 @@ class Conversation:
     def _record(self, answer: Answer, sampled: Sampled) -> tuple[ChatReply, ReplyNode]:
         """Add a reply to the tree, with fresh tool-call ids."""
         prompt, completion = answer.prompt, sampled.completion
-        message = self._message(sampled, prompt.request)
-        finish = completion.finish
+        stop = prompt.request.first_stop(sampled.parsed.text)
+        message = self._message(sampled, prompt.request, stop)
+        finish = Finish.STOP if stop else completion.finish
         if finish in (Finish.STOP, Finish.TOOL_CALLS):  # clients expect it to match the calls
             finish = Finish.TOOL_CALLS if message.tool_calls else Finish.STOP
         node = ReplyNode(
@@ -287,13 +288,18 @@ class Conversation:
             recorded=sampled.recorded,
         )
         usage, model = sampled.usage, prompt.request.model
-        reply = ChatReply(token_hex(12), message, finish, usage, model, node.malformed_calls)
+        reply = ChatReply(
+            token_hex(12), message, finish, usage, model, node.malformed_calls, stop or None
+        )
         self._history.add(prompt.match, message, node)
         self._sent[node] = answer
         return reply, node
 
-    def _message(self, sampled: Sampled, request: ChatRequest) -> Message:
+    def _message(self, sampled: Sampled, request: ChatRequest, stop: str) -> Message:
         parsed = sampled.parsed
+        if stop or not request.allows_calls:
+            text = parsed.text.partition(stop)[0] if stop else parsed.text
+            return Message(Role.ASSISTANT, text, parsed.thinking)
         named_calls = list(parsed.calls)
         # A reply without calls would end the agent's work: a stand-in call shows it the mistake.
         is_whole = sampled.completion.finish is not Finish.LENGTH
@@ -497,4 +503,5 @@ def closed() -> GatewayError:
 
 def _key(match: Match, request: ChatRequest, requester: Requester) -> Hashable:
     """Identify a request: duplicates have equal keys."""
-    return (match.root, match.parent, match.keys, request.max_tokens, requester.name)
+    asked = (request.max_tokens, request.allows_calls, request.stop)
+    return (match.root, match.parent, match.keys, asked, requester.name)

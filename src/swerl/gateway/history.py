@@ -17,6 +17,7 @@ import re
 from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import TypeAlias
 
 import orjson
@@ -66,6 +67,8 @@ class ReplyNode:
     """Tokens of the prompt by that count."""
     index: int | None = None
     """Number of its Turn; None until a client has received the reply."""
+    thinking: bytes = b""
+    """Key of its thinking, if it has no calls, whose ids identify a reply."""
     message: Message | None = None
     """The reply itself, if the history policy needs it again."""
     is_rewritten: bool = False
@@ -210,21 +213,19 @@ class MessageTree:
         began = self._begin(root, messages)
         rereads: list[tuple[int, ReplyNode]] = []
         before_last, last, turn = (walk := began.walk), None, None
-        for step, there in self._walk(walk.here, self._steps(messages, walk.num_walked)):
+        for step, there, reply in self._walk(walk, self._steps(messages, walk.num_walked)):
             last = step
             if step.is_reply:
                 before_last = walk
             # The step is unknown, or its reply was discarded, or it lies between two replies.
-            # If the same text was sampled twice, the newest reply is the parent.
-            newest = next(reversed(there.replies), None) if there else None
-            if newest is None:
+            if reply is None:
                 keys = (*walk.keys, step.key)
                 walk = _TreeWalk(there, step.end, walk.parent, walk.place, walk.num_messages, keys)
                 continue
             turn = before_last
             if self._rereads and len(step.messages) == 1:
-                rereads.append((step.end - 1, newest))
-            walk = _TreeWalk(there, step.end, newest, there, step.end)
+                rereads.append((step.end - 1, reply))
+            walk = _TreeWalk(there, step.end, reply, there, step.end)
         # A walk that is continued does not pass the earlier replies.
         if turn and not self._rereads:
             self._keep(began, _Walked(root, messages[: turn.num_walked], turn))
@@ -248,6 +249,7 @@ class MessageTree:
             self._minted.update(minted)
             place.next[owner] = place.next[content] = there = _Point(replies=[node])
         else:
+            node.thinking = self._text_key(message.thinking)
             there = place.next.setdefault(content, _Point())
             there.replies.append(node)
         # The client may replay its prefill and the reply as one message: both keys lead here.
@@ -263,6 +265,25 @@ class MessageTree:
         # The empty place stays in the tree; `match` ignores a place without replies.
         self._end(match.root, match.place, match.keys).next[key].replies.remove(node)
 
+    def _reply(
+        self, replies: Sequence[ReplyNode], step: _Step, parent: ReplyNode | None
+    ) -> ReplyNode | None:
+        """Return the reply that a step means, of those with the same text; None without one.
+
+        It is the newest with the thinking that the client sent, and of the branch walked so far.
+        """
+        if len(replies) < 2:
+            return replies[0] if replies else None
+        thinking = self._text_key(_joined(step.messages).thinking)
+        return max(
+            reversed(replies),
+            key=lambda reply: (
+                reply.thinking == thinking != b"",
+                reply.parent is parent,
+                step.key != _BLANK or reply.index is not None,
+            ),
+        )
+
     def _root(self, tools: Sequence[Tool]) -> Key:
         offered, root = self._offered
         if tools != offered:
@@ -273,12 +294,12 @@ class MessageTree:
         """Return the longest kept walk over a request's first messages."""
         for earlier in sorted(self._walked, key=lambda earlier: -len(earlier.messages)):
             size, place = len(earlier.messages), earlier.walk.place
-            is_alive = not place or bool(place.replies)
+            # Another reply of the same text may be meant.
+            is_alive = not place or place.replies == [earlier.walk.parent]
             fits = is_alive and earlier.root == root and messages[:size] == earlier.messages
             # A step ends where the roles change.
             if fits and len(messages) > size and messages[size].role is Role.ASSISTANT:
-                parent = place.replies[-1] if place else None
-                return replace(earlier, walk=replace(earlier.walk, parent=parent))
+                return earlier
         return _Walked(root, (), _TreeWalk(self._roots.get(root)))
 
     def _keep(self, began: _Walked, walked: _Walked) -> None:
@@ -299,21 +320,32 @@ class MessageTree:
         return place
 
     def _walk(
-        self, here: _Point | None, steps: Iterator[_Step]
-    ) -> Iterator[tuple[_Step, _Point | None]]:
-        """Yield each step with its place, None from the first unknown step on."""
-        for whole in steps:
-            for step in self._parts(here, whole):
+        self, walk: _TreeWalk, steps: Iterator[_Step]
+    ) -> Iterator[tuple[_Step, _Point | None, ReplyNode | None]]:
+        """Yield each step with its place, None from the first unknown one on, and its reply."""
+        here, parent = walk.here, walk.parent
+        for whole, following in pairwise(chain(steps, (None,))):
+            assert whole
+            for step in self._parts(here, whole, following, parent):
                 here = here.next.get(step.key) if here else None
-                yield step, here
+                reply = self._reply(here.replies, step, parent) if here else None
+                parent = reply or parent
+                yield step, here, reply
 
-    def _parts(self, here: _Point | None, step: _Step) -> Iterator[_Step]:
-        """Yield the step, or the parts in which the tree has it.
+    def _parts(
+        self,
+        here: _Point | None,
+        step: _Step,
+        following: _Step | None,
+        parent: ReplyNode | None,
+    ) -> Iterator[_Step]:
+        """Yield the step, or the parts in which the tree has it, if the following step is there.
 
         A client may add assistant text of its own after a reply; the reply is still known. And it
         may drop a blank reply between two user messages; the reply is put back.
         """
-        if here is None or step.key in here.next:
+        whole = here.next.get(step.key) if here else None
+        if here is None or (whole and (following is None or following.key in whole.next)):
             yield step
             return
         for number in range(1, min(len(step.messages), _MOST_PARTS)):
@@ -324,12 +356,16 @@ class MessageTree:
             # The known reply comes first, then the client's own text.
             if step.is_reply and there.replies:
                 yield head
-                yield from self._parts(there, tail)
+                parent = self._reply(there.replies, head, parent)
+                yield from self._parts(there, tail, following, parent)
                 return
-            if not self._rereads and not step.is_reply and _has_blank_reply(there):
+            blank = there.next.get(_BLANK)
+            if self._rereads or step.is_reply or blank is None:
+                continue
+            if reply := _delivered(blank.replies, parent):
                 yield head
                 yield _Step(_BLANK, head.end, (Message(Role.ASSISTANT),))
-                yield from self._parts(there.next[_BLANK], tail)
+                yield from self._parts(blank, tail, following, reply)
                 return
         yield step
 
@@ -408,10 +444,10 @@ class MessageTree:
         return key[0] if key else None
 
 
-def _has_blank_reply(place: _Point) -> bool:
-    """Return True if a blank reply was given here and surely delivered."""
-    blank = place.next.get(_BLANK)
-    return blank is not None and bool(blank.replies) and blank.replies[-1].index is not None
+def _delivered(replies: Sequence[ReplyNode], parent: ReplyNode | None) -> ReplyNode | None:
+    """Return the newest reply that surely was delivered after this one."""
+    fits = (r for r in reversed(replies) if r.parent is parent and r.index is not None)
+    return next(fits, None)
 
 
 def _owner_key(message: Message) -> Key:

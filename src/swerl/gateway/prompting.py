@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +16,7 @@ from swerl.core.chat import ChatRequest, Json, ParsedReply, Tool, ToolCall, Usag
 from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
+from swerl.core.schema import accepts, properties
 from swerl.core.turn import Completion, Recorded, Sampling
 from swerl.gateway.history import Match, ReplyNode
 from swerl.gateway.limits import LONG_REPLY, SessionLimits
@@ -23,14 +25,7 @@ MALFORMED_CALL = "malformed_tool_call"
 """Name of the stand-in for a tool call that cannot be parsed. No client offers such a tool, and
 every agent answers an unknown tool with an error that the model can read."""
 
-_JSON_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
+_PYTHON_NAMES: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 class HistoryPolicy(StrEnum):
@@ -122,9 +117,9 @@ class _TokenPrompter:
         if parent is None:
             tail = array("i", self._family.render(request))
         else:
-            # A reply that the token limit cut has no stop token, so the tail must close it.
-            closed = bool(parent.output_ids) and parent.output_ids[-1] in self._family.stop_ids
-            tail = array("i", self._family.render_tail(match.new, closed=closed))
+            past = request.messages[: len(request.messages) - len(match.new)]
+            last_id = parent.output_ids[-1] if parent.output_ids else None
+            tail = array("i", self._family.render_tail(match.new, past=past, last_id=last_id))
         return Prompt(request, match, tail, path_ids(parent) + tail, parent)
 
     def count(self, request: ChatRequest, match: Match) -> int:
@@ -150,14 +145,16 @@ class _TokenPrompter:
             num_routed=max(0, len(prompt.ids) - len(prompt.tail) - 1),
         )
         completion = await self._engine.generate(prompt.ids, sampling, self._session)
+        if len(completion.ids) > LONG_REPLY:
+            parsed, num_ids = await asyncio.to_thread(self._parse, completion.ids, prompt.request)
+        else:
+            parsed, num_ids = self._parse(completion.ids, prompt.request)
+        if num_ids < len(completion.ids):
+            completion = completion.cut(num_ids)
         # Storing experts may wait for the disk.
         if self._spool and completion.routed:
             stored = await asyncio.to_thread(self._spool.keep, self._session, completion.routed)
             completion = replace(completion, routed=stored)
-        if len(completion.ids) > LONG_REPLY:
-            parsed = await asyncio.to_thread(self._family.parse, completion.ids)
-        else:
-            parsed = self._family.parse(completion.ids)
         usage = Usage(
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(completion.ids),
@@ -165,6 +162,19 @@ class _TokenPrompter:
             thinking_tokens=parsed.thinking_tokens,
         )
         return Sampled(parsed, completion, usage, trainable=True)
+
+    def _parse(self, ids: Sequence[int], request: ChatRequest) -> tuple[ParsedReply, int]:
+        """Read a reply; return it with the number of its ids up to the client's stop text."""
+        tools = (*request.late_tools, *request.tools)
+        parsed = self._family.parse(ids, tools)
+        if not request.first_stop(parsed.text):
+            return parsed, len(ids)
+
+        def has_stop(num_ids: int) -> bool:
+            return bool(request.first_stop(self._family.parse(ids[:num_ids], tools).text))
+
+        num_ids = bisect_left(range(len(ids)), True, key=has_stop)
+        return self._family.parse(ids[:num_ids], tools), num_ids
 
     async def abort(self) -> None:
         await self._engine.abort(self._session)
@@ -243,42 +253,36 @@ def usable_call(
     """Return the model's call with arguments of the types that the client's tool declares."""
     tools = (*request.late_tools, *request.tools)
     tool = next((tool for tool in tools if tool.name == name), None)
-    is_text = tool is not None and tool.is_text
-    return ToolCall(call_id, name, coerce(arguments, tool), is_text)
+    if tool is None:
+        return ToolCall(call_id, name, dict(arguments))
+    return ToolCall(call_id, name, coerce(arguments, tool), tool.is_text, tool.namespace)
 
 
 def coerce(arguments: Mapping[str, Json], tool: Tool | None) -> dict[str, Json]:
-    """Parse each string argument as JSON if the tool declares another type for it.
+    """Parse each text argument if the tool declares another type for it.
 
-    Some families write every argument as text. A string that does not parse as a declared type
-    stays a string: the client's own error explains the mistake.
+    Some families write every argument as text. A text that fits no declared type stays text: the
+    client's own error explains the mistake.
     """
-    declared = tool.parameters.get("properties") if tool else None
-    if not isinstance(declared, dict):
-        return dict(arguments)
-    return {key: _coerce(value, declared.get(key)) for key, value in arguments.items()}
+    schemas = properties(tool.parameters) if tool else {}
+    return {
+        key: _coerce(value, schemas[key], tool.parameters) if tool and key in schemas else value
+        for key, value in arguments.items()
+    }
 
 
-def _coerce(value: Json, schema: Json) -> Json:
-    if not isinstance(value, str) or not isinstance(schema, dict):
+def _coerce(value: Json, schema: Json, parameters: Mapping[str, Json]) -> Json:
+    # A text that may be text is never parsed, even if it looks like JSON.
+    if not isinstance(value, str) or accepts(schema, value, parameters):
         return value
-    types = schema.get("type")
-    names = types if isinstance(types, list) else [types]
-    # A declared string is never parsed, even if it looks like JSON.
-    if "string" in names:
-        return value
-    try:
-        parsed: Json = orjson.loads(value)
-        # orjson parses deeper lists than it writes, and an answer nests this one some levels.
-        orjson.dumps([[[[[[[[parsed]]]]]]]])
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        return value
-    return parsed if any(_is_type(parsed, name) for name in names) else value
-
-
-def _is_type(value: Json, name: Json) -> bool:
-    expected = _JSON_TYPES.get(name) if isinstance(name, str) else None
-    # A Python bool is an int; a JSON boolean is no integer.
-    if expected is None or (isinstance(value, bool) and name != "boolean"):
-        return False
-    return isinstance(value, expected)
+    # Templates write a history's true and null as Python does, and models imitate them.
+    if value.strip() in _PYTHON_NAMES:
+        parsed = _PYTHON_NAMES[value.strip()]
+    else:
+        try:
+            parsed = orjson.loads(value)
+            # orjson parses deeper lists than it writes, and an answer nests this one some levels.
+            orjson.dumps([[[[[[[[parsed]]]]]]]])
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+            return value
+    return parsed if accepts(schema, parsed, parameters) else value

@@ -239,14 +239,16 @@ def to_row(family: Family, demonstration: Demonstration, name: str) -> Sample:
     """Return a demonstration's tokens as the gateway records them."""
     ids: list[int] = []
     mask: list[int] = []
+    past: list[Message] = []
     for turn in demonstration.conversation():
         if turn.message.role is Role.ASSISTANT:
             added = family.encode_reply(turn.message)
         elif not ids:
             added = family.render(ChatRequest((turn.message,)))
         else:
-            added = family.render_tail([turn.message], closed=True)
+            added = family.render_tail([turn.message], past=past, last_id=ids[-1])
         ids += added
+        past.append(turn.message)
         mask += [int(turn.is_trained)] * len(added)
     return Sample(name, name, tuple(ids), tuple(mask), (0.0,) * len(ids))
 

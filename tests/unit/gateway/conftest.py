@@ -33,7 +33,13 @@ def open_session(gateway: Gateway) -> OpenSession:
     def open_one(
         session_id: str = "s", *, sampling: Sampling | None = None, **limits: float
     ) -> Session:
-        chosen = sampling or Sampling(max_new_tokens=1000)
-        return gateway.open(session_id, sampling=chosen, limits=SessionLimits(**limits))  # type: ignore[arg-type]
+        return open_in(gateway, session_id, sampling=sampling, **limits)
 
     return open_one
+
+
+def open_in(
+    gateway: Gateway, session_id: str = "s", *, sampling: Sampling | None = None, **limits: float
+) -> Session:
+    chosen = sampling or Sampling(max_new_tokens=1000)
+    return gateway.open(session_id, sampling=chosen, limits=SessionLimits(**limits))  # type: ignore[arg-type]

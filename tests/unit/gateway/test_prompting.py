@@ -25,6 +25,29 @@ from swerl.gateway.prompting import coerce
         ({"type": ["integer", "null"]}, "null", None),
         ({"type": "string"}, "5000", "5000"),
         ({"type": ["string", "integer"]}, "5000", "5000"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "80", 80),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "080", "080"),
+        ({"oneOf": [{"type": "array"}, {"type": "object"}]}, '["x"]', ["x"]),
+        ({"allOf": [{"$ref": "#/$defs/Line"}], "default": 1}, "3", 3),
+        ({"$ref": "#/$defs/Where"}, '{"line": 3}', {"line": 3}),
+        ({"$ref": "#/$defs/a~1b"}, "3", 3),
+        ({"$ref": "#/$defs/Loop"}, "3", 3),
+        ({"$ref": "#/$defs/absent"}, "3", "3"),
+        ({"$ref": "https://example.com/schema"}, "3", "3"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"enum": [1, 2]}, "true", "true"),
+        ({"enum": ["1", 2]}, "1", "1"),
+        ({"enum": ["auto", None]}, "null", None),
+        ({"anyOf": [{"const": "auto"}, {"type": "integer"}]}, "5", 5),
+        ({"const": 7}, "7", 7),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "number"}, "1e400", "1e400"),
+        ({"type": "object"}, '{"a": NaN}', '{"a": NaN}'),
         ({}, "5000", "5000"),
         (None, "5000", "5000"),
     ],
@@ -32,7 +55,13 @@ from swerl.gateway.prompting import coerce
 def test_a_string_argument_is_parsed_as_its_declared_type(
     schema: Json, text: str, value: Json
 ) -> None:
-    tool = Tool("t", parameters={"properties": {"x": schema}})
+    definitions: Json = {
+        "Line": {"type": "integer"},
+        "Where": {"type": "object", "properties": {"line": {"type": "integer"}}},
+        "a/b": {"type": "integer"},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "integer"}]},
+    }
+    tool = Tool("t", parameters={"properties": {"x": schema}, "$defs": definitions})
 
     assert coerce({"x": text, "other": "1"}, tool) == {"x": value, "other": "1"}
 
@@ -40,3 +69,11 @@ def test_a_string_argument_is_parsed_as_its_declared_type(
 def test_an_unknown_tool_keeps_its_string_arguments() -> None:
     assert coerce({"x": "1"}, None) == {"x": "1"}
     assert coerce({"x": "1"}, Tool("t")) == {"x": "1"}
+
+
+def test_parameters_behind_a_reference_are_declared_too() -> None:
+    arguments: Json = {"properties": {"x": {"type": "integer"}}}
+    part: Json = {"properties": {"y": {"type": "boolean"}}}
+    schema = {"allOf": [{"$ref": "#/definitions/A"}, part], "definitions": {"A": arguments}}
+
+    assert coerce({"x": "1", "y": "true"}, Tool("t", parameters=schema)) == {"x": 1, "y": True}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role, Tool, ToolCall
 from swerl.core.contracts import MegatronMapping
 from swerl.core.errors import InputError
-from swerl.engines.families._calls import CallForm, ReadCalls, read_calls
+from swerl.engines.families._calls import THINK, THINK_END, CallForm, read_calls, read_reply
 from swerl.engines.families._megatron_mapping import ModelMapping
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _MARKER = "swerl-marker-6f1d"
 _ASK = Message(Role.USER, "a")
-_THINK, _THINK_END = "<think>", "</think>"
+_LOOK = ToolCall("call_1", "look", {})
+_FOUND = Message(Role.TOOL, "b", tool_call_id=_LOOK.id)
 
 
 def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily]:
@@ -94,28 +95,53 @@ class TemplateFamily:
         self._stops = tuple(map(Special, stops))
         self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
         self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
-        self._opens_thinking = "".join(self._opening).rstrip().endswith(_THINK)
+        self._turn_end = template.turn_end()
+        self._counts_calls = self._tail([_LOOK], [_FOUND]) != self._tail(
+            [_LOOK], [_FOUND], num_earlier=1
+        )
+        self._check_tails()
+        self._opens_thinking = "".join(self._opening).rstrip().endswith(THINK)
 
     def render(self, request: ChatRequest) -> list[int]:
         """Return the whole prompt, including the opening of the assistant's turn."""
         messages = list(self._folded(request.messages))
-        return self._tokenizer.encode(self._template.pieces(messages, request.tools, opening=True))
+        try:
+            pieces = self._template.pieces(messages, request.tools, opening=True)
+        except InputError:
+            # Some templates require a user message, which a client that compacts may not send.
+            place = int(bool(messages) and messages[0].role is Role.SYSTEM)
+            messages.insert(place, Message(Role.USER))
+            pieces = self._template.pieces(messages, request.tools, opening=True)
+        return self._tokenizer.encode(pieces)
 
-    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    def render_tail(
+        self, messages: Sequence[Message], *, past: Sequence[Message], last_id: int | None
+    ) -> list[int]:
         """Return the tokens that follow an assistant turn: new messages and the next opening."""
-        marked = Message(Role.ASSISTANT, _MARKER)
-        tail = self._after(marked, list(self._late(messages)), opening=True)
-        if closed and tail and tail[0] in self._stops and isinstance(tail[0], Special):
+        results = {message.tool_call_id for message in messages if message.role is Role.TOOL}
+        num_calls = sum(len(message.tool_calls) for message in past)
+        reply = takewhile(lambda message: message.role is Role.ASSISTANT, reversed(past))
+        calls = [call for message in reversed(list(reply)) for call in message.tool_calls]
+        num_earlier = num_calls - len(calls) if self._counts_calls else 0
+        calls = [call for call in calls if call.id in results]
+        tail = self._tail(calls, list(self._late(messages)), num_earlier=num_earlier)
+        # The turn's end was sampled already, unless a limit or another stop ended it.
+        is_stop = bool(tail) and isinstance(tail[0], Special) and tail[0] in self._stops
+        if is_stop and self._tokenizer.id(Special(tail[0])) == last_id:
             tail = tail[1:]
         return self._tokenizer.encode(tail)
 
-    def parse(self, ids: Sequence[int]) -> ParsedReply:
+    def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedReply:
         """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
-        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        text = "".join(self._tokenizer.pieces(body))
-        thinking, head, calls = self._read(text)
-        num_thinking = self._num_thinking(body, head) if thinking else 0
-        return ParsedReply(calls.text, thinking, calls.calls, calls.num_malformed, num_thinking)
+        is_closed = bool(ids) and ids[-1] in self.stop_ids
+        return read_reply(
+            self._tokenizer,
+            ids[:-1] if is_closed else ids,
+            self._reader,
+            tools,
+            opens_thinking=self._opens_thinking,
+            is_closed=is_closed,
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""
@@ -123,7 +149,7 @@ class TemplateFamily:
 
     def encode_reply(self, message: Message) -> list[int]:
         """Return the ids of this message as a reply of the model, stop id included."""
-        if _THINK_END in self._opening:  # the prompt has ended the thinking already
+        if THINK_END in self._opening:  # the prompt has ended the thinking already
             message = replace(message, thinking="")
         whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
         body = _until_stop(_beyond(self._opening, whole), self._stops)
@@ -134,42 +160,41 @@ class TemplateFamily:
 
     def _stop_after(self, message: Message) -> Special:
         """Return the token that ends this turn in the template."""
-        follows = Message(Role.TOOL if message.tool_calls else Role.USER, "b")
-        tail = self._after(Message(Role.ASSISTANT, _MARKER), [follows], opening=False)
+        calls = [_LOOK] if message.tool_calls else []
+        tail = self._tail(calls, [_FOUND if calls else _ASK])
         first = tail[0] if tail else ""
         return first if isinstance(first, Special) and first in self._stops else self._stops[0]
 
+    def _tail(
+        self, calls: Sequence[ToolCall], messages: Sequence[Message], *, num_earlier: int = 0
+    ) -> list[str]:
+        """Return the pieces after a reply with these calls, in a conversation made up for it."""
+        earlier = [replace(_LOOK, id=f"earlier_{number}") for number in range(num_earlier)]
+        before = [_ASK]
+        if earlier:
+            before.append(Message(Role.ASSISTANT, tool_calls=tuple(earlier)))
+            before += [replace(_FOUND, tool_call_id=call.id) for call in earlier]
+        shown = [replace(call, arguments={"a": _MARKER}) for call in calls]
+        reply = Message(Role.ASSISTANT, _MARKER, "", tuple(shown))
+        return self._template.after([*before, reply], messages, turn_end=self._turn_end)
+
+    def _check_tails(self) -> None:
+        """Raise InputError if the template does not show what follows a reply."""
+        for num in range(3):
+            calls = [replace(_LOOK, id=f"call_{number}") for number in range(num)]
+            results = [Message(Role.TOOL, f"b{c.id}", tool_call_id=c.id) for c in calls]
+            tail = "".join(self._tail(calls, results or [_ASK]))
+            if not all(message.text in tail for message in results or [_ASK]):
+                raise _no_tail()
+
     def _after(self, marked: Message, messages: Sequence[Message], *, opening: bool) -> list[str]:
-        """Return the pieces after a marked message; an assistant's is preceded by a question."""
-        before = [_ASK] if marked.role is Role.ASSISTANT else []
-        pieces = self._template.pieces([*before, marked, *messages], opening=opening)
+        """Return the pieces after the first marked message."""
+        pieces = self._template.pieces([marked, *messages], opening=opening)
         for place, piece in enumerate(pieces):
             _, marker, rest = piece.partition(_MARKER)
             if marker and not isinstance(piece, Special):
                 return [*([rest] if rest else []), *pieces[place + 1 :]]
-        raise InputError(
-            "the model's chat template leaves out the assistant's messages",
-            hint="use a family that is written for the model",
-        )
-
-    def _read(self, text: str) -> tuple[str, str, ReadCalls]:
-        """Return the thinking, the text up to its end, and the calls and text after it."""
-        thinking, rest = self._split_thinking(text)
-        return thinking, text[: len(text) - len(rest)], read_calls(rest, self._reader)
-
-    def _split_thinking(self, text: str) -> tuple[str, str]:
-        opened = self._opens_thinking or text.lstrip().startswith(_THINK)
-        if not opened:
-            return "", text
-        body = text.lstrip().removeprefix(_THINK)
-        thinking, _, rest = body.partition(_THINK_END)
-        return thinking.strip("\n"), rest.removeprefix("\n\n").removeprefix("\n")
-
-    def _num_thinking(self, ids: Sequence[int], text: str) -> int:
-        """Return the number of ids of the thinking; an estimate if its end is not one token."""
-        if _THINK_END in self._tokenizer.names():
-            return self._tokenizer.count_through(ids, _THINK_END)
-        return min(len(self._tokenizer.encode([text])), len(ids))
+        raise _no_tail()
 
     def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Yield messages, with the leading system messages joined into one."""
@@ -273,11 +298,42 @@ class ChatTemplate:
         Raises InputError if the template refuses the conversation.
         """
         guard = _guard(messages, tools)
-        text = self._render(
-            [self._message(message, guard) for message in messages],
-            [self._tool(tool, guard) for tool in tools],
-            opening,
-        )
+        return self._pieces(self._written(messages, tools, guard, opening=opening), guard)
+
+    def turn_end(self) -> str:
+        """Return the text that ends a reply without calls which nothing follows."""
+        alone = self._written([_ASK, Message(Role.ASSISTANT, _MARKER)], (), "", opening=False)
+        if _MARKER not in alone:
+            raise _no_tail()
+        return alone.rpartition(_MARKER)[2]
+
+    def after(
+        self, past: Sequence[Message], messages: Sequence[Message], *, turn_end: str
+    ) -> list[str]:
+        """Return the pieces after a reply, the last message of `past`, which holds the marker.
+
+        `turn_end` is the end of a reply that nothing follows. Raises InputError if the reply is
+        written in another way when messages follow.
+        """
+        guard = _guard([*past, *messages], ())
+        alone = self._written(past, (), guard, opening=False)
+        whole = self._written([*past, *messages], (), guard, opening=True)
+        num_markers = alone.count(_MARKER)
+        # The ends of the calls, which the model has sampled.
+        sampled = alone.rpartition(_MARKER)[2].removesuffix(turn_end)
+        rest = whole.split(_MARKER, num_markers)[-1]
+        if not num_markers or not rest.startswith(sampled):
+            raise _no_tail()
+        return self._pieces(rest.removeprefix(sampled), guard)
+
+    def _written(
+        self, messages: Sequence[Message], tools: Sequence[Tool], guard: str, *, opening: bool
+    ) -> str:
+        """Return the rendered text, with the guard in names of special tokens inside texts."""
+        items = [self._message(message, guard) for message in _with_model_ids(messages)]
+        return self._render(items, [self._tool(tool, guard) for tool in tools], opening)
+
+    def _pieces(self, text: str, guard: str) -> list[str]:
         parts = self._split.split(text) if self._specials else [text]
         # Every second part is a special token.
         pieces = [Special(p) if n % 2 else p.replace(guard, "") for n, p in enumerate(parts)]
@@ -362,6 +418,27 @@ class ChatTemplate:
         if not self._specials:
             return text
         return self._split.sub(lambda match: f"{match[0][:1]}{guard}{match[0][1:]}", text)
+
+
+def _with_model_ids(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages whose calls have ids as Kimi writes them: models imitate ids that they see."""
+    ids: dict[str, str] = {}
+    num_calls = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            ids[call.id] = f"functions.{call.name}:{num_calls}"
+            calls.append(replace(call, id=ids[call.id]))
+            num_calls += 1
+        call_id = ids.get(message.tool_call_id, message.tool_call_id)
+        yield replace(message, tool_calls=tuple(calls), tool_call_id=call_id)
+
+
+def _no_tail() -> InputError:
+    return InputError(
+        "the model's chat template does not show what follows a reply or a tool result",
+        hint="use a family that is written for the model",
+    )
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:

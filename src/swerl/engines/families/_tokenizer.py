@@ -82,10 +82,15 @@ class SplitTokenizer:
         if run:
             yield self._decode(run)
 
-    def count_through(self, ids: Sequence[int], special: str) -> int:
-        """Return the number of ids up to and including the first `special`; all if it is absent."""
-        index = self._ids.get(special)
-        return next((n for n, token in enumerate(ids, 1) if token == index), len(ids))
+    def count_thinking(self, ids: Sequence[int], head: str) -> int:
+        """Return the number of ids up to the end of this beginning of their text.
+
+        It is an estimate if no `</think>` ends the beginning.
+        """
+        index = self._ids.get("</think>") if "</think>" in head else None
+        if index is not None and index in ids:
+            return ids.index(index) + 1
+        return min(len(self.encode([head])), len(ids))
 
     def _encode_run(self, texts: Sequence[str]) -> list[int]:
         if not texts:

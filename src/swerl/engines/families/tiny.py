@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swerl.core.chat import ChatRequest, Json, Message, ParsedReply, Role
+from swerl.core.chat import ChatRequest, Message, ParsedReply, Role, Tool
 from swerl.core.errors import InputError
 from swerl.core.files import write_text
-from swerl.engines.families._calls import read_xml_call, write_xml_call
+from swerl.engines.families._calls import CallForm, read_reply, write_xml_call
 from swerl.engines.families._tokenizer import Special, SplitTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -216,18 +216,20 @@ class TinyFamily:
         """Return the whole prompt, including the opening of the assistant's turn."""
         return self._tokenizer.encode([*_conversation(request.messages), *_OPENING])
 
-    def render_tail(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+    def render_tail(
+        self, messages: Sequence[Message], *, past: Sequence[Message], last_id: int | None
+    ) -> list[int]:
         """Return the tokens that follow an assistant turn: new messages and the next opening."""
-        end = ["\n"] if closed else [END, "\n"]
+        end = ["\n"] if last_id == self.stop_ids[0] else [END, "\n"]
         return self._tokenizer.encode([*end, *_conversation(messages), *_OPENING])
 
-    def parse(self, ids: Sequence[int]) -> ParsedReply:
+    def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedReply:
         """Read sampled ids as thinking, text and tool calls; malformed calls stay text."""
-        body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        reply = _read(list(self._tokenizer.pieces(body)))
-        if not reply.thinking:
-            return reply
-        return replace(reply, thinking_tokens=self._tokenizer.count_through(body, THINK_END))
+        is_closed = bool(ids) and ids[-1] in self.stop_ids
+        body = ids[:-1] if is_closed else ids
+        return read_reply(
+            self._tokenizer, body, CallForm.XML, tools, opens_thinking=False, is_closed=is_closed
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Return ids as written, special tokens by their names."""
@@ -274,51 +276,3 @@ def _reply(message: Message) -> Iterator[str]:
     for number, call in enumerate(message.tool_calls):
         yield "\n" if number else ""
         yield from (CALL, write_xml_call(call.name, call.arguments), CALL_END)
-
-
-def _read(pieces: list[str]) -> ParsedReply:
-    thinking, pieces = _split_thinking(pieces)
-    text = ""
-    calls: list[tuple[str, Mapping[str, Json]]] = []
-    malformed = place = 0
-    while place < len(pieces):
-        piece = pieces[place]
-        place += 1
-        if not _is(piece, CALL):
-            text += "" if calls and piece.isspace() else piece
-            continue
-        end = _end_of_call(pieces, place)
-        call = read_xml_call("".join(pieces[place:end])) if end else None
-        if call is None or end is None:
-            malformed += 1
-            text += piece
-            continue
-        text = text if calls else text.removesuffix(_GAP)
-        calls.append(call)
-        place = end + 1
-    return ParsedReply(text, thinking, tuple(calls), malformed)
-
-
-def _end_of_call(pieces: list[str], place: int) -> int | None:
-    """Return the position of a call's end; None if another call begins before it."""
-    for position in range(place, len(pieces)):
-        if _is(pieces[position], CALL_END):
-            return position
-        if _is(pieces[position], CALL):
-            return None
-    return None
-
-
-def _split_thinking(pieces: list[str]) -> tuple[str, list[str]]:
-    """Return the thinking at the start and the pieces after it; truncated thinking has no end."""
-    if not pieces or not _is(pieces[0], THINK):
-        return "", pieces
-    end = next((n for n, piece in enumerate(pieces) if _is(piece, THINK_END)), len(pieces))
-    rest = pieces[end + 1 :]
-    if rest and not isinstance(rest[0], Special):
-        rest = [rest[0].removeprefix(_GAP), *rest[1:]]
-    return "".join(pieces[1:end]).removeprefix("\n").removesuffix("\n"), rest
-
-
-def _is(piece: str, special: Special) -> bool:
-    return isinstance(piece, Special) and piece == special

@@ -92,12 +92,23 @@ def checked(value: Json, kind: type[T], where: str) -> T:
 def max_tokens(body: Mapping[str, Json], *keys: str) -> int | None:
     """Return the first of these fields that is set. Raises GatewayError below 1."""
     for key in keys:
-        value = optional(body, key, int)
+        value = body.get(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        value = optional({key: value}, key, int)
         if value is not None:
             if value < 1:
                 refuse(key, "Input should be greater than or equal to 1")
             return value
     return None
+
+
+def stop_texts(body: Mapping[str, Json], key: str) -> tuple[str, ...]:
+    """Return the texts before which the client wants the reply to end."""
+    value = body.get(key)
+    items = [value] if isinstance(value, str) else optional(body, key, list) or []
+    texts = [checked(item, str, f"{key}.{number}") for number, item in enumerate(items)]
+    return tuple(filter(None, texts))
 
 
 class Unanswered(StrEnum):
@@ -111,30 +122,51 @@ class Unanswered(StrEnum):
     """The result must come before the next user message."""
 
 
-def check_results(messages: Sequence[Message], unanswered: Unanswered) -> None:
-    """Raise GatewayError unless each result has its call, and each call the result it needs.
+def in_call_order(messages: Sequence[Message], unanswered: Unanswered) -> tuple[Message, ...]:
+    """Return messages with the results of parallel calls in the order of the calls.
 
-    Vendors also refuse such a conversation, and two open calls of one id. An id may be used again
-    once its call is answered: some clients number their calls from 1 in each turn.
+    Many templates write no ids, so a model takes the first result for that of its first call.
+
+    Raises GatewayError unless each result has its call, and each call the result it needs. Vendors
+    also refuse such a conversation, and two open calls of one id. An id may be used again once its
+    call is answered: some clients number their calls from 1 in each turn.
     """
-    open_calls: dict[str, None] = {}
-    for message in messages:
+    open_calls: dict[str, int] = {}
+    num_calls = 0
+    places: list[int] = []
+    results: list[tuple[int, Message]] = []
+    ordered = list(messages)
+    for place, message in enumerate(messages):
+        if message.role is Role.ASSISTANT:
+            _put(ordered, places, results)
         if message.role is Role.USER and unanswered is Unanswered.REFUSED_AT_ONCE:
             _refuse_open(open_calls)
         for call in message.tool_calls:
             if call.id in open_calls:
                 refuse("messages", f"two open tool calls have the id {call.id!r}")
-            open_calls[call.id] = None
+            open_calls[call.id] = num_calls = num_calls + 1
         if message.role is Role.TOOL:
             if message.tool_call_id not in open_calls:
                 problem = f"tool result {message.tool_call_id!r} answers no open tool call"
                 refuse("messages", problem)
-            del open_calls[message.tool_call_id]
+            places.append(place)
+            results.append((open_calls.pop(message.tool_call_id), message))
     if unanswered is not Unanswered.ACCEPTED:
         _refuse_open(open_calls)
+    _put(ordered, places, results)
+    return tuple(ordered)
 
 
-def _refuse_open(calls: Mapping[str, None]) -> None:
+def _put(ordered: list[Message], places: list[int], results: list[tuple[int, Message]]) -> None:
+    """Put the results between two replies at their places, in the order of their calls."""
+    results.sort(key=lambda result: result[0])
+    for place, (_, message) in zip(places, results, strict=True):
+        ordered[place] = message
+    places.clear()
+    results.clear()
+
+
+def _refuse_open(calls: Mapping[str, int]) -> None:
     if calls:
         problem = f"each tool call needs its result; none was sent for {', '.join(calls)}"
         refuse("messages", problem)
@@ -176,6 +208,11 @@ def _path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
+def qualified(namespace: str, name: str) -> str:
+    """Return a tool's name as the model sees it."""
+    return f"{namespace}.{name}" if namespace else name
+
+
 def read_text_tool(fields: Mapping[str, Json], where: str, namespace: str = "") -> Tool:
     """Read a custom tool; its grammar is not enforced but added to the description."""
     description = optional(fields, "description", str, where) or ""
@@ -186,8 +223,8 @@ def read_text_tool(fields: Mapping[str, Json], where: str, namespace: str = "") 
         rules = required(grammar, "definition", str, nested)
         syntax = required(grammar, "syntax", str, nested)
         description += f"\n\nThe input follows this {syntax} grammar:\n{rules}"
-    name = namespace + required(fields, "name", str, where)
-    return Tool(name, description, _SCHEMA, is_text=True)
+    name = qualified(namespace, required(fields, "name", str, where))
+    return Tool(name, description, _SCHEMA, is_text=True, namespace=namespace)
 
 
 def text_call(call_id: str, name: str, text: str) -> ToolCall:

@@ -17,15 +17,16 @@ from swerl.core.errors import GatewayError
 from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
-    check_results,
     checked,
     error_reply,
     failure,
+    in_call_order,
     max_tokens,
     optional,
     refuse,
     required,
     shown,
+    stop_texts,
 )
 
 _STOP_REASONS: Mapping[Finish, str] = {
@@ -48,6 +49,8 @@ _BILLING = "x-anthropic-billing-header"
 """Beginning of a system block in which Claude Code sends a stamp that changes every request."""
 _JOINT = "\n"
 """Put between the text blocks of one message."""
+_ERROR = "[error]"
+"""First line of a tool result that the client marks as an error."""
 _SHOWN = {"search_result", "server_tool_use", "mcp_tool_use", "mcp_tool_listing"}
 """Blocks of the vendor's servers that the model sees as JSON."""
 
@@ -74,7 +77,7 @@ class Anthropic:
         return bearer(headers) or headers.get("x-api-key") or None
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings, `tool_choice` and cache markers are ignored.
+        """Read a request; sampling settings and cache markers are ignored.
 
         Raises GatewayError on a body that the vendor would also refuse.
         """
@@ -88,9 +91,11 @@ class Anthropic:
             raise GatewayError("mcp_servers: the gateway calls none; let the client do so")
         tools = _Tools(optional(body, "tools", list) or [])
         messages = (*_read_system(body.get("system")), *_read_messages(items, tools))
-        check_results(messages, Unanswered.REFUSED_AT_ONCE)
+        choice = body.get("tool_choice")
         return ChatRequest(
-            messages=messages,
+            messages=in_call_order(messages, Unanswered.REFUSED_AT_ONCE),
+            allows_calls=not isinstance(choice, dict) or choice.get("type") != "none",
+            stop=stop_texts(body, "stop_sequences"),
             tools=tools.offered,
             late_tools=tools.late,
             max_tokens=max_tokens(body, "max_tokens"),
@@ -102,12 +107,12 @@ class Anthropic:
         return {
             **_envelope(reply),
             "content": list(_blocks(reply)),
-            "stop_reason": _STOP_REASONS[reply.finish],
+            "stop_reason": _stop_reason(reply),
             "usage": _usage(reply, reply.usage.completion_tokens),
         }
 
     def events(self, reply: ChatReply) -> Iterator[bytes]:
-        opening = {**_envelope(reply), "content": [], "stop_reason": None}
+        opening = {**_envelope(reply), "content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", {"message": {**opening, "usage": _usage(reply, 1)}})
         for index, block in enumerate(_blocks(reply)):
             empty, deltas = _in_deltas(block)
@@ -115,7 +120,7 @@ class Anthropic:
             for delta in deltas:
                 yield _event("content_block_delta", {"index": index, "delta": delta})
             yield _event("content_block_stop", {"index": index})
-        end: Json = {"stop_reason": _STOP_REASONS[reply.finish], "stop_sequence": None}
+        end: Json = {"stop_reason": _stop_reason(reply), "stop_sequence": reply.stop}
         usage = _usage(reply, reply.usage.completion_tokens)
         yield _event("message_delta", {"delta": end, "usage": usage})
         yield _event("message_stop", {})
@@ -135,8 +140,12 @@ def _envelope(reply: ChatReply) -> dict[str, Json]:
         "type": "message",
         "role": "assistant",
         "model": reply.model,
-        "stop_sequence": None,
+        "stop_sequence": reply.stop,
     }
+
+
+def _stop_reason(reply: ChatReply) -> str:
+    return _STOP_REASONS[reply.finish] if reply.stop is None else "stop_sequence"
 
 
 def _usage(reply: ChatReply, output_tokens: int) -> Json:
@@ -292,9 +301,26 @@ def _call(block: Mapping[str, Json], where: str) -> ToolCall:
 
 def _result_text(block: Mapping[str, Json], where: str, tools: _Tools) -> str:
     content = block.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return _JOINT.join(_texts(content, f"{where}.content", tools))
+    if content is not None and not isinstance(content, str):
+        content = _JOINT.join(_texts(content, f"{where}.content", tools))
+    mark = [_ERROR] if block.get("is_error") is True else []
+    return _JOINT.join([*mark, *filter(None, [content])])
+
+
+def _document(block: Mapping[str, Json], where: str) -> str:
+    """Return a document of plain text or of blocks; another one becomes a note."""
+    source, place = optional(block, "source", dict, where) or {}, f"{where}.source"
+    match source.get("type"):
+        case "text":
+            text = required(source, "data", str, place)
+        case "content":
+            content = source.get("content")
+            is_text = isinstance(content, str)
+            text = content if is_text else _JOINT.join(_texts(content, f"{place}.content"))
+        case _:
+            text = "[document left out: this model reads text only]"
+    notes = [optional(block, key, str, where) for key in ("title", "context")]
+    return _JOINT.join([*filter(None, notes), text])
 
 
 def _content(fields: Mapping[str, Json], where: str) -> str | list[Json]:
@@ -323,7 +349,9 @@ def _text(block: Mapping[str, Json], where: str, tools: _Tools | None = None) ->
             return tools.change(block, where)
         case "compaction":
             return optional(block, "content", str, where) or ""
-        case "image" | "document" | "container_upload":
+        case "document":
+            return _document(block, where)
+        case "image" | "container_upload":
             return f"[{kind} left out: this model reads text only]"
         case _ if kind in _SHOWN or kind.endswith("_tool_result"):
             return shown(dict(block), where)

@@ -14,16 +14,17 @@ from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
     call_arguments,
-    check_results,
     checked,
     error_reply,
     failure,
+    in_call_order,
     max_tokens,
     openai_error,
     optional,
     read_text_tool,
     refuse,
     required,
+    stop_texts,
     text_call,
     text_of,
 )
@@ -50,7 +51,7 @@ class OpenAIChat:
         return bearer(headers)
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings and `tool_choice` are ignored.
+        """Read a request; sampling settings are ignored.
 
         Raises GatewayError on a body that the vendor would also refuse.
         """
@@ -60,9 +61,10 @@ class OpenAIChat:
             raise GatewayError("messages: at least one message is required")
         places = [f"messages.{number}" for number in range(len(items))]
         messages = tuple(map(_message, items, places))
-        check_results(messages, Unanswered.ACCEPTED)
         return ChatRequest(
-            messages=messages,
+            messages=in_call_order(messages, Unanswered.ACCEPTED),
+            allows_calls=body.get("tool_choice") != "none",
+            stop=stop_texts(body, "stop"),
             tools=tuple(_tools(optional(body, "tools", list) or [])),
             max_tokens=max_tokens(body, "max_completion_tokens", "max_tokens"),
             stream=optional(body, "stream", bool) or False,

@@ -1,7 +1,6 @@
 """OpenAI Responses, as Codex and the vendor's clients use it. Nothing is stored.
 
-A tool of a namespace is called `namespace.tool`. A plain tool's name has no dot, so the reply's
-calls can be split again.
+The model sees a tool of a namespace as `namespace.tool`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from swerl.gateway.dialects._wire import (
     Unanswered,
     bearer,
     call_arguments,
-    check_results,
     checked,
     error_reply,
     failure,
+    in_call_order,
     max_tokens,
     openai_error,
     optional,
+    qualified,
     read_text_tool,
     refuse,
     required,
@@ -63,7 +63,7 @@ class OpenAIResponses:
         return bearer(headers)
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
-        """Read a request; sampling settings and `tool_choice` are ignored.
+        """Read a request; sampling settings are ignored.
 
         Raises GatewayError on a body that the vendor would also refuse, and on one that refers to
         a stored request.
@@ -74,9 +74,9 @@ class OpenAIResponses:
         messages = (*_read_input(system), *_read_input(body.get("input")))
         if not messages:
             raise GatewayError("input: at least one item is required")
-        check_results(messages, Unanswered.REFUSED)
         return ChatRequest(
-            messages=messages,
+            messages=in_call_order(messages, Unanswered.REFUSED),
+            allows_calls=body.get("tool_choice") != "none",
             tools=tuple(_read_tools(optional(body, "tools", list) or [])),
             max_tokens=max_tokens(body, "max_output_tokens"),
             stream=optional(body, "stream", bool) or False,
@@ -170,8 +170,8 @@ def _items(reply: ChatReply) -> Iterator[dict[str, Json]]:
             "content": [part],
         }
     for number, call in enumerate(message.tool_calls):
-        namespace, _, name = call.name.rpartition(".")
-        owner: dict[str, Json] = {"namespace": namespace} if namespace else {}
+        owner: dict[str, Json] = {"namespace": call.namespace} if call.namespace else {}
+        name = call.name.removeprefix(f"{call.namespace}.") if owner else call.name
         if call.is_text:
             yield {
                 "type": "custom_tool_call",
@@ -256,14 +256,15 @@ def _read_tools(items: Sequence[Json], namespace: str = "") -> Iterator[Tool]:
         kind = required(fields, "type", str, where)
         if kind == "namespace" and not namespace:
             inner = required(fields, "tools", list, where)
-            yield from _read_tools(inner, required(fields, "name", str, where) + ".")
+            yield from _read_tools(inner, required(fields, "name", str, where))
         elif kind == "custom":
             yield read_text_tool(fields, where, namespace)
         elif kind == "function":
             yield Tool(
-                namespace + required(fields, "name", str, where),
+                qualified(namespace, required(fields, "name", str, where)),
                 optional(fields, "description", str, where) or "",
                 optional(fields, "parameters", dict, where) or {},
+                namespace=namespace,
             )
 
 
@@ -300,9 +301,8 @@ def _role_of(kind: str) -> Role:
 
 
 def _call(fields: Mapping[str, Json], where: str) -> ToolCall:
-    namespace = optional(fields, "namespace", str, where)
-    name = required(fields, "name", str, where)
-    full = f"{namespace}.{name}" if namespace else name
+    namespace = optional(fields, "namespace", str, where) or ""
+    full = qualified(namespace, required(fields, "name", str, where))
     call_id = required(fields, "call_id", str, where)
     if fields["type"] == "custom_tool_call":
         return text_call(call_id, full, required(fields, "input", str, where))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from types import FrameType
@@ -9,9 +10,8 @@ from types import FrameType
 import orjson
 import pytest
 
-from swerl.engines.families import tiny
+from swerl.core.chat import Tool
 from swerl.engines.families._calls import CallForm, read_calls
-from swerl.engines.families.tiny import CALL, CALL_END
 
 MANY = 100_000
 """Repetitions. A reader that looks back at each of them would need an hour or more."""
@@ -58,14 +58,79 @@ def test_a_model_that_repeats_itself_is_read_in_linear_time(form: CallForm, text
     assert found.num_malformed + len(found.calls) == 1
 
 
-@pytest.mark.parametrize("num_closed", [0, 1])
-def test_the_tiny_family_reads_a_repetition_in_linear_time_too(num_closed: int) -> None:
-    family = tiny.build(None)
-    opened, closed = map(family._tokenizer.id, (CALL, CALL_END))
+@pytest.mark.parametrize("form", CallForm)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a <tool_call> b",
+        "</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>\n",
+        "<tool_call>\n<function=f>\n<parameter=x>\n</parameter>\n",
+        "<tool_call>f\n<arg_key>k</arg_key><arg_value>",
+        "<tool_call>{bad</tool_call>\n",
+        '{"name": [',
+    ],
+)
+def test_repeated_tags_without_their_calls_are_read_in_linear_time(
+    form: CallForm, text: str
+) -> None:
+    read_calls(text * MANY, form)
 
-    found = family.parse([opened] * MANY + [closed] * num_closed)
 
-    assert (found.calls, found.malformed_calls) == ((), MANY)
+BASH = (Tool("Bash", parameters={"properties": {"command": {"type": "string"}}}),)
+LS = {
+    CallForm.JSON: '{"name": "Bash", "arguments": {"command": "ls"}}',
+    CallForm.XML: "<function=Bash>\n<parameter=command>\nls\n</parameter>\n</function>",
+    CallForm.PAIRS: "Bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>",
+}
+READ = {
+    "opening tag left out": ("I look.\n{}\n</tool_call>", 1, 0),
+    "both tags left out": ("I look.\n{}", 1, 0),
+    "second opening tag left out": ("<tool_call>\n{}\n</tool_call>\n{}\n</tool_call>", 2, 0),
+    "one unreadable": ("<tool_call>\n{{\n</tool_call>\n<tool_call>\n{}\n</tool_call>", 1, 1),
+    "closing tag left out": ("<tool_call>\n{}", 0, 1),
+    "nothing but an end": ("ls\n</tool_call>", 0, 1),
+    "only an opening tag": ("I look.\n<tool_call>", 0, 1),
+    "prose about a tag": ("Write <tool_call> before each call.", 0, 0),
+    "prose about both tags": ("It stands between <tool_call> and </tool_call>.", 0, 0),
+    "prose about code": ("Put `<tool_call></tool_call>` around <function=NAME>.", 0, 0),
+    "other JSON": ('package.json has {{"name": "Bash", "version": 1}}.', 0, 0),
+}
+
+
+@pytest.mark.parametrize("form", CallForm)
+@pytest.mark.parametrize(("text", "num_calls", "num_malformed"), READ.values(), ids=READ)
+def test_a_call_is_read_or_counted_and_prose_is_neither(
+    form: CallForm, text: str, num_calls: int, num_malformed: int
+) -> None:
+    if form is CallForm.PAIRS and text == READ["both tags left out"][0]:
+        num_calls, num_malformed = 0, 1  # nothing shows where it ends
+
+    found = read_calls(text.format(LS[form], LS[form]), form, BASH)
+
+    assert found.calls == (("Bash", {"command": "ls"}),) * num_calls
+    assert found.num_malformed == num_malformed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        'END = "</tool_call>"',
+        "x\n</parameter>\ny",
+        "x\n</parameter>\n<parameter=bar>\ny",
+        "</arg_value> y",
+        "</arg_value><arg_key>bar</arg_key><arg_value>y",
+        'OPEN, END = "<tool_call>", "</tool_call>"',
+        'END = "</tool_call>"; OPEN = "<tool_call>"',
+    ],
+)
+@pytest.mark.parametrize("form", CallForm)
+def test_a_value_may_hold_the_tags_of_its_call(form: CallForm, value: str) -> None:
+    body = LS[form].replace("ls", json.dumps(value)[1:-1] if form is CallForm.JSON else value)
+
+    found = read_calls(f"<tool_call>\n{body}\n</tool_call>", form, BASH)
+
+    assert (found.calls, found.num_malformed) == ((("Bash", {"command": value}),), 0)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +140,11 @@ def test_the_tiny_family_reads_a_repetition_in_linear_time_too(num_closed: int) 
         "9" * 30,
         "[" * 300 + "]" * 300,
         '{"a": ' * 300 + "0" + "}" * 300,
+        "NaN",
+        "-Infinity",
+        "1e400",
     ],
-    ids=["half a character", "a number over 64 bits", "deep lists", "deep objects"],
+    ids=["half a character", "over 64 bits", "deep lists", "deep objects", "NaN", "-inf", "1e400"],
 )
 def test_a_call_that_no_client_could_be_sent_is_malformed(value: str) -> None:
     text = call(f'{{"name": "f", "arguments": {{"a": {value}}}}}')

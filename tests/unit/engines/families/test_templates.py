@@ -15,8 +15,9 @@ from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
 from swerl.core.errors import InputError
 from swerl.engines.families import tiny
+from swerl.engines.families._calls import CallForm
 from swerl.engines.families._template_family import ChatTemplate, TemplateFamily
-from swerl.engines.families._tokenizer import load_tokenizer
+from swerl.engines.families._tokenizer import SplitTokenizer, load_tokenizer
 from swerl.recipe.load import load
 
 MakeFamily = Callable[[str], TemplateFamily]
@@ -166,19 +167,136 @@ def test_a_tail_is_what_the_template_would_have_rendered(
     exact = [
         *family.render(ChatRequest(START, TOOLS)),
         *family.encode_reply(reply),
-        *family.render_tail(results, closed=True),
+        *family.render_tail(results, past=(*START, reply), last_id=family.encode_reply(reply)[-1]),
     ]
     assert exact == family.render(ChatRequest((*START, reply, *results), TOOLS))
 
 
+OTHERS = {
+    "MiniMax-M2": ("[e~[", "]~b]", "]~!b["),
+    "Kimi-K2-Thinking": ("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
+    "deepseek-ai-DeepSeek-V3.2": (
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<\uff5cUser\uff5c>",
+        "<\uff5cAssistant\uff5c>",
+    ),
+    "deepseekv3": (
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<\uff5cUser\uff5c>",
+        "<\uff5cAssistant\uff5c>",
+    ),
+}
+"""Templates whose calls have no reader here -> the tokens that they need, the stop first."""
+
+
+def other_family(tokenizers: Path, template: str, source: str = "") -> TemplateFamily:
+    tokenizer = load_tokenizer_with(tokenizers, OTHERS[template])
+    source = source or (tokenizers / "templates" / f"{template}.jinja").read_text()
+    chat = ChatTemplate(source, tokenizer.names(), {"bos_token": ""})
+    return TemplateFamily(tokenizer, chat, CallForm.JSON, stops=OTHERS[template][:1])
+
+
+@functools.cache
+def load_tokenizer_with(tokenizers: Path, names: tuple[str, ...]) -> SplitTokenizer:
+    spec = json.loads(tokenizer_spec(tokenizers)[0])
+    known = {token["content"] for token in spec["added_tokens"]}
+    last = max(token["id"] for token in spec["added_tokens"])
+    for number, name in enumerate(set(names) - known, 1):
+        spec["added_tokens"].append(
+            {**spec["added_tokens"][0], "id": last + number, "content": name}
+        )
+    return SplitTokenizer(json.dumps(spec))
+
+
+@pytest.mark.parametrize("template", OTHERS)
+@pytest.mark.parametrize("num_calls", [1, 2, 3])
+def test_a_tail_follows_from_the_calls_that_the_results_answer(
+    tokenizers: Path, template: str, num_calls: int
+) -> None:
+    family = other_family(tokenizers, template)
+    past = list(START)
+    ids = family.render(ChatRequest(START, TOOLS))
+    for turn in range(3):
+        calls = tuple(ToolCall(f"call_{turn}{n}", "bash", {}) for n in range(num_calls))
+        reply = Message(Role.ASSISTANT, "", "", calls)
+        results = [Message(Role.TOOL, f"R{c.id}", tool_call_id=c.id) for c in calls]
+        past.append(reply)
+        said = family.encode_reply(reply)
+        tail = family.render_tail(results, past=past, last_id=said[-1])
+        past += results
+        ids += said + tail
+        assert f"RCALL_{turn}0" in family.text(tail).upper()
+    whole = family.text(family.render(ChatRequest(tuple(past), TOOLS)))
+    tail_text = family.text(tail)
+    assert whole.endswith(tail_text)
+    assert not [name for name in ("unknown", "call_") if name in tail_text.replace("Rcall_", "")]
+
+
+def test_ids_in_a_tail_have_the_models_own_form(tokenizers: Path) -> None:
+    source = (
+        "{% for m in messages %}<|im_user|>{% if m.role == 'tool' %}## Return of "
+        "{{ m.tool_call_id }}\n{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    family = other_family(tokenizers, "Kimi-K2-Thinking", source)
+    first, second = (
+        Message(Role.ASSISTANT, "", "", (ToolCall(name, "bash", {}),)) for name in ("a", "b")
+    )
+    results = [Message(Role.TOOL, "R", tool_call_id=name) for name in ("a", "b")]
+    past = [*START, first, results[0], second]
+    assert "## Return of functions.bash:1\n" in family.text(
+        family.render_tail(results[1:], past=past, last_id=None)
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages if m.role != 'tool' %}{{ m.content }}<|im_end|>{% endfor %}",
+        "{% for m in messages if m.role != 'assistant' %}{{ m.content }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.id }}{% if loop.last %}{{ messages | length }}"
+        "{% endif %}{% endfor %}<|im_end|>{% endfor %}",
+    ],
+    ids=["no results", "no replies", "a reply depends on what follows"],
+)
+def test_a_template_without_a_derivable_tail_is_refused(tokenizers: Path, source: str) -> None:
+    with pytest.raises(InputError, match="does not show what follows"):
+        other_family(tokenizers, "Kimi-K2-Thinking", source)
+
+
 @pytest.mark.parametrize("template", FAMILIES)
-def test_a_tail_closes_a_reply_that_was_cut(make_family: MakeFamily, template: str) -> None:
+@pytest.mark.parametrize("follows", [Role.USER, Role.TOOL])
+def test_a_tail_leaves_out_only_the_stop_that_was_sampled(
+    make_family: MakeFamily, template: str, follows: Role
+) -> None:
     family = make_family(template)
-    asked = [Message(Role.USER, "Go on.")]
-    closed = family.render_tail(asked, closed=True)
-    cut = family.render_tail(asked, closed=False)
+    reply = Message(Role.ASSISTANT, "", "", CALLS[:1] if follows is Role.TOOL else ())
+    new = [Message(follows, "Go on.", tool_call_id="c1" if follows is Role.TOOL else "")]
+    cut = family.render_tail(new, past=[*START, reply], last_id=None)
     assert cut[0] in family.stop_ids
-    assert cut[1:] == closed
+    for stop in family.stop_ids:
+        tail = family.render_tail(new, past=[*START, reply], last_id=stop)
+        assert tail == (cut[1:] if stop == cut[0] else cut)
+
+
+@pytest.mark.parametrize("template", FAMILIES)
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (Message(Role.SYSTEM, "Be brief."),),
+        (Message(Role.ASSISTANT, "Done."),),
+        (Message(Role.SYSTEM, "Be brief."), REPLIES[2], Message(Role.TOOL, "r", tool_call_id="c1")),
+        (Message(Role.USER, "<tool_response>a</tool_response>"),),
+    ],
+    ids=["system", "assistant", "compacted", "looks like a result"],
+)
+def test_a_conversation_without_a_user_message_is_rendered(
+    make_family: MakeFamily, template: str, messages: tuple[Message, ...]
+) -> None:
+    family = make_family(template)
+    text = family.text(family.render(ChatRequest(messages, TOOLS)))
+    assert all(message.text in text for message in messages)
 
 
 @pytest.mark.parametrize("template", FAMILIES)
@@ -186,7 +304,8 @@ def test_late_system_messages_reach_the_model(make_family: MakeFamily, template:
     family = make_family(template)
     late = Message(Role.SYSTEM, "The date changed.")
     whole = family.render(ChatRequest((*START, late, Message(Role.USER, "Go on."))))
-    tail = family.render_tail([late, Message(Role.USER, "Go on.")], closed=True)
+    new = [late, Message(Role.USER, "Go on.")]
+    tail = family.render_tail(new, past=[*START, REPLIES[0]], last_id=None)
     for ids in (whole, tail):
         assert "The date changed." in "".join(family._tokenizer.pieces(ids))
 

@@ -69,7 +69,7 @@ def test_appending_gives_what_rendering_anew_gives(
     reply_ids = FAMILY.encode_reply(last)
     known = FAMILY.render(ChatRequest(tuple(before))) + (reply_ids if closed else reply_ids[:-1])
 
-    tail = FAMILY.render_tail(news, closed=closed)
+    tail = FAMILY.render_tail(news, past=messages, last_id=known[-1])
 
     assert known + tail == FAMILY.render(ChatRequest((*messages, *news)))
     assert closed or tail[0] in FAMILY.stop_ids
