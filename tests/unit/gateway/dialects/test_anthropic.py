@@ -197,7 +197,7 @@ def test_each_tool_result_is_a_message_in_order() -> None:
 
     assert parse(ASK, said, {"role": "user", "content": content})[2:] == (
         Message(Role.TOOL, "plain", tool_call_id="a"),
-        Message(Role.TOOL, "", tool_call_id="b"),
+        Message(Role.TOOL, "[error]", tool_call_id="b"),
         Message(Role.TOOL, "x\n[image left out: this model reads text only]", tool_call_id="c"),
         Message(Role.USER, "go\non"),
     )

@@ -119,8 +119,8 @@ def test_every_item_is_read_and_the_assistants_are_one_message() -> None:
             "Hm.",
             (ToolCall("a", "b", {"c": 1}), ToolCall("d", "team.b", {"arguments": "oops"})),
         ),
-        Message(Role.TOOL, "1", tool_call_id="d"),
         Message(Role.TOOL, "2", tool_call_id="a"),
+        Message(Role.TOOL, "1", tool_call_id="d"),
     )
 
 
@@ -152,7 +152,10 @@ def test_items_of_the_vendors_own_tools_keep_their_role(kind: str, role: Role) -
 def test_tools_of_a_namespace_carry_its_name() -> None:
     read = build().parse({"model": "m", "input": "x", "tools": TOOLS}).tools
 
-    assert read == (Tool("bash", "Run it.", PARAMETERS), Tool("team.bash", "Run it.", PARAMETERS))
+    assert read == (
+        Tool("bash", "Run it.", PARAMETERS),
+        Tool("team.bash", "Run it.", PARAMETERS, namespace="team"),
+    )
 
 
 @pytest.mark.parametrize(

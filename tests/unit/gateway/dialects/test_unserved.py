@@ -23,7 +23,6 @@ IGNORED: Mapping[ModuleType, Any] = {
         "temperature": 0.1,
         "top_p": 0.1,
         "top_k": 1,
-        "stop_sequences": ["x"],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "thinking": {"type": "adaptive"},
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
@@ -35,7 +34,6 @@ IGNORED: Mapping[ModuleType, Any] = {
     openai_chat: {
         "temperature": 0.1,
         "top_p": 0.1,
-        "stop": ["x"],
         "seed": 5,
         "n": 1,
         "logprobs": False,
