@@ -156,30 +156,23 @@ def diff(changes: Changes) -> str:
 def without_leftovers(changes: Changes) -> Changes:
     """Leave out binary, then new files, the largest first, until the diff fits MAX_PATCH_BYTES."""
     before = changes.before or {}
-    sizes = {
-        path: sum(len(file.data) for file in (before.get(path), new) if file)
-        for path, new in changes.files.items()
-    }
-    if sum(sizes.values()) <= MAX_PATCH_BYTES and len(diff(changes)) <= MAX_PATCH_BYTES:
-        return changes
-    for path, size in sizes.items():
-        if size <= MAX_PATCH_BYTES:
-            sizes[path] = len(diff(changes.only({path: changes.files[path]})))
 
-    def order(path: str) -> tuple[bool, int]:
-        return not _has_binary(before.get(path), changes.files[path]), -sizes[path]
+    def rank(path: str) -> tuple[bool, int]:
+        sides = [file for file in (before.get(path), changes.files[path]) if file]
+        return not any(file.is_binary for file in sides), -sum(len(file.data) for file in sides)
 
-    files, total = dict(changes.files), sum(sizes.values())
-    for path in sorted(files, key=order):
-        is_leftover = before.get(path) is None or _has_binary(before[path], files[path])
-        if total > MAX_PATCH_BYTES and files[path] and is_leftover:
-            total -= sizes[path]
-            del files[path]
+    leftovers = [
+        path
+        for path, file in changes.files.items()
+        if file and (before.get(path) is None or not rank(path)[0])
+    ]
+    huge = {path for path in leftovers if -rank(path)[1] > MAX_PATCH_BYTES}
+    files = {path: file for path, file in changes.files.items() if path not in huge}
+    total = len(diff(changes.only(files)))
+    for path in sorted(set(leftovers) - huge, key=rank):
+        if total > MAX_PATCH_BYTES:
+            total -= len(diff(changes.only({path: files.pop(path)})))
     return changes.only(files)
-
-
-def _has_binary(*files: TreeFile | None) -> bool:
-    return any(file.is_binary for file in files if file)
 
 
 def _is_git(name: str) -> bool:

@@ -63,19 +63,17 @@ def life(process: ProcessIdentity) -> Life:
     return Life.ALIVE if state and state not in _ENDED and is_same else Life.DEAD
 
 
-def life_at(pid: int, namespace: str, at_s: float = 0.0, *, slack_s: float = 0.0) -> Life:
+def life_at(pid: int, namespace: str, at_s: float, *, slack_s: float) -> Life:
     """Return whether the process that had this id at the Unix time `at_s` runs.
 
-    A process that started more than `slack_s` after `at_s` reuses the id. `at_s` = 0 skips this
-    check. `namespace` is the value of `pid_namespace()` in that process.
+    A process that started more than `slack_s` after `at_s` reuses the id. `namespace` is the value
+    of `pid_namespace()` in that process.
     """
     if namespace != pid_namespace():
         return Life.ELSEWHERE
     state, started = _state(pid)
-    if not state or state in _ENDED:
-        return Life.DEAD
-    is_later = at_s and _unix_s(started) > at_s + slack_s
-    return Life.DEAD if is_later else Life.ALIVE
+    is_same = state and state not in _ENDED and _unix_s(started) <= at_s + slack_s
+    return Life.ALIVE if is_same else Life.DEAD
 
 
 def start_time_s(pid: int) -> float:
