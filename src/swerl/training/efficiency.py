@@ -1,18 +1,22 @@
 """Add cost and efficiency to each step's metrics: dollars, tokens a second, MFU, memory.
 
 Dollars are estimates from the price book. They count GPUs from the start of the command on, also
-while nothing is trained, and every second of a sandbox. The spending of earlier starts of the run
-is counted up to their last step; later spending is unknown.
+while nothing is trained, and the sandboxes of finished phases. The run folder keeps the spending of
+earlier starts, up to a few seconds before a crash. The cap ends a run within a step, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
-from swerl.core.errors import RecipeError, RunError
+from swerl.core.errors import RecipeError, RunError, RunStoppedError
 from swerl.core.events import Emit, Event, Notice, PhaseEnded, StepEnded
+from swerl.core.files import read_json, write_json
 from swerl.plan.cost import price_book, sandbox_dollars_per_second, used_prices
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
@@ -27,6 +31,8 @@ _HELD = {"boot", "agent", "diff", "grade_boot", "grade"}
 """Phases of an Episode in which a sandbox is open; the other phases are parts of these."""
 _NO_TENSORS = ("contexts", "gaps")
 """Parts of the memory plan that are no tensors: CUDA contexts, NCCL buffers, allocator gaps."""
+_WATCH_S = 5.0
+"""Seconds between two looks at the spending; 64 GPUs cost a few cents meanwhile."""
 _TOLERANCE = 0.1
 """Relative error of the memory plan above which the run warns."""
 
@@ -40,9 +46,10 @@ class CostMeter:
         emit: Emit,
         past: RunHistory,
         *,
+        file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`past` is the history in the run folder.
+        """`past` is the history in the run folder, and `file` keeps the spending between steps.
 
         With `cost.max_dollars`, raises RecipeError if a price is unknown, and RunError if the
         amount is spent already.
@@ -53,12 +60,14 @@ class CostMeter:
         self._started = clock()
         self._sandbox_s = 0.0
         self._step_sandbox_s = 0.0
-        self._before = max(past.series("dollars"), default=0.0)
+        self._file = file
+        self._before = max([*past.series("dollars"), _stored(file)], default=0.0)
         self._rates = _rates(recipe)
         self._peak = _peak(recipe)
         self._cost = row_cost(shape_of(recipe.model), recipe.trainer.lora) if self._peak else None
         self._planned_gib = _planned_gib(recipe)
         self._warned: set[str] = set()
+        self._ends_after_step = False
         self._check_cap()
 
     def __call__(self, event: Event) -> None:
@@ -69,6 +78,11 @@ class CostMeter:
             event = replace(event, metrics={**event.metrics, **self._metrics(event.metrics)})
         self._emit(event)
 
+    def ends_run(self) -> bool:
+        """Return after a step whether the cap ends the run; its checkpoint is then not cut off."""
+        self._ends_after_step = self.is_spent()
+        return self._ends_after_step
+
     def is_spent(self) -> bool:
         """Return whether `cost.max_dollars` is reached; the first time, emit a Notice."""
         dollars, cap = self.dollars(), self._recipe.cost.max_dollars
@@ -78,6 +92,42 @@ class CostMeter:
             self._warned.add("cost")
             self._emit(Notice(f"${dollars:,.2f} are spent of cost.max_dollars = {cap:g}"))
         return True
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Store the spending during the block. Raises RunStoppedError when the cap is reached."""
+        block = asyncio.current_task()
+        assert block is not None
+        is_over = False
+
+        async def watch() -> None:
+            nonlocal is_over
+            while True:
+                self._store()
+                if is_over := self.is_spent() and not self._ends_after_step:
+                    block.cancel()
+                    return
+                await asyncio.sleep(_WATCH_S)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not is_over:
+                raise
+            block.uncancel()
+            cap = f"cost.max_dollars = {self._recipe.cost.max_dollars:g}"
+            hint = "raise it to continue: --set cost.max_dollars=DOLLARS"
+            raise RunStoppedError(f"{cap} is spent; {hint}", hint=hint) from None
+        finally:
+            watching.cancel()
+            self._store()
+
+    def _store(self) -> None:
+        # The events have the spending, too; a full disk must not end the run here.
+        if self._file and (dollars := self.dollars()) is not None:
+            with suppress(RunError):
+                write_json(self._file, {"dollars": dollars})
 
     def dollars(self) -> float | None:
         """Return the dollars spent so far, or None if a price is unknown."""
@@ -129,6 +179,13 @@ class CostMeter:
             message = f"this run has spent ${self._before:,.2f} of cost.max_dollars = {cap:g}"
             hint = "raise it to continue: swerl train RECIPE --set cost.max_dollars=DOLLARS"
             raise RunError(message, hint=hint)
+
+
+def _stored(file: Path | None) -> float:
+    """Return the spending that an earlier start stored; 0 without a readable file."""
+    with suppress(RunError, KeyError, TypeError, ValueError):
+        return float(read_json(file)["dollars"]) if file and file.exists() else 0.0
+    return 0.0
 
 
 def _rates(recipe: Recipe) -> tuple[float, float] | None:

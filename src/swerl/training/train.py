@@ -63,8 +63,9 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
         if folder.read_state().finished:
             return history.read(folder.events)
         with open_sinks(recipe, root, fan_out(log, show)) as sinks:
-            costs = CostMeter(recipe, fan_out(log, show, sinks), history.read(folder.events))
-            async with own_run(root) as owner:
+            past, emit = history.read(folder.events), fan_out(log, show, sinks)
+            costs = CostMeter(recipe, emit, past, file=root / "cost.json")
+            async with costs.watched(), own_run(root) as owner:
                 # The owner alone may reap: another live process could still use the sandboxes.
                 await reap_leftovers(recipe, costs)
                 return await _train_with_restarts(recipe, folder, costs, owner)
@@ -125,7 +126,7 @@ async def open_training(
             emit=costs,
             timer=StepTimer(None),
             sft_episodes=sft_episodes,
-            stopping=lambda: owner.stop_requested() or costs.is_spent(),
+            stopping=lambda: owner.stop_requested() or costs.ends_run(),
         )
         if sft_episodes and not recipe.sft.evaluate:
             owner.record_parts(_rank_processes(trainer))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import RecipeError, RunError
+from swerl.core.errors import RecipeError, RunError, RunStoppedError
 from swerl.core.events import Event, Notice, PhaseEnded, StepEnded
 from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
@@ -16,6 +17,7 @@ from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory
 from swerl.runs.layout import open_run
+from swerl.training import efficiency
 from swerl.training.efficiency import CostMeter
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "qwen35b_8node.toml"
@@ -26,12 +28,15 @@ HOUR = 64 * 2.5
 class Run:
     """A cost meter with a clock set by hand."""
 
-    def __init__(self, *settings: str, spent: float | None = None) -> None:
+    def __init__(
+        self, *settings: str, spent: float | None = None, file: Path | None = None
+    ) -> None:
         self.recipe = load([RECIPE], settings)
         self.events: list[Event] = []
         self.now = 0.0
         past = RunHistory({} if spent is None else {0: {"dollars": spent}})
-        self.costs = CostMeter(self.recipe, self.events.append, past, clock=lambda: self.now)
+        emit, clock = self.events.append, lambda: self.now
+        self.costs = CostMeter(self.recipe, emit, past, file=file, clock=clock)
 
     def step(self, **metrics: float) -> Mapping[str, float]:
         self.costs(StepEnded(0, metrics))
@@ -75,6 +80,43 @@ def test_run_is_spent_at_its_cap_and_warns_once() -> None:
     assert run.costs.is_spent()
     assert run.costs.is_spent()
     assert run.notices() == ["$160.00 are spent of cost.max_dollars = 150"]
+
+
+async def test_the_cap_ends_a_step_and_a_crash_forgets_no_spending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(efficiency, "_WATCH_S", 0.01)
+    run = Run("cost.max_dollars=150", file=tmp_path / "cost.json")
+    run.now = 1800
+    async with run.costs.watched():
+        await asyncio.sleep(0.05)
+    again = Run("cost.max_dollars=150", file=tmp_path / "cost.json")
+    assert again.costs.dollars() == pytest.approx(HOUR / 2)
+    with pytest.raises(RunStoppedError, match=r"cost\.max_dollars = 150 is spent"):
+        async with asyncio.timeout(30), again.costs.watched():
+            await asyncio.sleep(0.05)
+            again.now = 1800
+            await asyncio.sleep(60)
+    with pytest.raises(RunError, match=r"has spent \$160\.00"):
+        Run("cost.max_dollars=150", file=tmp_path / "cost.json")
+
+
+async def test_the_cap_at_the_end_of_a_step_leaves_time_for_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(efficiency, "_WATCH_S", 0.01)
+    run = Run("cost.max_dollars=150", file=tmp_path / "cost.json")
+    async with run.costs.watched():
+        run.now = 3600
+        assert run.costs.ends_run()
+        await asyncio.sleep(0.1)
+
+
+async def test_ctrl_c_is_no_spent_cap(tmp_path: Path) -> None:
+    run = Run("cost.max_dollars=150", file=tmp_path / "cost.json")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05), run.costs.watched():
+            await asyncio.sleep(60)
 
 
 def test_spent_run_is_refused_until_its_cap_is_raised() -> None:
