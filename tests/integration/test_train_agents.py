@@ -26,15 +26,15 @@ type = "builtin"
 
 [[harness]]
 type = "builtin"
-name = "no-shell-state"
-lasting_shell = false
+name = "quick"
+tool_timeout_s = 30
 weight = 2
 
 [[harness]]
 type = "{REPLACER}"
 held_out = true
 """
-NAMES = ("builtin", "no-shell-state", "replacer")
+NAMES = ("builtin", "quick", "replacer")
 
 
 @pytest.fixture(scope="module")

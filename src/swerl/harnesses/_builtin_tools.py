@@ -23,10 +23,7 @@ from swerl.core.sandbox import Exec
 _COMMAND = """
 if [ -f /dev/stdin ]; then IFS= read -r -d '' __command || :; else __command=$(cat); fi
 """
-_SHELL_FRESH = f"""{_COMMAND}
-eval "$__command" </dev/null
-"""
-_SHELL_LASTING = rf"""{_COMMAND}
+_SHELL = rf"""{_COMMAND}
 __state=$1
 set --
 if [ -r "$__state" ]; then . "$__state" 2>/dev/null; fi
@@ -46,21 +43,12 @@ class Shell:
     sandbox: Sandbox
     workdir: str
     timeout_s: float
-    lasting: bool
-    """True if folder and exported variables are kept between calls."""
     _state: str = field(default_factory=lambda: f"/tmp/.swerl-shell-{uuid4().hex}")
 
     async def run(self, command: str) -> str:
         """Run a command and return the text for the model. Raises only the Sandbox's errors."""
-        script = [
-            "bash",
-            "-c",
-            _SHELL_LASTING if self.lasting else _SHELL_FRESH,
-            "bash",
-            self._state,
-        ]
         result = await self.sandbox.run(
-            script,
+            ["bash", "-c", _SHELL, "bash", self._state],
             cwd=self.workdir,
             timeout_s=self.timeout_s,
             stdin=command.replace("\0", "").encode(),
@@ -80,13 +68,17 @@ EDITOR = "str_replace_editor"
 SUBMIT = "submit"
 _MAX_FILE_BYTES = 8 << 20
 """Largest file that the editor reads: a larger one would block the event loop."""
+_MAX_CHARS = 10_000
+"""Most characters of a tool's output."""
 _LISTING_S = 10.0
 _LISTING_LINES = 100
 _TEXT = {"type": "string"}
 _INTEGER = {"type": "integer"}
 
-_FRESH = "Every call is a fresh shell in the repository."
-_LASTING = "The folder and exported variables last from one call to the next."
+_BASH = (
+    "Run a bash command, beginning in the repository. The folder and exported variables last from "
+    "one call to the next."
+)
 _EDITOR = (
     "Look at and change files. view: show a file, or a range [first, last] of its lines, "
     "or list a folder. create: write a new file. str_replace: replace old_str, which must "
@@ -105,11 +97,10 @@ _EDITOR_ARGUMENTS = {
 }
 
 
-def definitions(*, lasting: bool) -> list[dict[str, Any]]:
+def definitions() -> list[dict[str, Any]]:
     """Return the tools in the format of Anthropic's Messages API."""
-    bash = f"Run a bash command, beginning in the repository. {_LASTING if lasting else _FRESH}"
     return [
-        _definition(BASH, bash, {"command": _TEXT}, ["command"]),
+        _definition(BASH, _BASH, {"command": _TEXT}, ["command"]),
         _definition(EDITOR, _EDITOR, _EDITOR_ARGUMENTS, ["command", "path"]),
         _definition(SUBMIT, _SUBMIT, {}, []),
     ]
@@ -143,7 +134,6 @@ class Tools:
     sandbox: Sandbox
     shell: Shell
     workdir: str
-    max_chars: int
 
     async def use(self, name: str, arguments: Mapping[str, Json]) -> str:
         """Execute one call and return the text for the model. Raises only the Sandbox's errors."""
@@ -157,7 +147,7 @@ class Tools:
                 text = f"error: no tool {name!r}; the tools are {BASH}, {EDITOR} and {SUBMIT}"
         except ToolError as error:
             text = answer(error)
-        return _shorten(text, self.max_chars)
+        return _shorten(text)
 
     async def _bash(self, command: str) -> str:
         if "\0" in command:
@@ -299,9 +289,10 @@ def _output(result: Exec) -> str:
     return result.stdout.decode("utf-8", "replace")
 
 
-def _shorten(text: str, max_chars: int) -> str:
-    if len(text) <= max_chars:
+def _shorten(text: str) -> str:
+    """Cut the middle of a long output."""
+    if len(text) <= _MAX_CHARS:
         return text
-    half = max_chars // 2
+    half = _MAX_CHARS // 2
     left_out = len(text) - 2 * half
     return f"{text[:half]}\n({left_out} characters left out)\n{text[-half:]}"

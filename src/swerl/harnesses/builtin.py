@@ -24,7 +24,11 @@ from swerl.core.task import Task
 from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools, definitions
 
 _TIMED_OUT = 124
-_REMINDER = f"That was no tool call. Go on with a tool, or call {SUBMIT} when the work is done."
+_SYSTEM = (
+    "You repair software. Look at the repository with your tools, change it so that the problem is "
+    "solved, check the result, then call submit."
+)
+"""It names no path, so it fits every task."""
 
 
 class Options(BaseModel):
@@ -38,17 +42,6 @@ class Options(BaseModel):
     """Maximum tokens that the agent requests per reply; the gateway may allow fewer."""
     tool_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one bash call in seconds: enough for a module's tests, not a whole suite."""
-    lasting_shell: bool = True
-    """True if the shell's folder and exported variables are kept between bash calls."""
-    max_reminders: int = Field(0, ge=0)
-    """Replies without a tool call that get a reminder; the next one ends the run."""
-    max_output_chars: int = Field(10_000, ge=2)
-    """Maximum characters of a tool's output; the middle of longer output is cut."""
-    system_prompt: str = (
-        "You repair software. Look at the repository with your tools, change it so that the "
-        "problem is solved, check the result, then call submit."
-    )
-    """System prompt; it names no path, so it fits every task."""
 
 
 def build(options: Options) -> Builtin:
@@ -74,9 +67,8 @@ class Builtin:
 
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
-        options = self._options
-        shell = Shell(sandbox, task.workdir, options.tool_timeout_s, options.lasting_shell)
-        tools = Tools(sandbox, shell, task.workdir, options.max_output_chars)
+        shell = Shell(sandbox, task.workdir, self._options.tool_timeout_s)
+        tools = Tools(sandbox, shell, task.workdir)
         messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         try:
             async with asyncio.timeout(budget_s) as clock, self._client.open() as http:
@@ -92,19 +84,12 @@ class Builtin:
 
     async def _converse(self, model: Model, tools: Tools, messages: list[dict[str, Any]]) -> str:
         """Alternate model and tools and append to `messages`; return the reason of the end."""
-        reminders = self._options.max_reminders
         for _ in range(self._options.max_turns):
             reply = await model.reply(messages)
             messages.append({"role": "assistant", "content": reply["content"]})
             calls = [block for block in reply["content"] if block["type"] == "tool_use"]
             if not calls:
-                if reply["stop_reason"] == "max_tokens":
-                    return "limit"
-                if not (reminders and reply["content"]):
-                    return "done"
-                reminders -= 1
-                messages.append({"role": "user", "content": _REMINDER})
-                continue
+                return "limit" if reply["stop_reason"] == "max_tokens" else "done"
             results = await _results(calls, tools)
             if results is None:
                 return "submitted"
@@ -112,10 +97,8 @@ class Builtin:
         return "limit"
 
     def _settings(self) -> dict[str, Any]:
-        options = self._options
-        system = {"system": options.system_prompt} if options.system_prompt else {}
-        tools = definitions(lasting=options.lasting_shell)
-        return {"max_tokens": options.max_reply_tokens, "tools": tools, **system}
+        max_tokens = self._options.max_reply_tokens
+        return {"max_tokens": max_tokens, "tools": definitions(), "system": _SYSTEM}
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that show each file, make the edits one by one, and submit."""

@@ -88,8 +88,6 @@ class Options(BaseModel):
     compact."""
     sub_agents: bool = False
     """True if the model may start sub-agents; off because they triple the tools' text."""
-    extra_args: tuple[str, ...] = ()
-    """Extra arguments for `codex exec`, unchanged."""
 
     @model_validator(mode="after")
     def _can_compact(self) -> Options:
@@ -167,7 +165,6 @@ class Codex(BundledAgent[Options]):
         features = dict.fromkeys(_UNUSED, False) | sub_agents
         for feature, is_on in features.items():
             yield from ("-c", f"features.{feature}={'true' if is_on else 'false'}")
-        yield from self.options.extra_args
         yield "-"  # the prompt comes by stdin
 
     def _settings(self, endpoint: Endpoint, budget_s: float) -> Mapping[str, str]:

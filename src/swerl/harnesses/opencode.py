@@ -81,11 +81,6 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm."""
-    context_window: int | None = Field(None, ge=1)
-    """Context size in tokens at which the CLI compacts. If unset, it never compacts, and a full
-    context ends the run."""
-    extra_args: tuple[str, ...] = ()
-    """Extra arguments for `opencode run`, unchanged."""
 
 
 def build(options: Options) -> OpenCode:
@@ -116,7 +111,8 @@ class OpenCode(_cli.BundledAgent[Options]):
     async def run(self, sandbox: Sandbox, task: Task, endpoint: Endpoint, budget_s: float) -> Exit:
         """Run the agent on the Task for at most `budget_s` seconds."""
         result = await sandbox.run(
-            ["sh", "-c", _START, "sh", *self._arguments()],
+            # A given title prevents a request for one.
+            ["sh", "-c", _START, "sh", "--title", "task"],
             cwd=task.workdir,
             env={
                 **_QUIET,
@@ -134,10 +130,6 @@ class OpenCode(_cli.BundledAgent[Options]):
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""
         return _FILES.script(edits, workdir)
 
-    def _arguments(self) -> Sequence[str]:
-        # A given title prevents a request for one.
-        return ["--title", "task", *self.options.extra_args]
-
     def _config(self, endpoint: Endpoint, workdir: str) -> Mapping[str, Json]:
         model = f"swerl/{endpoint.model}"
         return {
@@ -150,7 +142,7 @@ class OpenCode(_cli.BundledAgent[Options]):
             "permission": {"*": "allow"},
             # releases that request a title in any case
             "agent": {"title": {"disable": True}},
-            "compaction": self._compaction(),
+            "compaction": {"auto": False, "prune": False},
             "autoupdate": False,
             "share": "disabled",
             # features that start other programs or copy the repository
@@ -159,15 +151,8 @@ class OpenCode(_cli.BundledAgent[Options]):
             "formatter": False,
         }
 
-    def _compaction(self) -> Json:
-        window = self.options.context_window
-        if window is None:
-            return {"auto": False, "prune": False}
-        return {"auto": True, "prune": False, "reserved": min(20_000, window // 4)}
-
     def _provider(self, endpoint: Endpoint) -> Json:
-        window = self.options.context_window or _cli.UNCAPPED_TOKENS
-        limit: Json = {"context": window, "input": window, "output": _cli.UNCAPPED_TOKENS}
+        limit: Json = dict.fromkeys(("context", "input", "output"), _cli.UNCAPPED_TOKENS)
         options: Json = {
             "baseURL": f"{endpoint.url}/v1",
             "apiKey": f"{{env:{_KEY}}}",

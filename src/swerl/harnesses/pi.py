@@ -60,8 +60,6 @@ class Options(BaseModel):
     """Release on npm. Package trees of tested releases are pinned."""
     tools: tuple[str, ...] | None = None
     """Tools to offer. None: the CLI's own set (read, bash, edit, write)."""
-    extra_args: tuple[str, ...] = ()
-    """Extra arguments for the CLI, unchanged."""
 
 
 def build(options: Options) -> Pi:
@@ -117,7 +115,7 @@ class Pi(_cli.BundledAgent[Options]):
         argv = [cli, "--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
         if self.options.tools is not None:
             argv += ["--tools", ",".join(self.options.tools)]
-        return [*argv, *self.options.extra_args]
+        return argv
 
     def _models(self, endpoint: Endpoint) -> Mapping[str, Json]:
         model: Json = {

@@ -39,8 +39,6 @@ _FOLDER = ".swerl-qwen"
 _OWN = f'"${{HOME:?no home folder}}/{_FOLDER}"'
 _QUIET = {"QWEN_CODE_NO_RELAUNCH": "1", "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1"}
 """One process instead of two, and no warning in every log."""
-_TURNS_REACHED = 53
-"""The CLI's exit code at `max_turns`."""
 
 _PREPARE = f"mkdir -p {_OWN}"
 _START = (
@@ -67,15 +65,8 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm."""
-    max_turns: int | None = Field(None, ge=1)
-    """Maximum replies, enforced by the CLI; the gateway has its own limit."""
-    context_window: int | None = Field(None, ge=1)
-    """Context size in tokens at which the CLI compacts. If unset, it never compacts, and a full
-    context ends the run."""
     tools: tuple[str, ...] | None = None
     """Tools to offer. None: the CLI's own set."""
-    extra_args: tuple[str, ...] = ()
-    """Extra arguments for the CLI, unchanged."""
 
 
 def build(options: Options) -> QwenCode:
@@ -119,8 +110,7 @@ class QwenCode(_cli.BundledAgent[Options]):
             stdin=_prompt(task.prompt),
         )
         records = await _cli.gather(sandbox, f"{_FOLDER}/projects")
-        limit = result.exit_code == _TURNS_REACHED or _hit_limit(result.stdout)
-        return _cli.exit_of(result, limit=limit, records=records)
+        return _cli.exit_of(result, limit=_hit_limit(result.stdout), records=records)
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that read each file once, edit it hunk by hunk, then summarise."""
@@ -128,15 +118,13 @@ class QwenCode(_cli.BundledAgent[Options]):
 
     def _arguments(self) -> Sequence[str]:
         argv = ["--auth-type", "openai", "--yolo", "--output-format", "stream-json"]
-        if self.options.max_turns is not None:
-            argv += ["--max-session-turns", str(self.options.max_turns)]
         if self.options.tools is not None:
             argv += ["--core-tools", ",".join(self.options.tools)]
-        return [*argv, *self.options.extra_args]
+        return argv
 
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         generation: Json = {
-            "contextWindowSize": self.options.context_window or _cli.ENDLESS_CONTEXT,
+            "contextWindowSize": _cli.ENDLESS_CONTEXT,
             # Without it the CLI repeats a truncated reply with a higher limit.
             "samplingParams": {"max_tokens": _cli.UNCAPPED_TOKENS},
             # A slow model must not look dead: a repeated request samples twice.

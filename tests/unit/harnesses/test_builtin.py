@@ -42,18 +42,13 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 async def test_the_request_is_an_anthropic_message_with_the_session_key(tmp_path: Path) -> None:
     model = Model([[{"type": "text", "text": "Hello."}]])
-    await run(model, tmp_path, system_prompt="Be brief.")
+    await run(model, tmp_path)
     body = model.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "Fix it."}]
-    assert (body["model"], body["system"]) == ("policy", "Be brief.")
+    assert body["model"] == "policy"
+    assert body["system"].startswith("You repair software.")
     assert [tool["name"] for tool in body["tools"]] == ["bash", "str_replace_editor", "submit"]
     assert model.headers[0]["x-api-key"] == "key-1"
-
-
-async def test_an_empty_system_prompt_is_left_out(tmp_path: Path) -> None:
-    model = Model([[{"type": "text", "text": ""}]])
-    await run(model, tmp_path, system_prompt="")
-    assert "system" not in model.bodies[0]
 
 
 async def test_a_reply_without_a_call_ends_the_run_and_a_cut_one_says_so(tmp_path: Path) -> None:
@@ -61,16 +56,6 @@ async def test_a_reply_without_a_call_ends_the_run_and_a_cut_one_says_so(tmp_pat
         model = Model([[{"type": "text", "text": "I"}]], stop_reason=stop_reason)
         done = await run(model, tmp_path)
         assert (done.code, done.limit) == (0, limit)
-
-
-async def test_a_reply_without_a_call_is_answered_with_as_many_reminders_as_are_set(
-    tmp_path: Path,
-) -> None:
-    model = Model([[{"type": "text", "text": f"Hm {n}."}] for n in range(3)])
-    done = await run(model, tmp_path, max_reminders=1)
-    assert done.code == 0
-    assert len(model.bodies) == 2
-    assert "call submit" in model.bodies[1]["messages"][-1]["content"]
 
 
 async def test_the_turn_limit_stops_a_model_that_never_submits(tmp_path: Path) -> None:

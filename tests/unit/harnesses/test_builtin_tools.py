@@ -38,9 +38,9 @@ async def test_a_bash_call_past_its_time_is_stopped_and_said_so(tmp_path: Path) 
 
 
 async def test_the_middle_of_a_long_output_is_left_out(tmp_path: Path) -> None:
-    (text,) = await calls(tmp_path, use("bash", command="seq 1000"), max_output_chars=20)
+    (text,) = await calls(tmp_path, use("bash", command="seq 9999"))
     assert text.startswith("1\n2\n3\n")
-    assert text.endswith("1000")
+    assert text.endswith("9999")
     assert "characters left out" in text
 
 
@@ -159,24 +159,15 @@ async def test_options_of_a_command_do_not_hinder_what_lasts(tmp_path: Path) -> 
     assert texts[1] == "sub\n1"
 
 
-@pytest.mark.parametrize("lasting", [True, False])
-async def test_a_call_starts_no_program_of_its_own(lasting: bool) -> None:
+async def test_a_call_starts_no_program_of_its_own() -> None:
     backend = local.build(local.Options())
     async with backend.open("host", Limits(), workdir="/repo") as sandbox:
-        shell = Shell(sandbox, "/repo", timeout_s=60, lasting=lasting)
+        shell = Shell(sandbox, "/repo", timeout_s=60)
         pids = [int(await shell.run("echo $$")) for _ in range(3)]
         # A pid namespace numbers its processes in the order of their starts.
         assert pids[2] - pids[1] == pids[1] - pids[0] == 1
         assert await shell.run("export A='1\n2'; echo a\0b") == "ab"
-        assert await shell.run('echo "[$A]"') == ("[1\n2]" if lasting else "[]")
-
-
-async def test_a_fresh_shell_keeps_nothing(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    texts = await calls(
-        tmp_path, bash("cd sub; export A=1"), bash("pwd; echo [$A]"), lasting_shell=False
-    )
-    assert texts[1] == f"{tmp_path}\n[]"
+        assert await shell.run('echo "[$A]"') == "[1\n2]"
 
 
 async def test_a_command_that_is_stopped_leaves_folder_and_variables_as_they_were(

@@ -84,13 +84,12 @@ calls = st.one_of(
 
 
 class Ground:
-    """A sandbox with odd files and the tools of both kinds of shell."""
+    """A sandbox with odd files and the tools."""
 
     def __init__(self, runner: asyncio.Runner, sandbox: Sandbox) -> None:
         self.runner = runner
         self.sandbox = sandbox
-        shells = [Shell(sandbox, WORKDIR, 2.0, lasting) for lasting in (True, False)]
-        self.tools = [Tools(sandbox, shell, WORKDIR, 2_000) for shell in shells]
+        self.tools = Tools(sandbox, Shell(sandbox, WORKDIR, 2.0), WORKDIR)
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +119,10 @@ bounded = settings(
 
 
 @bounded
-@given(call=calls, lasting=st.booleans())
-def test_every_call_is_answered_by_text(
-    ground: Ground, call: tuple[str, dict[str, Json]], lasting: bool
-) -> None:
+@given(call=calls)
+def test_every_call_is_answered_by_text(ground: Ground, call: tuple[str, dict[str, Json]]) -> None:
     name, arguments = call
-    text = ground.runner.run(ground.tools[lasting].use(name, arguments))
+    text = ground.runner.run(ground.tools.use(name, arguments))
     assert isinstance(text, str)
     # The next request carries the text.
     text.encode()

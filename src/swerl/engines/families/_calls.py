@@ -306,10 +306,11 @@ class _Reader:
             return None, start
         end += opened.end() - 1
         name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
-        is_call = isinstance(name, str) and isinstance(arguments, dict) and is_sendable(value)
+        if not isinstance(name, str) or not isinstance(arguments, dict) or not is_sendable(value):
+            return None, start
         closing = _JSON_END.match(self._text, end)
         is_offered = is_bare and name in self._tools and "arguments" in value
-        if not is_call or not (closing or is_offered):
+        if not (closing or is_offered):
             return None, start
         return (name, arguments), closing.end() if closing else end
 
@@ -320,7 +321,7 @@ class _Reader:
         head = markup.head.match(text, start, limit)
         if head is None:
             return None, start
-        name, arguments = head[1], {}
+        name, arguments = head[1], dict[str, Json]()
         is_offered = not self._tools or name in self._tools
         ends = markup.bare_end if is_bare and is_offered else markup.end
         declared = properties(self._tools[name].parameters) if name in self._tools else {}
