@@ -151,7 +151,7 @@ def _mount_stage(plan: SandboxPlan, uid: int) -> None:
 @functools.cache  # the spawner reads them, so all its sandboxes have the same
 def machine_files() -> dict[str, str]:
     """Return path below /proc -> text of the files about the machine that programs read."""
-    files = {"sys/kernel/hostname": f"{HOSTNAME}\n"}
+    files = {"sys/kernel/hostname": f"{HOSTNAME}\n", "vmstat": "pswpin 0\npswpout 0\n"}
     for name in (*_PROC_FILES, *(f"sys/{name}" for name in _SETTINGS)):
         with suppress(OSError):
             files[name] = Path("/proc", name).read_text()
