@@ -322,8 +322,8 @@ class CostSection(Section):
     `local_vcpu_second` and `local_gib_second` of a sandbox. The book's price of `local` is 0."""
     max_dollars: float | None = Field(None, gt=0)
     """Cap in US dollars, GPUs and sandboxes together by the price book: the run stops within
-    seconds; finished Episodes stay. None: no cap. Raise the key and run the same command to continue: the
-    keys of this section may differ from the recipe in the run folder."""
+    seconds; finished Episodes stay. None: no cap. Raise the key and run the same command to
+    continue: the keys of this section may differ from the recipe in the run folder."""
 
 
 class EvalSection(Section):
