@@ -21,6 +21,8 @@ CHUNK_LOGITS = 1 << 28
 SHARED_COPIES = 2
 """Largest number of keys that one call of attention gathers for rows that share prefixes, over the
 pack's positions (`training/rank/attention.py`)."""
+EXPERT_IMBALANCE = 0.3
+"""Positions of the busiest rank's experts above an even share. Assumed."""
 _CHUNK = 64
 """Positions per chunk of the gated delta rule's kernels."""
 _GATED_UNIT = 3
@@ -64,7 +66,10 @@ def activation_bytes(
     """
     splits = Splits.of(layout, shared=shared)
     stage = range(shape.num_layers // layout.pipeline)
-    whole = [layer_bytes(shape, splits, layer) for layer in stage]
+    surplus = EXPERT_IMBALANCE * _routed(shape, splits)
+    whole = [
+        layer_bytes(shape, splits, layer) + surplus * shape.has_experts(layer) for layer in stage
+    ]
     entry = shape.hidden_size / splits.sequence * _BF16
     again = recomputed_layers(recompute, len(stage))
     stored = again * entry + sum(whole[again:])
@@ -127,13 +132,17 @@ def _linear(shape: Shape, splits: Splits) -> float:
 def _experts(shape: Shape, splits: Splits) -> float:
     """The copies of a position that its experts read and their gated units; the shared expert's,
     and its output before its gate; the router's scores, weights and choices in fp32."""
-    inner = _GATED_UNIT * shape.expert_ffn_size / splits.expert_tensor
-    copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
-    routed = copies * (shape.hidden_size + inner) * _BF16
     gate = shape.hidden_size / splits.sequence if shape.gated_attention else 0.0
     shared = (_GATED_UNIT * shape.shared_ffn_size / splits.tensor + gate) * _BF16
     router = 3.5 * shape.num_experts / splits.sequence * _FP32
-    return routed + shared + router
+    return _routed(shape, splits) + shared + router
+
+
+def _routed(shape: Shape, splits: Splits) -> float:
+    """The copies of a position that its experts read, and their gated units, in even balance."""
+    inner = _GATED_UNIT * shape.expert_ffn_size / splits.expert_tensor
+    copies = shape.experts_per_token * splits.expert_tensor / splits.sequence
+    return copies * (shape.hidden_size + inner) * _BF16
 
 
 def _gradients(shape: Shape, splits: Splits) -> float:

@@ -21,15 +21,23 @@ from swerl.recipe.schema import Recipe
 
 _SHARE_FLAG = "--mem-fraction-static"
 _BATCH_FLAG = "--cuda-graph-max-bs-decode"
+_HEAD_FLAG = "--enable-fp32-lm-head"
+"""Logits in fp32: rounded to bf16, they move a sampled token's log-probability by 0.006 to 0.019 on
+average (random weights, hidden size 2,048, largest logit 10 to 20)."""
 _CONFIG_FLAG = "--json-model-override-args"
 _BF16 = 2
 _FP32 = 4
+_INT32 = 4
 
 
 CONTEXT_GIB = 1.5
 """CUDA context, kernels and cuBLAS workspace of each process on a GPU. Assumed."""
-COLLECTIVES_GIB = 1.5
-"""NCCL channels and buffers of all groups of a rank. Assumed."""
+COMMUNICATOR_GIB = 1.0
+"""NCCL's channels and buffers of one group of ranks, which stay while the trainer sleeps. On eight
+H100 with tensor 2, pipeline 2 and data 2 verl measured 7 GB a rank in six groups, and 9.5 GB in nine
+with experts (issue 6266). `NCCL_CUMEM_ENABLE=0`, as the ranks have it, may lower it."""
+KERNELS_GIB = 0.5
+"""Compiled kernels and workspaces of cuBLAS, which grow during the first steps. Assumed."""
 GRAPH_POOL_GIB = 1.0
 """Activations in the pool of the engine's CUDA graphs, which stay while it sleeps. Assumed."""
 CHUNK_GIB = 2.0
@@ -186,7 +194,8 @@ def plan_memory(
         ),
         host=_host(
             layout, state, offload=offload, saving=recipe.trainer.async_save, reference=reference
-        ),
+        )
+        + _recorded_gib(recipe, shape, layout, cache),
         cache=cache,
         capacity=capacity,
     )
@@ -225,7 +234,25 @@ def training_state(
 
 def _asleep_gib(layout: Layout) -> float:
     """Return the memory that a sleeping trainer keeps on an engine's GPU."""
-    return CONTEXT_GIB + COLLECTIVES_GIB if layout.colocated else 0.0
+    return CONTEXT_GIB + communicators_gib(layout) if layout.colocated else 0.0
+
+
+def communicators_gib(layout: Layout) -> float:
+    """Return the memory of a rank's NCCL groups: of all ranks, and one of each split."""
+    splits = (
+        layout.ranks,
+        layout.tensor,
+        layout.context,
+        layout.tensor * layout.context if layout.context > 1 else 1,
+        layout.data * layout.context,
+        layout.pipeline,
+        layout.pipeline * layout.tensor if layout.pipeline > 1 else 1,
+        layout.pipeline,  # of both ends, for tied embeddings
+        layout.expert,
+        layout.expert_data if layout.expert > 1 else 1,
+        layout.expert * layout.tensor if layout.expert > 1 else 1,
+    )
+    return COMMUNICATOR_GIB * sum(size > 1 for size in splits)
 
 
 def _train(
@@ -250,7 +277,7 @@ def _train(
     }
     parts = {name: number / _GIB for name, number in sizes.items()}
     parts["gaps"] = GAPS * sum(parts.values())
-    contexts = CONTEXT_GIB + COLLECTIVES_GIB
+    contexts = CONTEXT_GIB + KERNELS_GIB + communicators_gib(layout)
     if layout.colocated:
         return parts | {"contexts": contexts + CONTEXT_GIB, "engine's graphs": cache.graphs}
     return parts | {"contexts": contexts}
@@ -284,6 +311,15 @@ def _host(
     waits = weights + state.optimizer if layout.colocated else 0.0
     asleep = max(waits, state.optimizer - state.master if offload else 0.0)
     return layout.gpus_per_node * (asleep + saving * state.optimizer) / _GIB
+
+
+def _recorded_gib(recipe: Recipe, shape: Shape, layout: Layout, cache: KvCache) -> float:
+    """Return the pinned memory in which SGLang records chosen experts: every GPU of an engine has a
+    place for each token of its cache (`state_capturer/base.py: BaseHostCache`)."""
+    if not recipe.engine.options.get("routed_experts"):
+        return 0.0
+    token = shape.num_layers * shape.experts_per_token * _INT32
+    return layout.gpus_per_node * cache.tokens * token / _GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +419,7 @@ def engine_flags(recipe: Recipe, shape: Shape, planned: MemoryPlan) -> tuple[str
     flags = [f"{_BATCH_FLAG}={cache.batch}"]
     if planned.capacity is not None:
         flags.append(f"{_SHARE_FLAG}={cache.share:g}")
+    flags.append(_HEAD_FLAG)
     if shape.has_vision:
         # Without it the engine also loads the vision tower, and keeps memory for images. SGLang
         # refuses its own `--language-model-only` for Qwen3.5 and Qwen3.6.

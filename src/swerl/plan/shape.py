@@ -11,7 +11,6 @@ from typing import Any
 
 from swerl.core.errors import RecipeError, UnknownNameError, unknown
 from swerl.engines.families.tiny import TinyShape
-from swerl.recipe.check import no_model
 from swerl.recipe.schema import ModelSection
 from swerl.recipe.sections import INITIAL_MODEL
 
@@ -78,10 +77,10 @@ class Shape:
 def shape_of(model: ModelSection) -> Shape:
     """Return the shape of the recipe's model, from its folder's config or by its name.
 
-    Raises RecipeError on an incomplete config or a missing model of a run,
-    UnknownNameError on an unknown name.
+    Raises RecipeError on an incomplete config, UnknownNameError on an unknown name.
     """
-    if model.path is None:
+    if model.path is None or (model.path.name == INITIAL_MODEL and not model.path.exists()):
+        # The twin's, which a run without a model path makes.
         sizes = TinyShape()
         return Shape(
             name=model.family,
@@ -97,8 +96,6 @@ def shape_of(model: ModelSection) -> Shape:
     if file.is_file():
         config = json.loads(file.read_text(encoding="utf-8"))
         return shape_from_config(str(model.path), config)
-    if model.path.name == INITIAL_MODEL:
-        raise no_model(model.path)
     name = model.path.name.partition("@")[0]
     return shape_from_config(name, _known(name))
 
