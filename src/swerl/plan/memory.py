@@ -34,8 +34,8 @@ CONTEXT_GIB = 1.5
 """CUDA context, kernels and cuBLAS workspace of each process on a GPU. Assumed."""
 COMMUNICATOR_GIB = 1.0
 """NCCL's channels and buffers of one group of ranks, which stay while the trainer sleeps. On eight
-H100 with tensor 2, pipeline 2 and data 2 verl measured 7 GB a rank in six groups, and 9.5 GB in nine
-with experts (issue 6266). `NCCL_CUMEM_ENABLE=0`, as the ranks have it, may lower it."""
+H100 verl measured 7 GB a rank in six groups, and 9.5 GB in nine with experts (issue 6266).
+`NCCL_CUMEM_ENABLE=0`, as the ranks have it, may lower it."""
 KERNELS_GIB = 0.5
 """Compiled kernels and workspaces of cuBLAS, which grow during the first steps. Assumed."""
 GRAPH_POOL_GIB = 1.0
