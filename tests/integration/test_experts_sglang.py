@@ -137,8 +137,7 @@ async def mismatch(trainer: MegatronTrainer, rows: Sequence[Sample]) -> float:
     gaps = [
         abs(ours - theirs)
         for row, logprobs in zip(rows, known, strict=True)
-        for ours, theirs, trained in zip(logprobs, row.logprobs, row.mask, strict=True)
-        if trained
+        for ours, theirs in zip(logprobs, itertools.compress(row.logprobs, row.mask), strict=True)
     ]
     return sum(gaps) / len(gaps)
 

@@ -127,7 +127,7 @@ async def mismatch(trainer: MegatronTrainer, replies: Sequence[Completion]) -> f
     gaps = [
         abs(ours - theirs)
         for row, logprobs in zip(rows, known, strict=True)
-        for ours, theirs in zip(logprobs[len(PROMPT) :], row.logprobs[len(PROMPT) :], strict=True)
+        for ours, theirs in zip(logprobs, row.logprobs[len(PROMPT) :], strict=True)
     ]
     return sum(gaps) / len(gaps)
 

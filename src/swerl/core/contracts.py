@@ -425,6 +425,9 @@ class Trainer(Protocol):
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimizer step."""
 
+    async def logprobs(self, batch: Batch) -> Sequence[Sequence[float]]:
+        """Return the log-probability of each trained token of each Sample."""
+
     async def send(
         self, targets: Sequence[EngineTarget], way: str, *, version: str | None = None
     ) -> Sent:

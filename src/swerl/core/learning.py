@@ -95,6 +95,9 @@ class Batch:
     """Episodes behind the samples: the divisor that gives each one vote."""
     path: Path | None = None
     """Its file, if it has been written."""
+    base: Sequence[Sequence[float]] = ()
+    """The trainer's log-probability of each trained token of each Sample before the first update on
+    the step's Samples; empty if this is the first one."""
 
     @property
     def totals(self) -> Totals:
@@ -114,8 +117,8 @@ class StepStats:
     duration_s: float
     extra: Mapping[str, float] = field(default_factory=dict)
     logprobs: Sequence[Sequence[float]] = ()
-    """The trainer's log-probability of each trained token of each Sample, in the order of the
-    Batch and before the step; empty if the trainer keeps none."""
+    """The trainer's log-probability of each trained token of each Sample before the first update on
+    the step's Samples; empty if the trainer keeps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,9 @@ class LossInputs:
     """Each row's part of the batch's mean; sums to one over a whole batch."""
     totals: Totals
     """Sizes of the whole Batch."""
+    base_logp_BT: torch.Tensor | None = None
+    """Under the weights before the first update on the step's Samples; None on that update, where
+    it is `logp_BT` without gradient."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,9 @@ class RolloutSection(Section):
     reward: str = "solved"
     """Reward of an attempt: `solved`, `solved-in-time`, a plug-in, or `path/file.py:function`."""
     shaping: ShapingSection = ShapingSection()
+    truncated: Literal["train", "mask"] = "train"
+    """Episodes that a limit of turns, tokens or time stopped: trained with their reward, or counted
+    in their Group's mean and not trained (DAPO's overlong filtering)."""
     group_filter: Literal["none", "zero-variance", "mixed-verdicts"] = "none"
     """Groups to train: all, those with different rewards, or those with both solved and unsolved
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""
@@ -261,7 +264,8 @@ class TrainerSection(Section):
     checkpoint has bytes. In either case a step is committed when its checkpoint is whole."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer updates per step; the step's Groups are split over them. More updates learn faster
-    from the same tokens but less on-policy; with one, an algorithm's clip rarely acts."""
+    from the same tokens but less on-policy. With one, and a rule in `algorithm.mismatch`, the ratio
+    is 1 and no clip acts."""
     tokens_per_micro_batch: int = Field(16384, ge=2)
     """Tokens in one forward pass of one rank; memory is planned for this number. A row may have
     this many tokens on each of its context ranks; a longer row is refused."""

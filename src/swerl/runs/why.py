@@ -607,21 +607,23 @@ RULES: Sequence[Rule] = (
         differing_engine,
         "engine and trainer give the same tokens different probabilities",
         "algorithm.mismatch",
-        "compare number formats and kernels of both; a correction bounds the damage",
+        "compare number formats and kernels of both; a correction bounds the damage (the loss's "
+        "ratio does not see it)",
     ),
     Rule(
         "learning-rate",
         wrong_learning_rate,
         "a few updates destroyed the policy",
         "trainer.lr",
-        "divide it by 10 to 100, and start again from the first checkpoint",
+        "divide it by 10 to 100, and start again from the first checkpoint; with algorithm.mismatch "
+        "and one update a step the ratio is 1, so no clip bounds an update",
     ),
     Rule(
         "entropy-collapse",
         collapsed_entropy,
         "the policy became nearly deterministic, so attempts no longer differ",
         "algorithm.entropy_coef",
-        "raise it, or lower trainer.lr; algorithm.type = 'dapo' clips less above",
+        "raise it, or lower trainer.lr; 'dapo' clips less above, from a step's second update on",
     ),
     Rule(
         "budget-too-small",

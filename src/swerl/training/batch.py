@@ -6,24 +6,35 @@ holds the step and the number of Episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from swerl.core import experts
 from swerl.core.contracts import Algorithm
-from swerl.core.episode import Group
+from swerl.core.episode import Group, Status
 from swerl.core.errors import RunError, TrainerError
+from swerl.core.files import disk_errors, write_bytes
+from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample, to_samples
 from swerl.runs import tables
+
+TRUNCATED = frozenset({Status.LIMIT, Status.TIMEOUT})
+"""How an Episode ends that a limit of turns, tokens or time stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedBatch:
     batch: Batch
     num_sampled_tokens: int
-    """Tokens sampled in learnable Episodes."""
+    """Tokens sampled in the Episodes that are trained."""
+    lost: tuple[str, ...] = ()
+    """Episodes with sampled tokens whose ids are unknown, so that they cannot be trained."""
+    num_masked: int = 0
+    """Episodes that `rollout.truncated = "mask"` left out."""
 
     @property
     def routed_share(self) -> float:
@@ -36,27 +47,48 @@ class CollectedBatch:
         return num_routed / max(num_positions, 1)
 
 
-def collect(step: int, groups: Sequence[Group], algorithm: Algorithm) -> CollectedBatch:
-    """Build the Batch of a step. Raises TrainerError unless it trains each sampled token once."""
+def collect(
+    step: int, groups: Sequence[Group], algorithm: Algorithm, *, mask_truncated: bool = False
+) -> CollectedBatch:
+    """Build the Batch of a step, which trains each sampled token of its Episodes once.
+
+    An Episode of which it cannot is excluded from every mean, as if infrastructure had lost it.
+    With `mask_truncated` an Episode that a limit stopped counts in its Group's mean, but is not
+    trained (DAPO, arXiv 2503.14476, section 3.4).
+    """
+    rows_by_episode: dict[str, list[Sample]] = {}
+    lost: list[str] = []
+    for episode in (episode for group in groups for episode in group.episodes if episode.learnable):
+        rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
+        num_trained = sum(row.num_trained_tokens for row in rows)
+        if num_trained == episode.trajectory.num_sampled_tokens:
+            rows_by_episode[episode.id] = rows
+        else:
+            lost.append(episode.id)
+    groups = [_without(group, lost) for group in groups]
     samples: list[Sample] = []
-    num_episodes = num_sampled = 0
+    num_episodes = num_masked = 0
     for group, advantages in zip(groups, _advantages(groups, algorithm), strict=True):
         for episode, advantage in zip(group.episodes, advantages, strict=True):
-            if not episode.learnable:
+            rows = rows_by_episode.get(episode.id, [])
+            if rows and mask_truncated and episode.status in TRUNCATED:
+                num_masked += 1
                 continue
-            rows = to_samples(episode.trajectory, episode=episode.id, task=episode.task_id)
             samples += [replace(row, advantage=advantage, agent=episode.agent) for row in rows]
             # An Episode without a sampled token has no row and no vote.
             num_episodes += bool(rows)
-            num_sampled += episode.trajectory.num_sampled_tokens
     batch = Batch(step, tuple(samples), num_episodes)
-    trained = sum(sample.num_trained_tokens for sample in samples)
-    if trained != num_sampled:
-        raise TrainerError(
-            f"step {step} sampled {num_sampled} tokens but would train {trained}",
-            hint="the trajectories under episodes/ show which are missing",
-        )
-    return CollectedBatch(batch, num_sampled)
+    return CollectedBatch(batch, batch.totals.num_tokens, tuple(lost), num_masked)
+
+
+def _without(group: Group, lost: Collection[str]) -> Group:
+    """Return a Group whose lost Episodes have the verdict of an infrastructure failure."""
+    grade = Grade(Verdict.INFRA, reason="sampled tokens without ids")
+    episodes = (
+        replace(episode, grade=grade) if episode.id in lost else episode
+        for episode in group.episodes
+    )
+    return replace(group, episodes=tuple(episodes))
 
 
 def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
@@ -81,7 +113,7 @@ def weights(batch: Batch) -> list[float]:
     for sample in batch.samples:
         _check(sample)
     values = [sample.share / batch.num_episodes for sample in batch.samples]
-    if not values or abs(sum(values) - 1.0) > 1e-6:
+    if abs(sum(values) - bool(batch.num_episodes)) > 1e-6:
         raise TrainerError(
             f"the {len(values)} samples of step {batch.step} hold {sum(values):.6f} votes of "
             f"{batch.num_episodes} episodes, not all of them",
@@ -117,6 +149,20 @@ def read(path: Path, *, routed: bool = True) -> Batch:
         raise TrainerError(
             f"cannot read the batch {path}: {error}", hint="delete it; the step is built again"
         ) from error
+
+
+def write_values(path: Path, values: Sequence[Sequence[float]]) -> None:
+    """Write one number for each trained token of each Sample, as float32. Raises RunError."""
+    write_bytes(path, b"".join(array("f", row) for row in values))
+
+
+def read_values(path: Path, batch: Batch) -> list[array[float]]:
+    """Read a file of `write_values`. Raises RunError."""
+    values = array("f")
+    with disk_errors(path):
+        values.frombytes(path.read_bytes())
+    ends = accumulate((sample.num_trained_tokens for sample in batch.samples), initial=0)
+    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def _check(sample: Sample) -> None:

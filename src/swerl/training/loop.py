@@ -70,8 +70,7 @@ async def run(training: Training) -> history.RunHistory:
                 await _evaluate(training, schedule, step)
             training.timer.start()
             groups = await schedule.take(step)
-            collected = collect(step, groups.kept, training.algorithm)
-            collected = _write(folder, step, groups, collected)
+            collected = _write(folder, step, groups, _collected(training, step, groups))
             with training.timer.span("train"):
                 result = await _learn(training, counters, collected)
             # `serve` may add a version; staleness refers to the weights that this step trains.
@@ -128,7 +127,8 @@ class _Counters:
     def record(
         self, step: int, groups: StepGroups, collected: CollectedBatch, result: UpdateResult
     ) -> dict[str, float]:
-        entries = step_metrics.prompt_entries(step, groups, result.skipped)
+        skipped = result.skipped if result.stats else {group.task_id for group in groups.kept}
+        entries = step_metrics.prompt_entries(step, groups, skipped)
         prompts.append(self.folder.prompts, entries)
         self.length_bias.add(entries)
         return {
@@ -175,6 +175,15 @@ async def _evaluate(training: Training, schedule: Schedule, step: int) -> None:
         await evaluate(splits, step, parts, folder, recipe=training.recipe, schedule=schedule)
 
 
+def _collected(training: Training, step: int, groups: StepGroups) -> CollectedBatch:
+    is_masked = training.recipe.rollout.truncated == "mask"
+    collected = collect(step, groups.kept, training.algorithm, mask_truncated=is_masked)
+    if lost := collected.lost:
+        reason = "are not trained: the engine returned sampled tokens without ids"
+        training.emit(Notice(f"{len(lost)} episodes, such as {lost[0]}, {reason}"))
+    return collected
+
+
 def _write(
     folder: RunFolder, step: int, groups: StepGroups, collected: CollectedBatch
 ) -> CollectedBatch:
@@ -193,6 +202,7 @@ async def _learn(
     path = training.folder.samples(collected.batch.step)
     await weight_sync.make_room(trainer, training.engine, training.recipe.cluster)
     parts = updates.split(collected.batch, training.recipe.trainer.updates_per_batch)
+    parts = await updates.with_base(trainer, parts)
     stats = [await counters.skips.step(trainer, part, path, emit) for part in parts]
     result = updates.join_updates(parts, stats)
     if result.logprobs:

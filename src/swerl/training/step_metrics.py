@@ -79,6 +79,7 @@ def _by_agent(groups: StepGroups) -> dict[str, float]:
 def _rows(collected: CollectedBatch) -> dict[str, float]:
     lengths = [len(sample.ids) for sample in collected.batch.samples]
     return {
+        "masked_episodes": collected.num_masked,
         "rows": len(lengths),
         "row_tokens": sum(lengths),
         "row_tokens_max": max(lengths, default=0),

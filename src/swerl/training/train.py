@@ -278,7 +278,8 @@ def _trainer(
             # The learning rate counts optimizer steps, and a step of the run may take several.
             steps=recipe.steps * recipe.trainer.updates_per_batch,
             seed=recipe.seed,
-            temperature=recipe.rollout.temperature,
+            # Demonstrations are learned as they are; only a sampled policy has a temperature.
+            temperature=1.0 if recipe.algorithm.type == "sft" else recipe.rollout.temperature,
             checkpoint_dir=folder.checkpoints,
             publish_dir=folder.weights,
             log_dir=logs,

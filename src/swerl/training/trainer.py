@@ -12,12 +12,10 @@ import asyncio
 import json
 import shutil
 import signal
-from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +79,7 @@ class MegatronTrainer:
         self._nodes = tuple(nodes or (LocalNode(),))
         self._ranks: Ranks | None = None
         self._work = options.log_dir.resolve() / "trainer-work"
+        self._logprobs = self._work / "logprobs.f32"
         self._saving: int | None = None
         """Step of the checkpoint that is being written."""
 
@@ -120,9 +119,12 @@ class MegatronTrainer:
         The number of tokens in the loss must be that of the Batch.
         """
         path = (batch.path or self._written(batch)).resolve()
-        logprobs = self._work / "logprobs.f32"
-        asked = self._ask("step", batch=str(path), logprobs=str(logprobs))
-        stats = StepStats(**await asked)
+        base = None
+        if batch.base:
+            base = self._work / "base.f32"
+            batches.write_values(base, batch.base)
+        files = {"logprobs": str(self._logprobs), "base": base and str(base)}
+        stats = StepStats(**await self._ask("step", batch=str(path), **files))
         # Every sampled token is trained exactly once; another count means a wrong loss.
         num_given = sum(sample.num_trained_tokens for sample in batch.samples)
         if stats.num_tokens != num_given:
@@ -130,13 +132,13 @@ class MegatronTrainer:
                 f"step {batch.step} trained {stats.num_tokens} of {num_given} sampled tokens",
                 hint="this is a bug in swerl's trainer; please report it",
             )
-        return replace(stats, logprobs=_by_sample(logprobs, batch))
+        return replace(stats, logprobs=batches.read_values(self._logprobs, batch))
 
-    async def logprobs(self, batch: Batch) -> list[list[float]]:
-        """Return the log-probability of each token of each Sample; 0 for the first of a row."""
+    async def logprobs(self, batch: Batch) -> Sequence[Sequence[float]]:
+        """Return the log-probability of each trained token of each Sample."""
         path = self._written(batch)
-        rows: list[list[float]] = await self._ask("logprobs", batch=str(path))
-        return rows
+        await self._ask("logprobs", batch=str(path), logprobs=str(self._logprobs))
+        return batches.read_values(self._logprobs, batch)
 
     @property
     def has_adapters(self) -> bool:
@@ -433,15 +435,6 @@ def rank_environment(gpu: str) -> dict[str, str]:
         # Memory whose segments can grow cannot be opened by another process.
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     }
-
-
-def _by_sample(path: Path, batch: Batch) -> list[array[float]]:
-    """Read a file of float32, one for each trained token of a Batch. Raises RunError."""
-    values = array("f")
-    with disk_errors(path):
-        values.frombytes(path.read_bytes())
-    ends = accumulate((sample.num_trained_tokens for sample in batch.samples), initial=0)
-    return [values[start:end] for start, end in pairwise(ends)]
 
 
 def _size(log: Path) -> int:

@@ -1,14 +1,13 @@
 """Take optimizer steps on one Batch: split it by Groups, skip bad steps, join the reports.
 
-With several steps on a Batch, the recorded log-probabilities stay those of the policy that sampled.
-So from the second step on the ratio is not 1 and an algorithm's clip acts (PPO, arXiv 1707.06347,
-section 5).
+Every step's ratio is measured against the policy before the first step on the Batch. It is 1 in the
+first step; from the second one on an algorithm's clip acts (PPO, arXiv 1707.06347, section 5).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swerl.core.contracts import Trainer
@@ -42,9 +41,14 @@ class SkipCounter:
     ) -> StepStats | None:
         """Take an optimizer step on a Batch, which is stored at `path`; return None if skipped.
 
-        Raises NotFiniteError once more than MAX_SKIPPED steps in a row were skipped.
+        A Batch without a trained token is skipped, too. Raises NotFiniteError once more than
+        MAX_SKIPPED steps in a row were skipped.
         """
+        hint = f"look at {path}; lower trainer.lr, or start again from an older checkpoint"
         try:
+            if not batch.samples:
+                hint = "`swerl why` and episodes/ show how the agents ended"
+                raise NotFiniteError(f"no episode of step {batch.step} has a token to train")
             stats = await trainer.step(batch)
         except NotFiniteError as error:
             self.total += 1
@@ -52,7 +56,6 @@ class SkipCounter:
             emit(StepSkipped(batch.step, str(error), str(path)))
             if self.in_a_row > MAX_SKIPPED:
                 message = f"{self.in_a_row} steps in a row were skipped; the last one: {error}"
-                hint = f"look at {path}; lower trainer.lr, or start again from an older checkpoint"
                 raise NotFiniteError(message, hint=hint) from error
             return None
         self.in_a_row = 0
@@ -77,6 +80,15 @@ def split(batch: Batch, count: int) -> list[Batch]:
     return parts
 
 
+async def with_base(trainer: Trainer, parts: Sequence[Batch]) -> list[Batch]:
+    """Return the parts with their log-probabilities under the current weights.
+
+    The first part's own step computes them.
+    """
+    rest = [replace(part, base=await trainer.logprobs(part)) for part in parts[1:]]
+    return [*parts[:1], *rest]
+
+
 def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> UpdateResult:
     """Join the reports of the steps on a Batch's parts; a skipped step has no report."""
     pairs = list(zip(parts, stats, strict=True))
@@ -95,32 +107,34 @@ def join_updates(parts: Sequence[Batch], stats: Sequence[StepStats | None]) -> U
 def join_stats(stats: Sequence[StepStats]) -> StepStats | None:
     """Return one report of several steps, or None for no step.
 
-    Durations and computed tokens add up, peaks are the largest, the learning rate is the last one.
-    Everything else is a mean weighted by trained tokens.
+    Durations and counts of tokens add up, peaks are the largest, the learning rate is the last one.
+    Everything else is a mean, weighted by trained tokens, over the steps that report it.
     """
     if len(stats) <= 1:
         return stats[0] if stats else None
     num_tokens = sum(report.num_tokens for report in stats)
 
-    def mean(values: Sequence[float]) -> float:
-        weighted = zip(values, stats, strict=True)
-        return sum(value * report.num_tokens for value, report in weighted) / max(num_tokens, 1)
+    def mean(values: Sequence[tuple[float, StepStats]]) -> float:
+        weight = sum(report.num_tokens for _, report in values)
+        return sum(value * report.num_tokens for value, report in values) / max(weight, 1)
 
     def joined(name: str) -> float:
-        values = [report.extra.get(name, 0.0) for report in stats]
+        reported = [(report.extra[name], report) for report in stats if name in report.extra]
+        values = [value for value, _ in reported]
         if name == "lr":
             return values[-1]
         if "max" in name or "peak" in name:
             return max(values)
         # The name of a rate, such as tokens per second, ends in `_s` too.
         is_duration = name.endswith("_s") and not name.endswith("_per_s")
-        return sum(values) if is_duration or name.startswith("executed_") else mean(values)
+        is_sum = is_duration or name.startswith("executed_") or name.endswith("_tokens")
+        return sum(values) if is_sum else mean(reported)
 
     return StepStats(
-        loss=mean([report.loss for report in stats]),
-        grad_norm=mean([report.grad_norm for report in stats]),
+        loss=mean([(report.loss, report) for report in stats]),
+        grad_norm=mean([(report.grad_norm, report) for report in stats]),
         num_tokens=num_tokens,
-        mismatch=mean([report.mismatch for report in stats]),
+        mismatch=mean([(report.mismatch, report) for report in stats]),
         duration_s=sum(report.duration_s for report in stats),
         extra={name: joined(name) for name in dict.fromkeys(n for e in stats for n in e.extra)},
     )

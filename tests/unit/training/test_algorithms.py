@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,11 +45,12 @@ async def test_ranks_and_micro_batches_divide_by_the_whole_batch(
     )
 
 
-def _written_out(batch: Batch, logps: list[list[float]], algorithm: str) -> float:
+def _written_out(batch: Batch, logps: Sequence[Sequence[float]], algorithm: str) -> float:
     """Return minus the sum of truncated ratio times advantage, over the algorithm's divisor."""
     total = 0.0
     for sample, row in zip(batch.samples, logps, strict=True):
-        for logp, engine, trained in zip(row, sample.logprobs, sample.mask, strict=True):
-            total += trained * min(math.exp(logp - engine), 2.0) * sample.advantage
+        engine = [logp for logp, on in zip(sample.logprobs, sample.mask, strict=True) if on]
+        weights = [min(math.exp(ours - its), 2.0) for ours, its in zip(row, engine, strict=True)]
+        total += sum(weights) * sample.advantage
     num_tokens = sum(sample.num_trained_tokens for sample in batch.samples)
     return -total / (num_tokens if algorithm == "dapo" else 1024 * batch.num_episodes)

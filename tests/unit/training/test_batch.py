@@ -258,6 +258,36 @@ def test_a_prompt_all_solved_and_one_all_failed_teach_nothing(name: str, tmp_pat
     assert set(found.values()) == {0.0}
 
 
+def test_a_reply_without_ids_costs_its_episode_and_no_other(tmp_path: Path) -> None:
+    whole = [episode(f"a.{k}", Verdict.SOLVED if k == 0 else Verdict.UNSOLVED) for k in range(3)]
+    broken = episode("a.3", Verdict.SOLVED, 2)
+    turns = broken.trajectory.turns
+    turns = (turns[0], replace(turns[1], output_ids=(), logprobs=(), num_reported=8))
+    broken = replace(broken, trajectory=replace(broken.trajectory, turns=turns))
+    collected = collect(0, [Group("a", (*whole, broken))], make("grpo"))
+    assert collected == replace(collect(0, [Group("a", tuple(whole))], make("grpo")), lost=("a.3",))
+
+
+def test_a_step_without_a_sampled_token_is_a_batch_without_rows(tmp_path: Path) -> None:
+    collected = collect(0, [Group("a", (episode("a.0", Verdict.UNSOLVED, 0),))], make("grpo"))
+    batches.write(tmp_path / "b.parquet", collected.batch)
+    assert batches.read(tmp_path / "b.parquet") == Batch(0, (), 0)
+
+
+@pytest.mark.parametrize("status", [Status.LIMIT, Status.TIMEOUT])
+def test_a_truncated_episode_is_masked_but_stays_in_its_groups_mean(status: Status) -> None:
+    episodes = [episode(f"a.{k}", Verdict.SOLVED if k else Verdict.UNSOLVED) for k in range(3)]
+    episodes[1] = replace(episodes[1], status=status)
+    groups = [Group("a", tuple(episodes))]
+    trained, masked = (
+        collect(0, groups, make("grpo"), mask_truncated=masks) for masks in (False, True)
+    )
+    assert (trained.num_masked, trained.batch.num_episodes) == (0, 3)
+    assert (masked.num_masked, masked.batch.num_episodes) == (1, 2)
+    assert masked.batch.samples == (trained.batch.samples[0], trained.batch.samples[2])
+    assert sum(batches.weights(masked.batch)) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", ["gspo", "grpo"])
 def test_fan_out_and_lost_episodes_change_no_other_gradient(

@@ -88,7 +88,7 @@ async def test_weights_are_committed_before_they_are_evaluated(
             "_learn": learned,
             "_evaluate": evaluate,
             "_schedule_inputs": lambda *_: None,
-            "collect": lambda *_: None,
+            "_collected": lambda *_: None,
             "_write": lambda *_: None,
         }.items():
             monkeypatch.setattr(loop, name, fake)
@@ -118,8 +118,10 @@ class Steps:
     async def step(self, batch: Batch) -> StepStats:
         if not self.is_finite:
             raise NotFiniteError("loss nan")
-        rows = [[-0.5] * sample.num_trained_tokens for sample in batch.samples]
-        return StepStats(1.0, 1.0, 2, 0.0, 1.0, logprobs=rows)
+        return StepStats(1.0, 1.0, 2, 0.0, 1.0, logprobs=await self.logprobs(batch))
+
+    async def logprobs(self, batch: Batch) -> list[list[float]]:
+        return [[-0.5] * sample.num_trained_tokens for sample in batch.samples]
 
 
 async def test_a_step_leaves_its_own_log_probabilities_or_none(tmp_path: Path) -> None:

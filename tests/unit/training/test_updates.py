@@ -14,7 +14,7 @@ from swerl.core.learning import Batch, StepStats
 from swerl.core.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
-from swerl.training.updates import SkipCounter, join_stats, join_updates, split
+from swerl.training.updates import SkipCounter, join_stats, join_updates, split, with_base
 
 
 def row(task: str, episode: str, share: float = 1.0) -> Sample:
@@ -44,15 +44,17 @@ def test_there_are_no_more_parts_than_groups() -> None:
 
 def test_reports_are_joined_by_their_meaning() -> None:
     extra = {"clip_fraction": 0.0, "optimizer_s": 1.0, "mismatch_max": 0.5, "lr": 1e-3}
-    extra["executed_tokens"] = 70.0
+    extra |= {"executed_tokens": 70.0, "bounded_tokens": 1.0, "rows_without_gradient_negative": 0.5}
     first = StepStats(1.0, 2.0, 30, 0.1, 4.0, extra)
     second = replace(first, loss=5.0, num_tokens=10, extra={**extra, "clip_fraction": 1.0})
+    # A part without a row of this sign reports no share of them.
+    del second.extra["rows_without_gradient_negative"]  # type: ignore[attr-defined]
     joined = join_stats([first, second])
     assert joined is not None
     assert (joined.loss, joined.num_tokens, joined.duration_s) == (2.0, 40, 8.0)
     assert joined.extra == {
         "clip_fraction": 0.25, "optimizer_s": 2.0, "mismatch_max": 0.5, "lr": 1e-3,
-        "executed_tokens": 140.0,
+        "executed_tokens": 140.0, "bounded_tokens": 2.0, "rows_without_gradient_negative": 0.5,
     }  # fmt: skip
     assert join_stats([]) is None
     assert join_stats([first]) is first
@@ -86,7 +88,7 @@ class Fails:
 
 
 async def take(skips: SkipCounter, trainer: Any, step: int, events: list[Event]) -> Any:
-    batch = Batch(step, (), 0)
+    batch = replace(BATCH, step=step)
     return await skips.step(trainer, batch, Path(f"samples/{step:05d}.parquet"), events.append)
 
 
@@ -99,6 +101,13 @@ async def test_a_skipped_step_is_counted_and_reported_with_its_batch() -> None:
     assert (skips.total, skips.in_a_row) == (1, 0)
 
 
+async def test_a_step_without_a_token_to_train_is_skipped_too() -> None:
+    skips, events = SkipCounter(), list[Event]()
+    trainer: Any = Fails()
+    assert await skips.step(trainer, Batch(0, (), 0), Path("s.parquet"), events.append) is None
+    assert events == [StepSkipped(0, "no episode of step 0 has a token to train", "s.parquet")]
+
+
 async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:
     trainer = Fails(0, 1, 2, 3)
     first = SkipCounter()
@@ -108,6 +117,33 @@ async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:
     with pytest.raises(NotFiniteError, match="4 steps in a row were skipped") as caught:
         await take(resumed, trainer, 3, [])
     assert "samples/00003.parquet" in caught.value.hint
+
+
+async def test_a_later_update_is_measured_against_the_policy_before_the_first(
+    tiny_model: Path, options: TrainerOptions, random_batch
+) -> None:
+    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+    from swerl.training.trainer import MegatronTrainer
+
+    fast = options.model_copy(update={"warmup_steps": 0, "ranks": 2})
+    rows = [replace(row, task=row.episode) for row in random_batch(0).samples]
+    async with MegatronTrainer(
+        model=tiny_model,
+        family="tiny",
+        algorithm="grpo",
+        algorithm_options={"mismatch": "token-tis"},
+        options=fast,
+    ) as trainer:
+        parts = await with_base(trainer, split(Batch(0, tuple(rows), 6), 2))
+        assert [bool(part.base) for part in parts] == [False, True]
+        first, second = [await trainer.step(part) for part in parts]
+        assert (first.extra["ratio"], first.extra["clip_fraction"]) == (pytest.approx(1.0), 0)
+        assert abs(second.extra["ratio"] - 1) > 1e-3
+        # The record and the comparison with the engine are of the policy before both.
+        for row, base in zip(second.logprobs, parts[1].base, strict=True):
+            assert list(row) == list(base)
+        moved = await trainer.logprobs(parts[1])
+        assert list(moved[0]) != list(parts[1].base[0])
 
 
 async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(

@@ -58,6 +58,18 @@ class Surrogate:
     """1 if the clip removed the gradient, or a part of it."""
 
 
+MAX_EXPONENT = 3.0
+"""Largest exponent of a token: at e^3 = 20 one token of some thousands does not own their gradient.
+Ratios of a healthy run stay within 1 +- 0.5."""
+MAX_ROW_EXPONENT = 20.0
+"""Largest exponent of a correction's ratio; its bounds act far below."""
+
+
+def bounded(exponent_BT: torch.Tensor) -> torch.Tensor:
+    """Return exponents of at most MAX_EXPONENT; the gradient passes beyond the bound, too."""
+    return exponent_BT - (exponent_BT.detach() - MAX_EXPONENT).clamp(min=0)
+
+
 def clipped(
     log_ratio_BT: torch.Tensor, advantage_BT: torch.Tensor, low: float, high: float
 ) -> Surrogate:
@@ -67,7 +79,7 @@ def clipped(
     """
     import torch
 
-    ratio_BT = log_ratio_BT.exp()
+    ratio_BT = bounded(log_ratio_BT).exp()
     free_BT = ratio_BT * advantage_BT
     gain_BT = torch.minimum(free_BT, ratio_BT.clamp(1 - low, 1 + high) * advantage_BT)
     return Surrogate(gain_BT, ratio_BT.detach(), gain_BT < free_BT)
@@ -96,7 +108,8 @@ def kl_estimate(name: str, logp_BT: torch.Tensor, ref_logp_BT: torch.Tensor) -> 
         return gap_BT
     if name == "k2":
         return gap_BT.square() / 2
-    return (-gap_BT).expm1() + gap_BT
+    exponent_BT = bounded(-gap_BT)
+    return exponent_BT.expm1() - exponent_BT
 
 
 def sum_to_end(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -151,7 +164,8 @@ def mismatch_weights(
 ) -> MismatchWeights:
     """Return the weights of a rule other than `none`.
 
-    The ratio of a token is rho = trainer / engine, both before the step, without gradient.
+    The ratio of a token is rho = trainer / engine, the trainer before the first update on the
+    step's Samples.
 
     - Truncated importance sampling (`*-tis`): F. Yao et al., "Your Efficient RL Framework Secretly
       Brings You Off-Policy RL Training" (2025): min(rho, C) with C = 2.
@@ -163,13 +177,13 @@ def mismatch_weights(
     import torch
 
     low, high = bounds
-    log_ratio_BT = (inputs.logp_BT.detach() - inputs.old_logp_BT) * inputs.mask_BT
+    log_ratio_BT = (_base_logp(inputs) - inputs.old_logp_BT) * inputs.mask_BT
     if rule in (Mismatch.SEQUENCE_TIS, Mismatch.SEQUENCE_MIS):
         log_ratio_BT = log_ratio_BT.sum(1, keepdim=True).expand_as(log_ratio_BT)
     elif rule is Mismatch.GEOMETRIC_MIS:
         mean_B1 = row_means(log_ratio_BT, inputs.mask_BT).unsqueeze(1)
         log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
-    ratio_BT = log_ratio_BT.exp()
+    ratio_BT = log_ratio_BT.clamp(max=MAX_ROW_EXPONENT).exp()
     is_cut_BT = (ratio_BT < low) | (ratio_BT > high)
     if rule in (Mismatch.TOKEN_TIS, Mismatch.SEQUENCE_TIS):
         return MismatchWeights(ratio_BT.clamp(low, high), is_cut_BT)
@@ -337,14 +351,19 @@ def policy_loss(
 
     Statistics are means over Episodes, whatever the loss's own mean is.
     """
-    log_ratio_BT = (inputs.logp_BT - _old_logp(inputs, options)) * inputs.mask_BT
+    has_rule = options.mismatch is not Mismatch.NONE
+    # With a rule the difference to the engine is in the correction's weight alone (decoupled PPO:
+    # J. Hilton et al., "Batch size-invariance for policy optimization", arXiv 2110.00641).
+    start_logp_BT = _base_logp(inputs) if has_rule else inputs.old_logp_BT
+    log_ratio_BT = (inputs.logp_BT - start_logp_BT) * inputs.mask_BT
     surrogate = objective(log_ratio_BT, _token_advantages(inputs, options))
     gain_BT = surrogate.gain_BT
+    is_bounded_BT = log_ratio_BT > MAX_EXPONENT
     stats = {
         "ratio": _statistic(surrogate.ratio_BT, inputs),
         "clip_fraction": _statistic(surrogate.is_clipped_BT, inputs),
     }
-    if options.mismatch is not Mismatch.NONE:
+    if has_rule:
         correction = mismatch_weights(inputs, options.mismatch, options.mismatch_bounds)
         gain_BT = gain_BT * correction.weight_BT
         stats["mismatch_weight"] = _statistic(correction.weight_BT, inputs)
@@ -355,23 +374,18 @@ def policy_loss(
     if inputs.ref_logp_BT is not None:
         kl_BT = kl_estimate(options.kl_estimator, inputs.logp_BT, inputs.ref_logp_BT)
         stats["kl"] = _statistic(kl_BT, inputs)
+        is_bounded_BT |= inputs.ref_logp_BT - inputs.logp_BT > MAX_EXPONENT
         if options.kl_place == "loss":
             loss = loss + options.kl_coef * mean(kl_BT, inputs)
     if options.entropy_coef:
         loss = loss - options.entropy_coef * mean(_entropy(inputs, log_ratio_BT), inputs)
+    stats["bounded_tokens"] = float((is_bounded_BT * inputs.mask_BT).sum())
     return LossResult(loss, stats)
 
 
-def _old_logp(inputs: LossInputs, options: PolicyOptions) -> torch.Tensor:
-    """Return the log-probabilities that the ratio is measured against.
-
-    Without a correction they are the engine's. With one they are the trainer's own before the
-    step: a Batch is one step, so they equal the current ones, without gradient, and the difference
-    to the engine is in the correction's weight alone.
-    """
-    if options.mismatch is Mismatch.NONE:
-        return inputs.old_logp_BT
-    return inputs.logp_BT.detach()
+def _base_logp(inputs: LossInputs) -> torch.Tensor:
+    """Return the trainer's log-probabilities before the first update on the step's Samples."""
+    return inputs.logp_BT.detach() if inputs.base_logp_BT is None else inputs.base_logp_BT
 
 
 def _rows_by_sign(gain_BT: torch.Tensor, inputs: LossInputs) -> dict[str, float]:
@@ -407,7 +421,7 @@ def _entropy(inputs: LossInputs, log_ratio_BT: torch.Tensor) -> torch.Tensor:
     Connectionist Reinforcement Learning Algorithms", 1991). The gradient of -log p itself is 0 on
     average.
     """
-    surprise_BT = -inputs.logp_BT.detach() * log_ratio_BT.detach().exp()
+    surprise_BT = -inputs.logp_BT.detach() * bounded(log_ratio_BT.detach()).exp()
     return surprise_BT * inputs.logp_BT
 
 

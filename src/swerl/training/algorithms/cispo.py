@@ -11,6 +11,7 @@ from swerl.training.algorithms._policy_gradient import (
     GroupOptions,
     PolicyGradient,
     Surrogate,
+    bounded,
     policy_loss,
     token_mean,
 )
@@ -35,7 +36,7 @@ class Cispo(PolicyGradient[Options]):
         """
 
         def objective(log_ratio_BT: torch.Tensor, advantage_BT: torch.Tensor) -> Surrogate:
-            ratio_BT = log_ratio_BT.detach().exp()
+            ratio_BT = bounded(log_ratio_BT.detach()).exp()
             weight_BT = ratio_BT.clamp(self.options.ratio_low, self.options.ratio_high)
             gain_BT = weight_BT * advantage_BT * inputs.logp_BT
             return Surrogate(gain_BT, ratio_BT, weight_BT != ratio_BT)

@@ -107,22 +107,17 @@ class Learner:
         lr = self.optimizer.param_groups[0]["lr"]
         return to_stats({**figures, **peaks}, grad_norm, timer.laps, lr, logprobs=logprobs)
 
-    def logprobs(self, batch: Batch) -> list[list[float]]:
-        """Return the log-probability of each token of each row; 0 for the first."""
+    def logprobs(self, batch: Batch) -> Sequence[Sequence[float]]:
+        """Return the log-probabilities of each Sample's trained tokens, on rank 0."""
         packed = self._rows(batch)
-        micro_batches = self._tensors(packed, all_tokens=True)
-        own = [
-            (row.index, [0.0, *logp_T[: len(row.sample.ids) - 1]])
-            for rows, micro, logp_S in zip(
-                packed, micro_batches, log_probs(self.model, micro_batches), strict=True
-            )
+        micro_batches = self._tensors(packed, all_tokens=False)
+        outputs = zip(micro_batches, log_probs(self.model, micro_batches), strict=True)
+        trained = [
+            micro.trained(micro.grid(logp_S))
+            for micro, logp_S in outputs
             if logp_S is not None and reports_figures()
-            for row, logp_T in zip(rows, micro.grid(logp_S).tolist(), strict=True)
-            # Rows of weight 0 only keep a rank busy; they are not in the batch.
-            if row.weight
         ]
-        # The indices restore the order of the batch.
-        return [logps for _, logps in sorted(gather_lists(own, self._everyone))]
+        return gather_logprobs(packed, trained, self._everyone)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights as Hugging Face tensors on all ranks; all must exhaust it.
@@ -235,7 +230,8 @@ class Learner:
     ) -> tuple[dict[str, float], list[list[torch.Tensor]]]:
         """Fill the gradient buffers; return sums over the whole batch, the same on all ranks.
 
-        On a reporting rank, also returns the log-probabilities of each row's trained tokens.
+        On a reporting rank, also returns the log-probabilities of each row's trained tokens before
+        the first update.
         """
         trained: list[list[torch.Tensor]] = []
 
@@ -246,9 +242,12 @@ class Learner:
             result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
             figures |= micro.rows.executed()
+            base_logp_BT = inputs.logp_BT.detach()
+            if inputs.base_logp_BT is not None:
+                base_logp_BT = inputs.base_logp_BT
             if reports_figures():
-                trained.append(micro.trained(logp_S.detach()))
-            return result.loss, figures | compare(inputs.logp_BT.detach(), micro)
+                trained.append(micro.trained(base_logp_BT))
+            return result.loss, figures | compare(base_logp_BT, micro)
 
         self.parallel_model.zero_grad_buffer()
         self.optimizer.zero_grad()

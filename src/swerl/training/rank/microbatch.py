@@ -44,6 +44,8 @@ class WeightedSample:
     weight: float
     shared: int = 0
     """Positions at its beginning that the row before it in the micro-batch has, too."""
+    base: Sequence[float] = ()
+    """Log-probabilities of its trained tokens in `Batch.base`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class MicroBatch:
     row_S: torch.Tensor
     position_S: torch.Tensor
     old_logp_BT: torch.Tensor
+    base_logp_BT: torch.Tensor | None
     mask_BT: torch.Tensor
     token_BT: torch.Tensor
     advantage_B: torch.Tensor
@@ -95,11 +98,10 @@ class MicroBatch:
         # Unlike an assignment, `index_put` passes the gradient on to `values_S`.
         return zeros_BT.index_put((self.row_S, self.position_S), values_S)
 
-    def trained(self, values_S: torch.Tensor) -> list[torch.Tensor]:
+    def trained(self, values_BT: torch.Tensor) -> list[torch.Tensor]:
         """Return the values of each row's trained tokens as float32 on the CPU."""
-        is_trained_S = self.mask_BT[self.row_S, self.position_S] > 0
         counts = self.mask_BT.sum(1, dtype=torch.long).tolist()
-        return list(torch.split(values_S[is_trained_S].float().cpu(), counts))
+        return list(torch.split(values_BT[self.mask_BT > 0].float().cpu(), counts))
 
     def loss_inputs(
         self, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None, totals: Totals
@@ -114,6 +116,7 @@ class MicroBatch:
             advantage_B=self.advantage_B,
             weight_B=self.weight_B,
             totals=totals,
+            base_logp_BT=self.base_logp_BT,
         )
 
 
@@ -137,9 +140,12 @@ def rank_micro_batches(
     the budget.
     """
     weights = batches.weights(batch)
+    base = batch.base or [()] * len(weights)
     rows = [
-        WeightedSample(index, sample, weight)
-        for index, (sample, weight) in enumerate(zip(batch.samples, weights, strict=True))
+        WeightedSample(index, sample, weight, base=row_base)
+        for index, (sample, weight, row_base) in enumerate(
+            zip(batch.samples, weights, base, strict=True)
+        )
     ]
     # A row's last token is only a label, so it takes no position.
     sizes = [len(sample.ids) - 1 for sample in batch.samples]
@@ -198,7 +204,7 @@ def _idle(row: WeightedSample) -> WeightedSample:
     sample = replace(
         row.sample, ids=row.sample.ids[:2], mask=(0, 0), logprobs=(0.0, 0.0), routed=()
     )
-    return replace(row, sample=sample, weight=0.0, shared=0)
+    return replace(row, sample=sample, weight=0.0, shared=0, base=())
 
 
 def to_tensors(
@@ -219,11 +225,17 @@ def to_tensors(
     mask_BT = _pad([row.sample.mask[1:] for row in rows], device)
     token_BT = _pad([[1.0] * length for length in lengths], device)
     row_S, position_S = (token_BT if all_tokens else mask_BT).nonzero(as_tuple=True)
+    base_logp_BT = None
+    if any(row.base for row in rows):
+        base_logp_BT = torch.zeros_like(mask_BT)
+        values = np.concatenate([np.array(row.base, dtype=np.float32) for row in rows])
+        base_logp_BT[mask_BT > 0] = torch.from_numpy(values).to(device)
     return MicroBatch(
         rows=pack_rows(rows, (row_S, position_S), share, device, replay=replay),
         row_S=row_S,
         position_S=position_S,
         old_logp_BT=_pad([row.sample.logprobs[1:] for row in rows], device),
+        base_logp_BT=base_logp_BT,
         mask_BT=mask_BT,
         token_BT=token_BT,
         advantage_B=torch.tensor([row.sample.advantage for row in rows], device=device),

@@ -17,8 +17,7 @@ import signal
 import socket
 import sys
 import warnings
-from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -31,7 +30,6 @@ import torch.distributed as dist
 from swerl.cluster.node import interface_of
 from swerl.core import plugins
 from swerl.core.errors import SwerlError, TrainerError
-from swerl.core.files import write_bytes
 from swerl.core.learning import Batch, EngineTarget
 from swerl.training import batch as batches
 from swerl.training.model_folder import publish
@@ -92,17 +90,19 @@ class RankCommands:
         self._checkpoints = Checkpoints(self._learner, settings)
         self._sender: Sender | None = None
 
-    def step(self, batch: str, logprobs: str) -> dict[str, Any]:
+    def step(self, batch: str, logprobs: str, base: str | None) -> dict[str, Any]:
         """Take a step; rank 0 writes the tokens' log-probabilities to the file `logprobs`."""
         self._learner.wake()
-        stats = self._learner.step(self._read(batch))
-        if dist.get_rank() == 0:
-            write_bytes(Path(logprobs), b"".join(array("f", row) for row in stats.logprobs))
+        rows = self._read(batch)
+        if base:
+            rows = replace(rows, base=batches.read_values(Path(base), rows))
+        stats = self._learner.step(rows)
+        _write_values(logprobs, stats.logprobs)
         return asdict(replace(stats, logprobs=()))
 
-    def logprobs(self, batch: str) -> list[list[float]]:
+    def logprobs(self, batch: str, logprobs: str) -> None:
         self._learner.wake()
-        return self._learner.logprobs(self._read(batch))
+        _write_values(logprobs, self._learner.logprobs(self._read(batch)))
 
     def publish(self, adapters: bool) -> dict[str, str]:
         """Write weights or adapters as a folder named for the number of steps taken."""
@@ -171,6 +171,12 @@ class RankCommands:
     def _read(self, path: str) -> Batch:
         replay = self._settings.options.routing_replay
         return batches.read(Path(path), routed=replay)
+
+
+def _write_values(path: str, values: Sequence[Sequence[float]]) -> None:
+    """Write the values that rank 0 has gathered."""
+    if dist.get_rank() == 0:
+        batches.write_values(Path(path), values)
 
 
 def _join_ranks(settings: WorkerSettings) -> None:

@@ -189,6 +189,46 @@ def test_only_trained_tokens_have_a_gradient(arrays, to_inputs, name: str) -> No
     assert torch.all((grad != 0) == (mask != 0))
 
 
+@pytest.mark.parametrize("gap", [-1000.0, -100.0, -10.0, 10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_token_does_not_own_a_step(to_inputs, name: str, gap: float) -> None:
+    """One token of 4,096 is far from the engine, or from the reference: the rest still learns."""
+    shape = (8, 512)
+    rng = np.random.default_rng(2)
+    logp = -3 * rng.random(shape)
+    near = {key: logp + 0.05 * rng.standard_normal(shape) for key in ("old_logp", "ref_logp")}
+    plain = {"mask": np.ones(shape), "token": np.ones(shape), "weight": np.full(8, 1 / 8)}
+    for far in ("old_logp", "ref_logp"):
+        for advantage in (1.0, -1.0, 0.0):
+            arrays = {"logp": logp, **near, **plain}
+            arrays["advantage"] = np.where(np.arange(8) % 2, 1.0, -1.0)
+            arrays["advantage"][0] = advantage
+            arrays[far] = arrays[far].copy()
+            arrays[far][0, 7] = logp[0, 7] - gap
+            options = {"kl_coef": 0.05 * (far == "ref_logp"), "entropy_coef": 0.001}
+            wide = {"clip_low": 0.2, "clip_high": 0.2} if name == "gspo" else {}
+            inputs = to_inputs(arrays, Totals(8, 4096))
+            result = make(name, kl_estimator="k3", **options, **wide)[0].loss(inputs)
+            result.loss.backward()
+            grad = inputs.logp_BT.grad
+            assert torch.isfinite(result.loss)
+            assert torch.isfinite(grad).all()
+            assert all(np.isfinite(value) for value in result.stats.values())
+            assert grad[0, 7].abs() <= 0.5 * grad.norm()
+            is_bounded = (gap > 3) == (far == "old_logp")
+            assert result.stats["bounded_tokens"] == is_bounded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_zero_advantage_has_no_gradient_however_far_the_ratio(to_inputs, name: str) -> None:
+    ones = np.ones((2, 3))
+    arrays = {"logp": -ones, "old_logp": -1000 * ones, "mask": ones, "token": ones}
+    arrays |= {"advantage": np.zeros(2), "weight": np.full(2, 0.5)}
+    inputs = to_inputs(arrays, Totals(2, 6))
+    make(name, kl_coef=0)[0].loss(inputs).loss.backward()
+    assert torch.count_nonzero(inputs.logp_BT.grad) == 0
+
+
 def test_clipped_rows_have_no_policy_gradient(arrays, to_inputs) -> None:
     arrays["logp"] = arrays["old_logp"] + 0.1 * arrays["token"]
     arrays["advantage"] = np.ones(len(arrays["weight"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,53 @@ def test_each_token_pulls_by_its_weight_and_its_advantage(
     rows = apart["weight"] / np.maximum(apart["mask"].sum(1), 1)
     mean = (weights * apart["mask"] * rows[:, None]).sum()
     assert result.stats["mismatch_weight"] == pytest.approx(mean, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", DEFAULTS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cispo"])
+def test_a_later_update_is_clipped_by_how_far_the_policy_has_moved(
+    apart, to_inputs, numeric_slope, name: str, rule: str
+) -> None:
+    """Decoupled: the ratio is to the policy at the Batch's start, the weight its ratio to the
+    engine."""
+    start = {**apart, "logp": apart["logp"].copy()}
+    weights = _weights(rule, start, *DEFAULTS[rule])
+    rng = np.random.default_rng(5)
+    apart["logp"] = start["logp"] + 0.3 * rng.standard_normal(start["logp"].shape)
+
+    def loss(arrays) -> float:
+        ratio = np.exp((arrays["logp"] - start["logp"]) * arrays["mask"])
+        if name == "gspo":
+            counts = np.maximum(arrays["mask"].sum(1), 1)
+            ratio = np.exp(np.log(ratio).sum(1) / counts)[:, None] * np.ones_like(ratio)
+        low, high = (algorithm.options.clip_low, algorithm.options.clip_high)
+        advantage = arrays["advantage"][:, None]
+        gain = np.minimum(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
+        return -float((gain * weights * _means(name, arrays)).sum())
+
+    algorithm = make(name, kl_coef=0, mismatch=rule)
+    inputs = replace(to_inputs(apart), base_logp_BT=torch.from_numpy(start["logp"]))
+    result = algorithm.loss(inputs)
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(loss(apart), abs=1e-9)
+    # In the token form of a sequence ratio each token pulls with its own weight.
+    if name != "gspo" or rule.startswith(("sequence", "geometric")):
+        expected = numeric_slope(loss, apart)
+        np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-6)
+    assert 0 < result.stats["clip_fraction"] < 1
+
+
+def test_gspo_and_grpo_differ_once_the_policy_has_moved(apart, to_inputs) -> None:
+    """On the first update the ratio is 1, so both are the same; on a later one they are not."""
+    start = torch.from_numpy(apart["logp"].copy())
+    apart["logp"] = apart["logp"] - 0.3 * apart["mask"] * (np.arange(9) % 2)
+    for base, is_equal in ((None, True), (start, False)):
+        grads = []
+        for name in ("gspo", "grpo"):
+            inputs = replace(to_inputs(apart), base_logp_BT=base)
+            make(name, kl_coef=0, mismatch="token-tis").loss(inputs).loss.backward()
+            grads.append(inputs.logp_BT.grad)
+        assert torch.equal(*grads) == is_equal
 
 
 def test_a_share_of_tokens_out_of_bounds_is_reported(apart, to_inputs) -> None:

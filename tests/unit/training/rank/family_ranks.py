@@ -125,12 +125,13 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     found["loaded"] = digest(learner.whole_weights())
     found["first_adapters"] = _adapters(learner)
     batch_files = [Path(path) for path in job["batches"]]
-    found["logprobs"] = learner.logprobs(batches.read(batch_files[0]))
+    found["logprobs"] = [list(row) for row in learner.logprobs(batches.read(batch_files[0]))]
     unchanged = True
-    for path in batch_files:
+    bases = job.get("bases") or [()] * len(batch_files)
+    for path, base in zip(batch_files, bases, strict=True):
         before = [param.detach().clone() for param in learner.model.parameters()]
         try:
-            stats = learner.step(batches.read(path))
+            stats = learner.step(replace(batches.read(path), base=base))
             found["stats"].append(asdict(replace(stats, logprobs=())))
             found.setdefault("trained_logprobs", [list(row) for row in stats.logprobs])
             found.setdefault("gradients", [each.clone() for each in learner._gradient_buffers()])

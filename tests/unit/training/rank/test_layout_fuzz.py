@@ -90,6 +90,12 @@ class Reference:
             logits = model(ids[None, :-1]).logits[0] / self.case.temperature
         return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
 
+    def trained(self, row: Sample, *, first: bool = False) -> torch.Tensor:
+        """Return the log-probability of each trained token, of now or under the first weights."""
+        on = torch.tensor(list(row.mask)[1:], dtype=torch.bool)
+        with torch.no_grad():
+            return self.logp(self.first if first else self.model, row)[on]
+
     def step(self, batch: Batch, number: int) -> dict[str, float]:
         """Take a step; return the figures."""
         inputs = self._inputs(batch)
@@ -123,6 +129,7 @@ class Reference:
             advantage_B=torch.tensor([row.advantage for row in rows]),
             weight_B=torch.tensor([row.share / batch.num_episodes for row in rows]),
             totals=Totals(batch.num_episodes, num_trained),
+            base_logp_BT=first * mask if batch.base else None,
         )
 
     def sure(self) -> dict[str, torch.Tensor]:
@@ -171,17 +178,22 @@ def _prepare(root: Path, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     config = json.dumps(config_of(reference.model), default=str)
     (folder / "config.json").write_text(config)
     save_file(reference.loaded, folder / "model.safetensors", metadata={"format": "pt"})
-    steps, files, logprobs = [], [], []
+    steps, files, bases, logprobs = [], [], [], []
     for number in range(STEPS):
         batch = reference.fill(number)
         if not number:
             with torch.no_grad():
-                logprobs = [reference.logp(reference.model, row) for row in batch.samples]
+                logprobs = [reference.trained(row) for row in batch.samples]
         if number == 1 and case.poisoned:
             files.append(folder / "spoilt.parquet")
             batches.write(files[-1], _spoilt(batch, case.poisoned))
         files.append(folder / f"{number}.parquet")
         batches.write(files[-1], batch)
+        if number == STEPS - 1:
+            # The last Batch is a later part of a step that began with the initial weights.
+            base = [reference.trained(row, first=True).tolist() for row in batch.samples]
+            batch = replace(batch, base=base)
+        bases += [batch.base] * (len(files) - len(bases))
         steps.append(reference.step(batch, number))
     options = {
         **dict.fromkeys(("checkpoint_dir", "publish_dir", "log_dir"), str(folder)),
@@ -200,6 +212,7 @@ def _prepare(root: Path, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
         "model": str(folder),
         "out": str(folder / "found.pt"),
         "batches": [str(file) for file in files],
+        "bases": bases,
         "algorithm": case.algorithm,
         "algorithm_options": case.algorithm_options,
         "options": options,
@@ -216,13 +229,9 @@ def test_any_layout_trains_as_one_process_does(
     assert got["agree"]
     assert got["unchanged"]
     assert got["num_skipped"] == bool(case.poisoned)
-    for row, logp in zip(got["logprobs"], wanted["logprobs"], strict=True):
-        assert float((torch.tensor(row[1:]) - logp).abs().max()) <= 1e-5
-    for row, logp, sample in zip(
-        got["trained_logprobs"], wanted["logprobs"], case.rows[0], strict=True
-    ):
-        on = torch.tensor(list(sample.mask)[1:], dtype=torch.bool)
-        assert float((torch.tensor(row) - logp[on]).abs().max()) <= 1e-5
+    for name in ("logprobs", "trained_logprobs"):
+        for row, logp in zip(got[name], wanted["logprobs"], strict=True):
+            assert float((torch.tensor(row) - logp).abs().max()) <= 1e-5
     for step, stats in zip(wanted["steps"], got["stats"], strict=True):
         figures = {**stats, **stats["extra"]}
         # Counts of rows by sign become shares in a step's figures.

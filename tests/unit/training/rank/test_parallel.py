@@ -147,7 +147,7 @@ def _narrow(batch: Batch) -> Batch:
 
 def _poisoned(batch: Batch) -> Batch:
     first, *others = batch.samples
-    first = replace(first, logprobs=[-1e4] * len(first.ids))
+    first = replace(first, advantage=float("nan"))
     return replace(batch, samples=(first, *others))
 
 
