@@ -223,7 +223,7 @@ class Conversation:
             async with asyncio.timeout(budget_s):
                 sampled = await self._prompter.sample(prompt, self.limits, sampling)
         except TimeoutError as error:
-            hint = "raise budgets.model_call_s, or lower rollout.max_new_tokens"
+            hint = "raise budgets.model_call_s, or add engines"
             self.failure = BudgetError(f"the engine gave no reply within {budget_s:g} s", hint=hint)
             # An abort stops the whole Session, so it waits until no other branch samples.
             if len(self._running) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,10 @@ from swerl.recipe.schema import (
     EvalSection,
     ModelSection,
     Recipe,
-    RolloutSection,
     SftSection,
+    TrainerSection,
 )
-from swerl.recipe.sections import INITIAL_MODEL, AgentSection, PluginSection
+from swerl.recipe.sections import INITIAL_MODEL, AgentSection, PluginSection, require_plain
 
 TWIN = "twin"
 """Value of `tasks.source` that stands for the generated Tasks."""
@@ -70,8 +71,9 @@ def check(recipe: Recipe) -> None:
 def check_settings(recipe: Recipe) -> None:
     """Raise RecipeError on the first setting that no machine can run."""
     check_budgets(recipe.budgets)
-    check_rollout(recipe.rollout)
+    check_rollout(recipe)
     check_group(recipe)
+    check_warmup(recipe)
     check_schedule(recipe)
     check_replay(recipe)
     check_clip(recipe)
@@ -106,8 +108,11 @@ def check_agents(recipe: Recipe) -> None:
         raise RecipeError("every agent of [[harness]] is held out of training", hint=hint)
 
 
-def check_rollout(rollout: RolloutSection) -> None:
-    """Raise RecipeError unless a reply leaves room for a prompt."""
+def check_rollout(recipe: Recipe) -> None:
+    """Raise RecipeError unless a reply leaves room for a prompt, and a step has Tasks enough."""
+    rollout = recipe.rollout
+    if recipe.tasks.source == TWIN:
+        require_enough(recipe.tasks.num_train, _least_tasks(recipe))
     if rollout.max_new_tokens >= rollout.max_context_tokens:
         message = f"rollout.max_new_tokens = {rollout.max_new_tokens} leaves no room for a prompt"
         hint = f"set it below rollout.max_context_tokens = {rollout.max_context_tokens}"
@@ -123,6 +128,16 @@ def check_group(recipe: Recipe) -> None:
             "compares the episodes of a group, so nothing would be learned",
             hint="set rollout.episodes_per_group to 2 or more; 8 is usual",
         )
+
+
+def check_warmup(recipe: Recipe) -> None:
+    """Raise RecipeError if the learning rate would never reach its peak."""
+    trainer = recipe.trainer
+    num_updates = recipe.steps * trainer.updates_per_batch
+    default = TrainerSection().warmup_steps  # short tries of a recipe need no other key
+    if trainer.warmup_steps > max(num_updates, default):
+        message = f"trainer.warmup_steps = {trainer.warmup_steps}, but the run has {num_updates}"
+        raise RecipeError(message, hint="lower it: the learning rate would never reach trainer.lr")
 
 
 def check_replay(recipe: Recipe) -> None:
@@ -272,7 +287,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
     looked_up: tuple[tuple[str, Callable[[], object]], ...] = (
         ("rollout.reward", lambda: plugins.reward(recipe.rollout.reward)),
         ("model", lambda: _require_model(recipe.model)),
-        ("tasks.source", lambda: _require_tasks(recipe.tasks.source)),
+        ("tasks.source", lambda: _require_tasks(recipe.tasks.source, _least_tasks(recipe))),
         ("tasks.heldout", lambda: _require_tasks(recipe.tasks.heldout or TWIN)),
         ("eval.best", lambda: _require_split(recipe)),
         ("sft.sources", lambda: _require_sources(recipe.sft.sources)),
@@ -327,19 +342,32 @@ def _require_model(model: ModelSection) -> None:
     plugins.family(model.family, model.path)
 
 
-def _require_tasks(source: str) -> None:
-    """Raise InputError unless the file has Tasks, and each names a grader that exists."""
+def _least_tasks(recipe: Recipe) -> int:
+    """Return the Tasks that a step takes; recorded Episodes take none."""
+    return 0 if recipe.sft.sources else recipe.rollout.groups_per_step
+
+
+def _require_tasks(source: str, least: int = 0) -> None:
+    """Raise InputError unless the file has Tasks enough, and each names a grader that exists."""
     if source == TWIN:
         return
     if not Path(source).exists():
         message = f"cannot read task file {source}: it does not exist"
         raise AbsentError(message, hint="write it with `swerl convert` and `swerl tasks vet`")
-    graders = {task.grading.grader for task in read_tasks(Path(source))}
+    graders = Counter(task.grading.grader for task in read_tasks(Path(source)))
     if not graders:
         hint = "`swerl convert` prints why it rejects rows"
         raise RecipeError(f"{source} holds no task", hint=hint)
+    require_enough(graders.total(), least)
     for grader in sorted(graders):
         plugins.load("graders", grader)
+
+
+def require_enough(num_tasks: int, least: int) -> None:
+    """Raise RecipeError if a step takes more Tasks than there are."""
+    if num_tasks < least:
+        message = f"rollout.groups_per_step = {least}, but there are {num_tasks} tasks"
+        raise RecipeError(message, hint="lower it, or name more tasks")
 
 
 def _require_sources(sources: Sequence[Path]) -> None:
@@ -408,6 +436,11 @@ def plugin_options(kind: str, chosen: PluginSection, *, section: str) -> BaseMod
                 hint=f"remove {', '.join(chosen.options)}",
             )
         return None
+    for key, value in chosen.options.items():
+        try:
+            require_plain(model, key, value)
+        except ValueError as error:
+            raise RecipeError(f"recipe key {section}.{key} = {value!r} {error}") from error
     try:
         return model.model_validate(chosen.options)
     except ValidationError as error:

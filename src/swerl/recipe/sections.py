@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from math import isfinite
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from swerl.core import plugins
 
@@ -14,10 +15,26 @@ INITIAL_MODEL = "initial_model"
 """Folder in a run's folder with the model that the run made."""
 
 
-class Section(BaseModel):
-    """A part of a recipe: frozen; an unknown key is refused."""
+def require_plain(model: type[BaseModel], key: str, value: Any) -> None:
+    """Raise ValueError if a key's number is infinite, or true or false is given for a number."""
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError("must be a finite number")
+    field = model.model_fields.get(key)
+    kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+    if isinstance(value, bool) and {int, float} & {*kinds} and bool not in kinds:
+        raise ValueError("must be a number")
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class Section(BaseModel):
+    """A part of a recipe: frozen; an unknown key, and an infinite number, is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        require_plain(cls, str(info.field_name), value)
+        return value
 
 
 class PluginSection(BaseModel):

@@ -45,14 +45,24 @@ class Best:
     pass_at_1: float
 
 
-_MAY_CHANGE = (
-    *("cost.", "engine.restarts", "engine.start_timeout_s", "trainer.restarts"),
-    "rollout.concurrency",
-    *("trainer.step_timeout_s", "trainer.tokens_per_micro_batch"),
-    *("trainer.recompute", "trainer.offload_optimizer"),
-)
-"""Prefixes of keys that may change when a run resumes: they do not affect learning, except that
-memory settings change the order of sums."""
+_MAY_CHANGE = {
+    "": ("steps", "cost", "metrics", "limits", "budgets", "cluster"),
+    "gateway.": ("bind", "port"),
+    "rollout.": ("concurrency", "refills", "refill_rounds", "max_infra_rate"),
+    "eval.": ("every",),
+    "engine.": (
+        *("url", "python", "port", "flags", "servers", "gpus_per_server"),
+        *("threads", "max_running", "num_rows", "restarts", "start_timeout_s"),
+    ),
+    "trainer.": (
+        *("ranks", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),
+        *("tokens_per_micro_batch", "recompute", "offload_optimizer", "shared_prefixes", "threads"),
+        *("lr", "lr_end", "warmup_steps", "save_every", "async_save"),
+        *("restarts", "step_timeout_s"),
+    ),
+}
+"""Keys and sections that may change when a run resumes: where and how long it runs, what it may
+use, and its learning rate. Tasks, model, algorithm and seed may not: they are its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,8 @@ class RunFolder:
     """Paths of one run."""
 
     root: Path
+    changes: tuple[str, ...] = ()
+    """Recipe keys that differ from the last start, with both values."""
 
     def episode(self, step: str, name: str) -> Path:
         return self.root / "episodes" / step / name
@@ -171,7 +183,8 @@ class RunFolder:
 def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
     """Lock a run folder for this process; create it, or check that it fits the recipe.
 
-    Raises RunError if another process holds it; RecipeError if its recipe differs, naming the keys.
+    Raises RunError if another process holds it; RecipeError if its recipe has another meaning,
+    naming the keys with both values. A folder without results takes any recipe.
     """
     folder = RunFolder(root)
     with disk_errors(root):
@@ -180,10 +193,10 @@ def open_run(root: Path, recipe: dict[str, Any]) -> Iterator[RunFolder]:
         ):
             (root / name).mkdir(parents=True, exist_ok=True)
     with _locked(root / "lock"):
-        _check_recipe(root / "recipe.resolved.json", public(recipe))
+        changes = _check_recipe(folder, public(recipe))
         if not (root / "meta.json").exists():
             write_json(root / "meta.json", {"created": time.time(), "pid": os.getpid()})
-        yield folder
+        yield replace(folder, changes=changes)
 
 
 @contextmanager
@@ -200,20 +213,44 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _check_recipe(path: Path, recipe: dict[str, Any]) -> None:
-    if not path.exists():
-        write_json(path, recipe)
-        return
-    changes = _differing(_completed(read_json(path)), _completed(recipe))
-    differing = [change for change in changes if not change[0].startswith(_MAY_CHANGE)]
-    # Only harmless keys differ: store their new values.
-    if changes and not differing:
-        write_json(path, recipe)
-    if differing:
-        examples = ", ".join(f"{key} ({old!r} -> {new!r})" for key, old, new in differing[:5])
-        message = f"{path.parent} belongs to another recipe: {examples}"
+def _check_recipe(folder: RunFolder, recipe: dict[str, Any]) -> tuple[str, ...]:
+    """Write the recipe, or compare it with the last start's; return the changes."""
+    path = folder.root / "recipe.resolved.json"
+    before = read_json(path) if path.exists() else recipe
+    changes = _differing(_completed(before), _completed(recipe))
+    texts = tuple(f"{key} ({old!r} -> {new!r})" for key, old, new in changes)
+    fixed = [
+        text for text, change in zip(texts, changes, strict=True) if not _may_change(change[0])
+    ]
+    if not _has_results(folder.root):
+        # An error at the start may have advised any key.
+        (folder.root / "tasks.json").unlink(missing_ok=True)
+    elif fixed:
+        message = f"{folder.root} belongs to another recipe: {', '.join(fixed[:5])}"
         hint = "restore those keys to resume, or start a new run with --set name=…"
         raise RecipeError(message, hint=hint)
+    elif (step := folder.read_state().step) > (steps := recipe.get("steps", step)):
+        message = f"steps = {steps}, but {folder.root} has {step}"
+        raise RecipeError(message, hint="set more, or `swerl train rewind` to an earlier step")
+    if changes or not path.exists():
+        write_json(path, recipe)
+    return texts
+
+
+def _may_change(key: str) -> bool:
+    """Return whether a key, or a section around it, may change."""
+    return any(
+        key == (name := section + part) or key.startswith(f"{name}.")
+        for section, parts in _MAY_CHANGE.items()
+        for part in parts
+    )
+
+
+def _has_results(root: Path) -> bool:
+    from swerl.recipe.sections import INITIAL_MODEL
+
+    folders = (root / name for name in ("episodes", "evals", "samples", "checkpoints"))
+    return (root / INITIAL_MODEL).exists() or any(any(folder.iterdir()) for folder in folders)
 
 
 def _completed(stored: Any) -> Any:

@@ -615,8 +615,8 @@ RULES: Sequence[Rule] = (
         wrong_learning_rate,
         "a few updates destroyed the policy",
         "trainer.lr",
-        "divide it by 10 to 100, and start again from the first checkpoint; with algorithm.mismatch "
-        "and one update a step the ratio is 1, so no clip bounds an update",
+        "divide it by 10 to 100, and start again from the first checkpoint; no clip bounds an "
+        "update with algorithm.mismatch and one update a step: the ratio is 1",
     ),
     Rule(
         "entropy-collapse",

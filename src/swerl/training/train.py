@@ -60,11 +60,16 @@ async def train(recipe: Recipe, root: Path, show: Emit) -> RunHistory:
         await asyncio.to_thread(tasks_of, recipe, root)  # an error here leaves no run folder behind
     await require_unused(root, notify=lambda text: show(Notice(text)))
     with open_run(root, recipe.model_dump(mode="json")) as folder, EventLog(folder.events) as log:
-        if folder.read_state().finished:
+        state = folder.read_state()
+        if state.finished and state.step == recipe.steps:
             return history.read(folder.events)
+        if state.finished:  # more steps are asked for
+            folder.write_state(replace(state, finished=False))
         with open_sinks(recipe, root, fan_out(log, show)) as sinks:
             past, emit = history.read(folder.events), fan_out(log, show, sinks)
             costs = CostMeter(recipe, emit, past, file=root / "cost.json")
+            for change in folder.changes:
+                costs(Notice(f"the recipe has changed since the last start: {change}"))
             async with costs.watched(), own_run(root) as owner:
                 # The owner alone may reap: another live process could still use the sandboxes.
                 await reap_leftovers(recipe, costs)

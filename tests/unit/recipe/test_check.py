@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from swerl.core import plugins
 from swerl.core.errors import InputError, RecipeError
+from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.plan.plan import plan
 from swerl.recipe.check import PLUGIN_SECTIONS, check, check_flags, obstacles
 from swerl.recipe.load import load
@@ -182,3 +183,39 @@ def test_a_setting_of_one_agent_replaces_the_whole_mix() -> None:
     recipe = load([], ["name=a", MIX % '{type="pi",weight=3}', "harness.type=pi"])
     assert [each.type for each in recipe.agents] == ["pi"]
     assert recipe.agent_shares == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["trainer.lr=inf"], "trainer.lr = inf"),
+        (["rollout.temperature=nan"], "rollout.temperature = nan"),
+        (["rollout.shaping.overlong=inf"], "rollout.shaping.overlong = inf"),
+        (["cost.prices={h100_hour=inf}"], "cost.prices.h100_hour = inf"),
+        (["budgets.sandbox_s=-inf"], "budgets.sandbox_s = -inf"),
+        (["algorithm.type=grpo", "algorithm.kl_coef=inf"], "algorithm.kl_coef = inf"),
+        (["engine.start_timeout_s=inf"], "engine.start_timeout_s = inf"),
+        (["steps=true"], "steps = True"),
+        (["trainer.restarts=false"], "trainer.restarts = False"),
+        (["cost.max_dollars=true"], "cost.max_dollars = True"),
+        (["engine.threads=true"], "engine.threads = True"),
+        (["algorithm.type=grpo", "algorithm.clip_low=1.5"], "algorithm.clip_low = 1.5"),
+        (["algorithm.type=dapo", "algorithm.clip_low=2"], "algorithm.clip_low = 2"),
+        (["tasks.num_train=7"], "rollout.groups_per_step = 8, but there are 7 tasks"),
+        (["tasks.source=two.jsonl"], "rollout.groups_per_step = 8, but there are 2 tasks"),
+        (["trainer.warmup_steps=100"], "trainer.warmup_steps = 100, but the run has 45"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = GradingSpec(grader="command")
+    write_tasks(Path("two.jsonl"), [Task(f"t{n}", "r", "i", "/w", "p", spec) for n in range(2)])
+    with pytest.raises(RecipeError) as error:
+        check(load([], ["name=r", *settings]))
+    assert message in str(error.value)
+
+
+def test_a_short_try_of_a_recipe_and_switches_that_are_switches_are_accepted() -> None:
+    check(load([], ["name=r", "steps=2", "trainer.recompute=true", "trainer.warmup_steps=2"]))

@@ -203,7 +203,9 @@ if TYPE_CHECKING:
 
 
 class PolicyOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
 
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL divergence to the initial policy; above 0, a frozen copy is kept."""

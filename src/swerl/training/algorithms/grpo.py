@@ -9,7 +9,7 @@ from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradi
 
 
 class Options(GroupOptions):
-    clip_low: float = Field(0.2, gt=0)
+    clip_low: float = Field(0.2, gt=0, le=1)
     """How far a token's ratio may fall below 1; the value of PPO and of the paper."""
     clip_high: float = Field(0.2, gt=0)
     """How far a token's ratio may rise above 1; DAPO (arXiv 2503.14476) raises it to 0.28."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Options(GroupOptions):
-    clip_low: float = Field(3e-4, gt=0)
+    clip_low: float = Field(3e-4, gt=0, le=1)
     """How far a sequence ratio may fall below 1; the paper's value (section 5.1)."""
     clip_high: float = Field(4e-4, gt=0)
     """How far a sequence ratio may rise above 1; the paper's value (section 5.1)."""

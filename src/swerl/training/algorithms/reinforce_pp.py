@@ -22,7 +22,7 @@ from swerl.training.algorithms._policy_gradient import (
 
 
 class Options(PolicyOptions):
-    clip_low: float = Field(0.2, gt=0)
+    clip_low: float = Field(0.2, gt=0, le=1)
     """How far a token's ratio may fall below 1; PPO's value."""
     clip_high: float = Field(0.2, gt=0)
     """How far a token's ratio may rise above 1; PPO's value."""

@@ -312,8 +312,9 @@ def common_state(learner: Learner) -> dict[str, Any]:
 
 
 def load_common_state(learner: Learner, state: Mapping[str, Any]) -> None:
-    learner.scheduler.num_steps = 0  # loading adds to it
-    learner.scheduler.load_state_dict(dict(state["scheduler"]))
+    # The recipe's rate and number of steps hold, which may have changed since.
+    learner.scheduler.num_steps = 0
+    learner.scheduler.step(int(state["scheduler"]["num_steps"]))
     steps = state["adam_steps"]
     for adam in (optimizer.optimizer for optimizer in _optimizers(learner)):
         for group in adam.param_groups:

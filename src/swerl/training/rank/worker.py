@@ -52,6 +52,8 @@ def main() -> None:
     _die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # A scheduler signals every process of a job; the controller ends the ranks after the step.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.filterwarnings("ignore", module="megatron")
     settings = WorkerSettings.model_validate_json(sys.argv[1])
     torch.set_num_threads(settings.options.threads)
