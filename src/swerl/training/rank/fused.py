@@ -99,16 +99,17 @@ def norm_gradients(
 def rotate_by_position(
     x: torch.Tensor,
     angles: torch.Tensor,
-    rotary_interleaved: bool = False,
-    multi_latent_attention: bool = False,
+    *,
     mscale: float = 1.0,
+    **interleaved: object,
 ) -> torch.Tensor:
     """Rotate pairs of values by their position's angles (RoPE, arXiv 2104.09864, eq. 34).
 
     Takes the place of Megatron-Core's formula, which has nine kernels. The last axis of `angles`
-    holds each angle twice; values of `x` beyond it stay. A pair's values are half that width apart.
+    holds each angle twice; values of `x` beyond it stay. A pair's values are half that width apart:
+    Megatron-Core's releases name the switches for neighbouring pairs differently, and all are off.
     """
-    assert not (rotary_interleaved or multi_latent_attention), "no family pairs neighbours"
+    assert not any(interleaved.values()), "no family pairs neighbours"
     rotated: torch.Tensor = _Rotation.apply(x, angles, mscale)  # type: ignore[no-untyped-call]
     return rotated
 

@@ -1,8 +1,9 @@
 """The gated delta net of Qwen3-Next, Qwen3.5 and Qwen3.6, on packed rows and any layout.
 
-Megatron-Core's version supports neither packed rows nor context ranks. Tensor ranks share key
-heads, each with its value heads; the projection's rows are grouped accordingly. Context ranks share
-the heads again while the rule runs along whole rows.
+Megatron-Core has packed rows and context ranks for it since 0.18, and no shared prefixes; this
+layer is also the reference in fp32 on a CPU. Tensor ranks share key heads, each with its value
+heads; the projection's rows are grouped accordingly. Context ranks share the heads again while the
+rule runs along whole rows.
 
 State and arithmetic are fp32 for any input type, and start at zero in every row. If rows share
 prefixes, the pack is cut into nodes where a row branches off; a node starts with its parent's last

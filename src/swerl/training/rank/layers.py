@@ -15,7 +15,6 @@ from megatron.core.models.common.embeddings import rope_utils
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -33,7 +32,7 @@ from swerl.training.rank.attention import PackedAttention
 from swerl.training.rank.context import Forest
 from swerl.training.rank.fused import rms_norm, rotate_by_position
 from swerl.training.rank.gated_delta import GatedDeltaNet
-from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules, permute
+from swerl.training.rank.moe import GroupedExperts, ReplayRouter, RouterRules
 
 
 def block_spec(config: TransformerConfig, shapes: Mapping[str, Json]) -> TransformerBlockSubmodules:
@@ -78,7 +77,6 @@ def _layer(config: TransformerConfig, *, gated_delta: bool) -> ModuleSpec:
 
 
 def _experts(config: TransformerConfig, rules: RouterRules) -> ModuleSpec:
-    token_dispatcher.permute = permute
     spec: ModuleSpec = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
     spec.submodules.experts = GroupedExperts
     spec.submodules.router = partial(ReplayRouter, rules=rules)

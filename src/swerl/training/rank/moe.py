@@ -164,27 +164,6 @@ def _of_experts(value: torch.Tensor) -> torch.nn.Parameter:
     return parameter
 
 
-def permute(
-    tokens: torch.Tensor,
-    routing_map: torch.Tensor,
-    probs: torch.Tensor | None = None,
-    num_out_tokens: int | None = None,
-    **unused: object,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Return tokens and weights sorted by expert, and each one's token, as Megatron-Core does.
-
-    Its version asks the device how many experts were chosen, twice. Here the number is known: every
-    token has `num_out_tokens / N` experts. Shapes: tokens (N, H), map and weights (N, E).
-    """
-    assert num_out_tokens is not None
-    chosen_EN = routing_map.T.flatten()
-    # Row-major in (E, N): by expert, then by token.
-    flat_T = torch.nonzero_static(chosen_EN, size=num_out_tokens).squeeze(1)
-    token_T = flat_T % len(routing_map)
-    weights_T = None if probs is None else probs.T.flatten().index_select(0, flat_T)
-    return tokens.index_select(0, token_T), weights_T, token_T
-
-
 def _multiply_grouped(
     x_TI: torch.Tensor, weight_EOI: torch.Tensor, tokens_per_expert: torch.Tensor
 ) -> torch.Tensor:

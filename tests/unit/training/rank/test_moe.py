@@ -34,21 +34,3 @@ def test_experts_multiplied_in_one_call_equal_those_in_turn() -> None:
     for grouped, in_turn in zip(*results, strict=True):
         assert grouped is not None and in_turn is not None
         torch.testing.assert_close(grouped, in_turn)
-
-
-def test_permutation_without_a_host_sync_is_megatrons() -> None:
-    from megatron.core.transformer.moe.moe_utils import permute as of_megatron
-
-    from swerl.training.rank.moe import permute
-
-    torch.manual_seed(0)
-    tokens, probs = torch.randn(12, 5), torch.rand(12, 6)
-    is_chosen = torch.zeros(12, 6, dtype=torch.bool).scatter(1, probs.topk(3).indices, True)
-    found = []
-    for way in (permute, of_megatron):
-        inputs = (tokens.clone().requires_grad_(), probs.clone().requires_grad_())
-        moved, weights, order = way(inputs[0], is_chosen, probs=inputs[1], num_out_tokens=36)
-        assert weights is not None
-        (moved.square().sum() + (weights * torch.arange(36.0)).sum()).backward()
-        found.append((moved, weights, order, inputs[0].grad, inputs[1].grad))
-    assert all(map(torch.equal, *found))
