@@ -330,7 +330,7 @@ def check_kernels(node: str, modules: Sequence[str], gpu: str) -> Iterator[Machi
         return
     absent = [name for name in modules if find_spec(name) is None]
     detail = f"not installed: {', '.join(absent)}" if absent else ", ".join(modules)
-    fix = f"{install_command('gpu')}; or set trainer.require_kernels = false for a slow loop"
+    fix = install_command("gpu")
     yield check_result(node, "kernels", detail, good=not absent, fix=fix)
     if not gpu.startswith(("h100", "h200")) or find_spec("tilelang"):
         return

@@ -115,5 +115,5 @@ def cpus_per_node(recipe: Recipe) -> int:
     cluster = recipe.cluster
     if cluster.gpus_per_node:
         return cluster.gpus_per_node + cluster.sandbox_cpus
-    threads = max(1, recipe.trainer.ranks // cluster.nodes) * recipe.trainer.threads
+    threads = max(1, recipe.trainer.ranks // cluster.nodes)
     return threads + cluster.sandbox_cpus

@@ -82,8 +82,7 @@ def _episode_bytes(recipe: Recipe, shape: Shape) -> int:
 
 def kernel_modules(recipe: Recipe, shape: Shape) -> tuple[str, ...]:
     """Return the modules that every machine of a run must have for fast GPU kernels."""
-    required = recipe.cluster.gpus_per_node and recipe.trainer.require_kernels
-    return EXTRAS["gpu"] if required and shape.num_linear_layers else ()
+    return EXTRAS["gpu"] if recipe.cluster.gpus_per_node and shape.num_linear_layers else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,12 +137,6 @@ class SftSection(Section):
         "solved",
     )
     """Verdicts to keep; `ungraded` are the sessions of `swerl serve`."""
-    min_reward: float | None = None
-    """Least reward to keep. None: any."""
-    max_tokens: int | None = Field(None, ge=2)
-    """Longest row to keep, in tokens. None: the longest that the trainer takes."""
-    agents: tuple[str, ...] = ()
-    """Agents whose Episodes are kept. Empty: all."""
     max_per_task: int | None = Field(None, ge=1)
     """Maximum Episodes of one Task, chosen at random: easy Tasks would outweigh hard ones. None:
     all. Copies of the same tokens count once in any case."""
@@ -237,11 +231,6 @@ class TrainerSection(Section):
     """Recompute activations backwards: slower, far less memory. A number: that many layers."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory."""
-    require_kernels: bool = True
-    """Refuse GPUs for a model with linear attention without the kernels of the extra `gpu`. Without
-    them a loop in Python takes 13 to 21 seconds a micro-batch of 96,000 tokens (estimated)."""
-    threads: int = Field(1, ge=1)
-    """Torch threads per rank. More help only if cores are idle."""
     step_timeout_s: float = Field(7200.0, gt=0)
     """Seconds after which a step, a checkpoint or a weight update counts as hung: every rank writes
     its stack to its log and the trainer fails. The longest planned step takes half an hour."""
@@ -339,8 +328,6 @@ class EvalSection(Section):
     """Episodes per Task, k. With more than one, pass@k is reported beside pass@1."""
     temperature: float | None = Field(None, gt=0)
     """Sampling temperature. None: `rollout.temperature`, as in training."""
-    max_new_tokens: int | None = Field(None, ge=1)
-    """Maximum tokens of one reply. None: `rollout.max_new_tokens`."""
     best: str = "heldout"
     """Split whose pass@1 selects the best step; the checkpoint of that step is kept."""
 

@@ -94,7 +94,7 @@ class _Choice:
     def add(self, episode: KeptEpisode, trajectory: Trajectory) -> None:
         rows = to_samples(trajectory, episode=episode.id, task=episode.task)
         longest = max((len(row.ids) for row in rows), default=0)
-        if longest > min(self.section.max_tokens or longest, self.reader.max_tokens):
+        if longest > self.reader.max_tokens:
             self.left_out["too long"] += 1
         elif not rows:
             self.left_out["without token ids"] += 1
@@ -124,7 +124,7 @@ def open_kept(recipe: Recipe, root: Path, reader: Reader, emit: Emit) -> list[Ke
         raise RecipeError(
             f"sft keeps no Episode of {', '.join(map(str, recipe.sft.sources))}: "
             f"{reasons or 'they hold none'}",
-            hint="widen sft.verdicts, sft.agents or sft.max_tokens, or name other sft.sources",
+            hint="widen sft.verdicts, or name other sft.sources",
         )
     num_tokens = sum(episode.num_trained for episode in episodes)
     text = f"kept {len(episodes)} episodes, {num_tokens:,} tokens to train"
@@ -199,15 +199,9 @@ def _found(
 
 
 def _passes(episode: KeptEpisode, choice: _Choice) -> bool:
-    section, reason = choice.section, ""
-    if episode.verdict not in section.verdicts:
-        reason = episode.verdict
-    elif section.min_reward is not None and episode.reward < section.min_reward:
-        reason = "below sft.min_reward"
-    elif section.agents and episode.agent not in section.agents:
-        reason = "of other agents"
-    choice.left_out[reason] += bool(reason)
-    return not reason
+    passes = episode.verdict in choice.section.verdicts
+    choice.left_out[episode.verdict] += not passes
+    return passes
 
 
 def _check_run(run: FoundRun, recipe: Mapping[str, Any], reader: Reader) -> None:

@@ -56,7 +56,7 @@ _MAY_CHANGE = {
     ),
     "trainer.": (
         *("ranks", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),
-        *("tokens_per_micro_batch", "recompute", "offload_optimizer", "shared_prefixes", "threads"),
+        *("tokens_per_micro_batch", "recompute", "offload_optimizer", "shared_prefixes"),
         *("lr", "lr_end", "warmup_steps", "save_every", "async_save"),
         *("restarts", "step_timeout_s"),
     ),

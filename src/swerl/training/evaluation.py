@@ -81,8 +81,9 @@ def _trained_rate(folder: RunFolder, names: Iterable[str], mix: Sequence[MixedAg
 
 
 def _settings(parts: Parts, section: EvalSection) -> Parts:
-    defaults = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
-    chosen = {name: value for name, value in defaults.items() if value is not None}
+    if section.temperature is None:
+        return parts
+    chosen = {"temperature": section.temperature}
     return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
 
 

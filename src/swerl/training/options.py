@@ -25,6 +25,8 @@ class TrainerOptions(TrainerSection):
     """Divisor of the logits, so that the trained policy is the one that the engine samples."""
     adam_beta2: float = Field(0.98, ge=0, lt=1)
     """Decay of the squared gradient's running mean; below 0.999 because runs are short."""
+    threads: int = Field(1, ge=1)
+    """Torch threads per rank: ranks share the cores, and a tiny model gains nothing from more."""
     seed: int = 0
     """Seed of the ranks' random state."""
     weight_bucket_mib: int = Field(1024, ge=1)

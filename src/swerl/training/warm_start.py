@@ -150,7 +150,6 @@ def _trainer_options(recipe: Recipe, work: Path, log_dir: Path) -> TrainerOption
         log_dir=log_dir / "warm-start",
         ranks=recipe.trainer.ranks,
         tensor_parallel=recipe.trainer.tensor_parallel,
-        threads=recipe.trainer.threads,
         lr=_LR,
         warmup_steps=min(_WARMUP_STEPS, num_steps // 2),
         steps=max(num_steps, 1),

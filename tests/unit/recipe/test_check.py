@@ -44,7 +44,6 @@ BESIDE = {
 }
 FREE = {
     "name": "the run's own name",
-    "sft.agents": "agents of the sources: those without a kept Episode are counted",
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `swerl doctor` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",

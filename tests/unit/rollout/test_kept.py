@@ -83,13 +83,12 @@ def test_episodes_are_chosen_by_outcome_and_each_reason_is_counted(tmp_path: Pat
     (run / "episodes" / "00000" / "b.3" / "patch.diff").touch()
     damaged = record.write(run / "episodes" / "00000" / "b.4", _episode("00000/b.4", (27,)))
     (run / "episodes" / damaged.id / "trajectory.json").write_text("{")
-    recipe = _recipe(run, min_reward=0.5, max_tokens=100, max_per_task=2)
+    recipe = _recipe(run, max_per_task=2)
     kept, left_out = choose(recipe, _reader(tmp_path))
     assert [each.task for each in kept] == ["a", "a"]
     assert left_out == {
         "copies": 1,
         "unsolved": 1,
-        "below sft.min_reward": 1,
         "too long": 1,
         "unfinished or damaged": 2,
         "over sft.max_per_task": 1,
@@ -244,7 +243,7 @@ def test_rows_of_another_model_are_refused(
     [
         ({"sft": {"sources": ["none"]}, "algorithm": {"type": "sft"}}, "none does not exist"),
         ({"sft": {"sources": ["."]}}, "compares new attempts"),
-        ({"sft": {"min_reward": 1}}, "names no folder"),
+        ({"sft": {"max_per_task": 1}}, "names no folder"),
         (
             {"sft": {"sources": ["."]}, "schedule": {"mode": "async"}, "cluster": {}},
             "for new Episodes",
