@@ -294,7 +294,6 @@ def counted_model(config: Mapping[str, Any], options: Any) -> Any:
         def config(self, hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
             shapes = super().config(hf_config)
             settings = {**shapes["transformer"], "perform_initialization": False}
-            settings["moe_token_dispatcher_type"] = "alltoall"  # DeepEP knows no fake ranks
             return {**shapes, "transformer": settings}
 
     return models.build_model(Uninitialised(), config, options).train()

@@ -358,9 +358,9 @@ def _require_tasks(source: str, least: int = 0) -> None:
     if not graders:
         hint = "`swerl convert` prints why it rejects rows"
         raise RecipeError(f"{source} holds no task", hint=hint)
-    require_enough(graders.total(), least)
     for grader in sorted(graders):
         plugins.load("graders", grader)
+    require_enough(graders.total(), least)
 
 
 def require_enough(num_tasks: int, least: int) -> None:

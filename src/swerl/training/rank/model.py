@@ -15,7 +15,6 @@ holds N / ranks positions between the matrices (sequence parallelism).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -138,9 +137,6 @@ def build_model(
 def _settings(options: TrainerOptions) -> dict[str, object]:
     """Return the part of TransformerConfig that does not depend on the model."""
     dtype = _DTYPES[options.dtype]
-    # Megatron's switch for DeepEP: a token is sent once to each rank that has one of its experts.
-    splits_experts = options.expert_parallel * options.expert_tensor_parallel > 1
-    has_deepep = splits_experts and find_spec("deep_ep") is not None
     settings: dict[str, object] = {
         "activation_func": F.silu,
         "tensor_model_parallel_size": options.tensor_parallel,
@@ -153,7 +149,7 @@ def _settings(options: TrainerOptions) -> dict[str, object]:
         "variable_seq_lengths": options.pipeline_parallel > 1,
         # The backward pass does not read what was sent to the next stage.
         "deallocate_pipeline_outputs": True,
-        "moe_token_dispatcher_type": "flex" if has_deepep else "alltoall",
+        "moe_token_dispatcher_type": "alltoall",
         # Megatron refuses one expert per token without it; its own routing is not used (moe.py).
         "moe_router_pre_softmax": True,
         "bf16": options.dtype == "bf16",

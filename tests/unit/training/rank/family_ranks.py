@@ -1,4 +1,4 @@
-"""Ranks that train models as specs: `python -m …family_ranks JOBS [MODULES]`.
+"""Ranks that train models as specs: `python -m …family_ranks JOBS`.
 
 A job is one model under one layout. The file holds lists of jobs by number of ranks. One process
 loads Megatron-Core and forks the ranks of each list, which run its jobs one after the other: a test
@@ -48,17 +48,11 @@ def largest_gaps(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     return gaps
 
 
-def run_ranks(
-    file: Path, specs: Mapping[int, Sequence[Mapping[str, Any]]], modules: Path | None = None
-) -> None:
-    """Write the jobs to `file` and run them; fail with the ranks' output.
-
-    `modules` is a folder that the ranks import from, too.
-    """
+def run_ranks(file: Path, specs: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the jobs to `file` and run them; fail with the ranks' output."""
     file.write_text(json.dumps(specs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     argv = [sys.executable, "-m", "tests.unit.training.rank.family_ranks", str(file)]
-    argv += [str(modules)] if modules else []
     limit_s = 600 + 60 * sum(map(len, specs.values()))
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, done.stderr[-6000:]
@@ -69,7 +63,6 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     _die_with_parent()
-    sys.path[:0] = sys.argv[2:]
     megatron_cpu.install()
     # Loaded here once, for all ranks.
 
@@ -141,8 +134,6 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     found["weights"] = {name: tensor.clone() for name, tensor in learner.whole_weights()}
     found["adapters"] = _adapters(learner)
     found["gradient_bytes"] = sum(each.numel() * 4 for each in learner._gradient_buffers())
-    deepep = sys.modules.get("deep_ep")
-    found["deepep_calls"] = 0 if deepep is None else deepep.Buffer.num_calls
     ends: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
         ends, (found["num_skipped"], unchanged, digest(found["weights"].items()))
