@@ -72,8 +72,6 @@ class CheckpointRef:
     num_bytes: int
     write_s: float
     """Seconds from the copy to the end, mostly in parallel with training."""
-    warning: str = ""
-    """A warning for the user, such as a disk that is nearly full."""
 
 
 @dataclass(frozen=True, slots=True)

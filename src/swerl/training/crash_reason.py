@@ -1,7 +1,6 @@
 """Find why a rank ended or hangs from its log: the exception and its place in the project.
 
-The exit status decides what to search for. So warnings after an exception, and old exceptions that
-the rank survived, are not mistaken for the reason.
+The exit status decides what to search for, so warnings after an exception are not mistaken for it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ _LIBRARIES = re.compile(r".*(/site-packages/|/dist-packages/|/lib/python[\d.]*/|
 """Beginning of a path into a library, also one of a virtual environment."""
 _TORCH_HOOKS = ("__torch_function__", "__torch_dispatch__")
 """Functions that torch calls on the way to every other function."""
-_HARMLESS = ("Exception in thread", "Exception ignored in")
 _WARNING = re.compile(r"warning|^\[\w+\]:\[W|^W\d{4}", re.IGNORECASE)
 _PEERS = ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError")
 _MEMORY = ("OutOfMemoryError", "MemoryError", "out of memory", "can't allocate memory")
@@ -95,12 +93,12 @@ def _advice(text: str) -> str:
 def _exception(lines: Sequence[str]) -> str:
     """Return the exception that ended a Python process, and its place."""
     starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
-    fatal = [start for start in starts if not _is_harmless(lines, start)] or starts
-    if not fatal:
+    if not starts:
         return ""
-    prefix = lines[fatal[-1]].removesuffix(_TRACEBACK).replace("+ Exception Group ", "| ")
+    # torch puts the rank before each line.
+    prefix = lines[starts[-1]].removesuffix(_TRACEBACK)
     # Frames are indented below the prefix; the first line that is not names the exception.
-    block = [line.removeprefix(prefix) for line in lines[fatal[-1] + 1 :]]
+    block = [line.removeprefix(prefix) for line in lines[starts[-1] + 1 :]]
     frames: list[str] = []
     for line in block:
         if line and not line[0].isspace():
@@ -110,11 +108,6 @@ def _exception(lines: Sequence[str]) -> str:
             return f"{raised} (in {place})" if place else raised
         frames.append(line)
     return ""
-
-
-def _is_harmless(lines: Sequence[str], start: int) -> bool:
-    """Return whether a traceback is of an exception that ends no process."""
-    return start > 0 and any(sign in lines[start - 1] for sign in _HARMLESS)
 
 
 def _fatal(lines: Sequence[str]) -> str:

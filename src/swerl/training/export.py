@@ -27,7 +27,6 @@ from swerl.engines._weights import shards
 from swerl.recipe.hub import model_name
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import INITIAL_MODEL
-from swerl.runs import history
 from swerl.runs.layout import RunFolder
 from swerl.training.adapter_folder import Factors, in_pairs, merge, to_peft, write_adapters
 from swerl.training.checkpoint import folder as checkpoints
@@ -94,7 +93,7 @@ def export(root: Path, target: Path, options: ExportOptions) -> ExportedModel:
             write = _Writer(recipe, source, CheckpointReader(folder), meta, options)
             num_params, num_bytes, checksum = write.into(temporary)
             exported = ExportedModel(target, meta.step, num_params, num_bytes, checksum)
-            card = model_card(run, recipe, exported, source, adapter=options.adapter)
+            card = model_card(recipe, exported, source, adapter=options.adapter)
             write_text(temporary / "README.md", card)
             # Write SHA256SUMS for `sha256sum -c`.
             files = sorted(path for path in temporary.iterdir())
@@ -247,46 +246,21 @@ def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype:
     copy_tokenizer(source, folder)
 
 
-def model_card(
-    run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path, *, adapter: bool = False
-) -> str:
-    """Return the README.md: origin, settings, evaluations. Its form is the Hugging Face hub's."""
-    lines = [*_lines(run, recipe, exported, source), "", "```python"]
-    if adapter:
-        lines[1] = "library_name: peft"
-        lines += ["from peft import AutoPeftModelForCausalLM", ""]
-        lines += ['model = AutoPeftModelForCausalLM.from_pretrained(".")', "```"]
-    else:
-        lines += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-        lines += ['model = AutoModelForCausalLM.from_pretrained(".", dtype="auto")']
-        lines += ['tokenizer = AutoTokenizer.from_pretrained(".")', "```"]
-    return "\n".join([*lines, "", "`sha256sum -c SHA256SUMS` checks the files."]) + "\n"
+def model_card(recipe: Recipe, exported: ExportedModel, source: Path, *, adapter: bool) -> str:
+    """Return the README.md with the model's origin. Its form is the Hugging Face hub's."""
+    library, origin = "peft" if adapter else "transformers", model_name(source)
+    base = f"base_model: {origin.partition('@')[0]}\n" if "/" in origin else ""
+    return f"""---
+library_name: {library}
+pipeline_tag: text-generation
+{base}tags:
+- reinforcement-learning
+- swerl
+---
+# {recipe.name}, step {exported.step}
 
-
-def _lines(run: RunFolder, recipe: Recipe, exported: ExportedModel, source: Path) -> Iterator[str]:
-    name = f"{recipe.name}, step {exported.step}"
-    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation")
-    origin = model_name(source)
-    if "/" in origin:
-        yield f"base_model: {origin.partition('@')[0]}"
-    yield from ("tags:", "- reinforcement-learning", "- swerl", "---", f"# {name}", "")
-    yield f"`{origin}`, trained as a coding agent by reinforcement learning with swerl."
-    yield from ("", "| fact | value |", "|---|---|")
-    yield f"| run | {recipe.name} |"
-    yield f"| optimizer steps | {exported.step} of {recipe.steps} |"
-    yield f"| parameters | {exported.num_params:,} |"
-    yield f"| model family | {recipe.model.family} |"
-    yield f"| algorithm | {recipe.algorithm.type} |"
-    yield f"| harness | {', '.join(agent.type for agent in recipe.agents)} |"
-    yield f"| tasks | {Path(recipe.tasks.source).name} |"
-    if lora := recipe.trainer.lora.rank:
-        yield f"| LoRA | rank {lora}, alpha {recipe.trainer.lora.alpha:g} |"
-    yield f"| peak learning rate | {recipe.trainer.lr:g} |"
-    yield f"| weights' checksum | `{exported.checksum}` |"
-    yield f"| swerl | {__version__} |"
-    evals = history.read(run.events).evals if run.events.exists() else {}
-    rows = [(split, step, rate) for split, points in evals.items() for step, rate in points]
-    past = [row for row in rows if row[1] <= exported.step]
-    if past:
-        yield from ("", "| evaluation | after step | solve rate |", "|---|---|---|")
-        yield from (f"| {split} | {step} | {rate:.3f} |" for split, step, rate in past)
+`{origin}`, trained as a coding agent by reinforcement learning with swerl {__version__}:
+algorithm {recipe.algorithm.type}, {exported.step} of {recipe.steps} steps, {exported.num_params:,}
+parameters. Checksum of the weights: `{exported.checksum}`. `sha256sum -c SHA256SUMS` checks the
+files.
+"""

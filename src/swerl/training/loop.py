@@ -61,7 +61,7 @@ async def run(training: Training) -> history.RunHistory:
     counters = await _resume(training)
     state = folder.read_state()
     async with (
-        Commits(training.trainer, folder, training.emit) as commits,
+        Commits(training.trainer, folder) as commits,
         _open_schedule(training, counters.versions, state.cursor) as schedule,
     ):
         for step in range(state.step, recipe.steps):
@@ -232,10 +232,9 @@ class Commits:
     last whole one; Episodes that were finished by then are reused.
     """
 
-    def __init__(self, trainer: Trainer, folder: RunFolder, emit: Emit) -> None:
+    def __init__(self, trainer: Trainer, folder: RunFolder) -> None:
         self._trainer = trainer
         self._folder = folder
-        self._emit = emit
         self._saving: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Commits:
@@ -268,9 +267,7 @@ class Commits:
             self._saving = None
 
     async def _commit(self, state: RunState) -> None:
-        saved = await self._trainer.saved()
-        if saved and saved.warning:
-            self._emit(Notice(saved.warning))
+        await self._trainer.saved()
         # An evaluation may have written its own result to the state since.
         current = self._folder.read_state()
         self._folder.write_state(replace(state, evals_done=current.evals_done, best=current.best))

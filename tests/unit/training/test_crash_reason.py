@@ -95,19 +95,6 @@ def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
     assert cause.text == "RuntimeError: no batch (in <string>:13, <module>)"
 
 
-def test_the_end_of_a_thread_is_not_that_of_the_process(package: Path) -> None:
-    script = (
-        "import step, threading, atexit\n"
-        "thread = threading.Thread(target=step.learn, args=('',))\n"
-        "atexit.register(thread.run)\n"  # ends in a traceback after the one that counts
-        "raise ExceptionGroup('two', [KeyError('first')])"
-    )
-    log, end = ended(package, script)
-    assert log.read_text().rstrip().endswith("Expecting value: line 1 column 1 (char 0)")
-    text = crash_reason(log, end).text
-    assert text == "ExceptionGroup: two (1 sub-exception) (in <string>:12, <module>)"
-
-
 def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None:
     log, end = ended(package, "import step\nstep.learn('')")
     lines = log.read_text().splitlines()

@@ -16,7 +16,6 @@ from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory
-from swerl.runs.layout import open_run
 from swerl.training import efficiency
 from swerl.training.efficiency import CostMeter
 
@@ -143,19 +142,6 @@ def test_recipes_own_prices_override_the_price_book() -> None:
 
 def test_without_a_price_there_are_no_dollars() -> None:
     assert "dollars" not in Run("cluster.gpu=a100").step()
-
-
-def test_raised_cap_is_no_other_recipe(tmp_path: Path) -> None:
-    def opened(steps: int, **cost: object) -> None:
-        recipe = Recipe.model_validate({"name": "r", "steps": steps, "cost": cost})
-        with open_run(tmp_path / "r", recipe.model_dump(mode="json")):
-            pass
-
-    opened(5, max_dollars=1)
-    opened(5, max_dollars=2, prices={"h100_hour": 3})
-    assert '"max_dollars": 2.0' in (tmp_path / "r" / "recipe.resolved.json").read_text()
-    with pytest.raises(RecipeError, match="steps"):
-        opened(6, max_dollars=3)
 
 
 def test_mfu_is_the_models_own_arithmetic_over_the_gpus_peak() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swerl.core.errors import NotFiniteError, TrainerError
-from swerl.core.events import Event, Notice, ignore
+from swerl.core.events import Event, ignore
 from swerl.core.learning import Batch, CheckpointRef, StepStats
 from swerl.core.sample import Sample
 from swerl.recipe.schema import Recipe
@@ -37,7 +37,7 @@ class Trainer:
 
     async def saved(self) -> CheckpointRef:
         await asyncio.sleep(0.05)
-        return CheckpointRef(self.steps[-1], 1, 0.1, "")
+        return CheckpointRef(self.steps[-1], 1, 0.1)
 
 
 class Waits:
@@ -148,10 +148,9 @@ async def test_a_step_leaves_its_own_log_probabilities_or_none(tmp_path: Path) -
 class Saves:
     """A trainer that writes checkpoints as slowly as a test wants; it does nothing else."""
 
-    def __init__(self, *, warning: str = "", error: Exception | None = None) -> None:
+    def __init__(self, *, error: Exception | None = None) -> None:
         self.begun: list[tuple[int, tuple[int, ...]]] = []
         self.is_whole = asyncio.Event()
-        self._warning = warning
         self._error = error
 
     async def save(self, step: int, *, kept: Any = ()) -> None:
@@ -162,15 +161,15 @@ class Saves:
         if self._error:
             raise self._error
         step = self.begun[-1][0]
-        return CheckpointRef(step, 1, 0.1, self._warning)
+        return CheckpointRef(step, 1, 0.1)
 
 
 async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_later_evaluations(
     tmp_path: Path,
 ) -> None:
-    trainer, events = Saves(warning="the disk is almost full"), list[Event]()
+    trainer = Saves()
     with open_run(tmp_path / "run", {}) as folder:
-        async with Commits(trainer, folder, events.append) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+        async with Commits(trainer, folder) as commits:  # type: ignore[arg-type]  # a part of a Trainer
             await commits.begin(RunState(step=1, versions=("a",)))
             await asyncio.sleep(0)
             assert folder.read_state().step == 0
@@ -180,13 +179,12 @@ async def test_the_state_moves_when_the_checkpoint_is_whole_and_keeps_later_eval
             folder.write_state(evaluated)
             trainer.is_whole.set()
         assert folder.read_state() == replace(evaluated, step=1, versions=("a",))
-    assert events == [Notice("the disk is almost full")]
 
 
 async def test_one_checkpoint_follows_the_other_and_the_best_one_is_spared(tmp_path: Path) -> None:
     trainer = Saves()
     with open_run(tmp_path / "run", {}) as folder:
-        async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+        async with Commits(trainer, folder) as commits:  # type: ignore[arg-type]  # a part of a Trainer
             await commits.begin(RunState(step=1))
             second = asyncio.create_task(commits.begin(RunState(step=2)))
             await asyncio.sleep(0)
@@ -203,6 +201,6 @@ async def test_a_checkpoint_that_cannot_be_written_commits_nothing(tmp_path: Pat
     trainer.is_whole.set()
     with open_run(tmp_path / "run", {}) as folder:
         with pytest.raises(TrainerError, match="no space left"):
-            async with Commits(trainer, folder, print) as commits:  # type: ignore[arg-type]  # a part of a Trainer
+            async with Commits(trainer, folder) as commits:  # type: ignore[arg-type]  # a part of a Trainer
                 await commits.begin(RunState(step=1))
         assert folder.read_state().step == 0

@@ -41,7 +41,6 @@ class SaveOutcome:
     num_bytes: int = 0
     write_s: float = 0.0
     """Seconds from the copy to the rename; training continues during most of them."""
-    warning: str = ""
     error: str = ""
     hint: str = ""
 
@@ -103,17 +102,6 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def space_warning(parent: Path, num_bytes: int) -> str:
-    """Return a warning if the next checkpoint will not fit, or an empty text."""
-    free = shutil.disk_usage(parent).free
-    if free >= num_bytes * _MARGIN:
-        return ""
-    return (
-        f"the disk of {parent} has {free / _GIB:.2f} GiB left; "
-        f"the next checkpoint needs {num_bytes / _GIB:.2f} GiB"
-    )
-
-
 def put_outcome(parent: Path, outcome: SaveOutcome) -> None:
     write_json(_outcome(parent, outcome.step), asdict(outcome))
 
@@ -154,7 +142,7 @@ async def wait_until_whole(
         await asyncio.sleep(_POLL_S)
     if outcome.error:
         raise TrainerError(outcome.error, hint=outcome.hint)
-    return CheckpointRef(step, outcome.num_bytes, outcome.write_s, outcome.warning)
+    return CheckpointRef(step, outcome.num_bytes, outcome.write_s)
 
 
 @dataclass(frozen=True, slots=True)

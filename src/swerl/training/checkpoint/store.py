@@ -222,12 +222,7 @@ class Checkpoints:
             spare = {*save.kept, *(() if self._base is None else (self._base,))}
             folders.prune(self._parent, save.step, spare=spare)
             self._base = save.step
-            outcome = SaveOutcome(
-                save.step,
-                meta.num_bytes,
-                time.monotonic() - save.began,
-                folders.space_warning(self._parent, meta.num_bytes),
-            )
+            outcome = SaveOutcome(save.step, meta.num_bytes, time.monotonic() - save.began)
         except Exception as error:  # noqa: BLE001 - the other ranks' threads wait for an answer
             shutil.rmtree(folders.part_of(save.folder), ignore_errors=True)
             outcome = SaveOutcome(

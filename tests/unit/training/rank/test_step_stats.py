@@ -65,7 +65,7 @@ def test_rows_of_another_engine_spread_the_mismatch(gaps: tuple[float, ...], spr
     mask_BT = rows.clone()
     mask_BT[-1] = 0  # A row of padding has no say.
     micro = MicroBatch(
-        *(None,) * 2, None, -rows, mask_BT, rows, *(rows[:, 0],) * 2, sampled_B=rows[:, 0]
+        *(None,) * 3, -rows, None, mask_BT, rows, *(rows[:, 0],) * 2, sampled_B=rows[:, 0]
     )  # type: ignore[arg-type]
     logp_BT = -rows + torch.tensor([*gaps, 1.0], dtype=torch.float64).unsqueeze(1)
     figures = {**compare(logp_BT, micro), "loss": 0.0}
