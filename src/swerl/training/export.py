@@ -2,7 +2,7 @@
 
 A run with LoRA has adapters in its checkpoint: they are merged into the model's own weights, or
 written as PEFT's folder. Tensors are converted one by one, so any model needs a few times the
-memory of its largest tensor. It needs neither a GPU nor Megatron-Core. The parallel layout of the
+memory of one file of 2 GB. It needs neither a GPU nor Megatron-Core. The parallel layout of the
 run does not matter: a checkpoint names its tensors by the whole model.
 """
 

@@ -1,9 +1,4 @@
-"""Read and write model folders in Hugging Face format, one tensor in memory at a time.
-
-A safetensors file begins with a header that lists its tensors. The writer leaves room for it,
-appends tensors as they come, and fills in the header at the end. The format allows the spaces that
-remain.
-"""
+"""Read and write model folders in Hugging Face format, one file's tensors in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, SwerlError
@@ -25,10 +20,8 @@ from swerl.recipe.schema import LoraSection
 if TYPE_CHECKING:
     import torch
 
-HEADER_BYTES = 1 << 18
-"""Space reserved for a header: about two thousand tensors. A fuller file is closed."""
-SHARD_BYTES = 5 * 10**9
-"""Largest file; the Hugging Face hub recommends 5 GB."""
+SHARD_BYTES = 2 * 10**9
+"""Largest file, unless one tensor is larger: it is in memory twice while it is written."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -89,9 +82,9 @@ def publish(
 ) -> WeightRef:
     """Write Hugging Face tensors as a model folder, which appears whole under its version.
 
-    Tensors are written one by one as they come. config.json and the tokenizer are copied from
-    `source`. With `lora` they are adapters of the model in `source`, written as PEFT does. Older
-    versions are removed. Raises RunError on a full disk.
+    config.json and the tokenizer are copied from `source`. With `lora` the tensors are adapters of
+    the model in `source`, written as PEFT does. Older versions are removed. Raises RunError on a
+    full disk.
     """
     temporary = target.with_name(f".{target.name}.part")
     try:
@@ -125,8 +118,9 @@ def publish(
 class ShardWriter:
     """Write a model's tensors into a folder; use it as a context manager.
 
-    A single file is named `model.safetensors`; several are numbered and indexed. On exit,
-    `checksum` is set, computed as engines compute it. Every method raises OSError on a full disk.
+    A single file is named `model.safetensors`; several are numbered and indexed. One file's tensors
+    are in memory at a time. On exit, `checksum` is set, computed as engines compute it. Every
+    method raises OSError on a full disk.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int = SHARD_BYTES) -> None:
@@ -137,9 +131,9 @@ class ShardWriter:
         self._max_bytes = max_bytes
         self._digests: dict[str, bytes] = {}
         self._shards: list[list[str]] = []
-        """Tensor names, by finished file."""
-        self._file: BinaryIO | None = None
-        self._header: dict[str, Any] = {}
+        """Tensor names, by file."""
+        self._tensors: dict[str, torch.Tensor] = {}
+        """Those of the next file."""
         self._size = 0
 
     def __enter__(self) -> ShardWriter:
@@ -147,56 +141,39 @@ class ShardWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None:
-            self._end_file()
+            self._write_file()
             self._name_files()
             self.checksum = combine(self._digests)
-        elif self._file is not None:
-            self._file.close()
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write a tensor. Raises ValueError if the name was written before."""
+        """Add a tensor. Raises ValueError if the name was added before."""
         if name in self._digests:
             raise ValueError(f"two tensors are called {name!r}")
         import torch
 
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        data = flat.view(torch.uint8).numpy().data
-        dtype, shape = _DTYPES[str(tensor.dtype)], list(tensor.shape)
-        entry = {"dtype": dtype, "shape": shape}
-        if self._is_full(name, len(data), entry):
-            self._end_file()
-        file = self._open()
-        file.write(data)
-        self._header[name] = {**entry, "data_offsets": [self._size, self._size + len(data)]}
+        # A copy: the tensor may be a view of others, or change before the file is written.
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+        data = copy.reshape(-1).view(torch.uint8).numpy().data
+        if self._size + len(data) > self._max_bytes:
+            self._write_file()
+        self._tensors[name] = copy
         self._size += len(data)
         self.num_bytes += len(data)
-        self._digests[name] = tensor_digest(name, dtype, shape, data)
+        dtype = _DTYPES[str(tensor.dtype)]
+        self._digests[name] = tensor_digest(name, dtype, tensor.shape, data)
 
-    def _is_full(self, name: str, num_bytes: int, entry: Mapping[str, Any]) -> bool:
-        if not self._header:
-            return False
-        listed = len(json.dumps({**self._header, name: {**entry, "data_offsets": [10**15] * 2}}))
-        return self._size + num_bytes > self._max_bytes or listed > HEADER_BYTES
-
-    def _open(self) -> BinaryIO:
-        if self._file is None:
-            self._header = {"__metadata__": {"format": "pt"}}
-            self._size = 0
-            self._file = self._path(len(self._shards)).open("wb")
-            self._file.write(HEADER_BYTES.to_bytes(8, "little") + b" " * HEADER_BYTES)
-        return self._file
-
-    def _end_file(self) -> None:
-        if self._file is None:
+    def _write_file(self) -> None:
+        if not self._tensors:
             return
-        header = json.dumps(self._header, separators=(",", ":")).encode()
-        self._file.seek(8)
-        self._file.write(header)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._shards.append([name for name in self._header if name != "__metadata__"])
-        self._file, self._header = None, {}
+        from safetensors.torch import save
+
+        path = self._path(len(self._shards))
+        with path.open("wb") as file:
+            file.write(save(self._tensors, {"format": "pt"}))
+            file.flush()
+            os.fsync(file.fileno())
+        self._shards.append([*self._tensors])
+        self._tensors, self._size = {}, 0
 
     def _name_files(self) -> None:
         if len(self._shards) == 1:

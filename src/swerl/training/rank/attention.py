@@ -6,8 +6,8 @@ piece, attend to all positions before them. If rows share prefixes, a segment's 
 the keys of its whole path.
 
 In half precision on CUDA one kernel call attends all rows: torch's variable-length FlashAttention,
-with the kernels of FlashAttention 3 where they are installed, or flash-attn's if torch's has no
-grouped queries. Otherwise scaled dot-product attention takes one row after the other.
+with the kernels of FlashAttention 3 where they are installed. Otherwise scaled dot-product
+attention takes one row after the other.
 
 Axes: N positions of a context rank, M positions of all of them, heads, head_dim.
 """
@@ -184,12 +184,11 @@ def attend(
     has the queries' shape.
     """
     # The kernels compute in half precision only.
-    kernel = installed_kernel() if query.is_cuda and query.dtype is not torch.float32 else None
-    if kernel is None:
-        lengths = map(list, (query_lengths, key_lengths, key_lengths))
-        rows = zip(*map(torch.split, (query, key, value), lengths), strict=True)
-        return torch.cat([_row(q, k, v, scale) for q, k, v in rows])
-    return varlen(kernel, query, key, value, query_lengths, key_lengths, scale)
+    if query.is_cuda and query.dtype is not torch.float32:
+        return varlen(installed_kernel(), query, key, value, query_lengths, key_lengths, scale)
+    lengths = map(list, (query_lengths, key_lengths, key_lengths))
+    rows = zip(*map(torch.split, (query, key, value), lengths), strict=True)
+    return torch.cat([_row(q, k, v, scale) for q, k, v in rows])
 
 
 def varlen(
@@ -209,23 +208,15 @@ def varlen(
 
 
 @lru_cache(maxsize=1)
-def installed_kernel() -> Callable[..., Any] | None:
-    """Return the installed variable-length kernel, or None."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
+def installed_kernel() -> Callable[..., Any]:
+    """Return torch's variable-length kernel."""
+    from torch.nn.attention.varlen import varlen_attn
 
-        _prefer_flash3()
-        # Before this option came, grouped queries needed none.
-        has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
-        options: dict[str, Any] = {"enable_gqa": True} if has_option else {}
-        return partial(varlen_attn, window_size=_CAUSAL, **options)
-    except ImportError:
-        pass
-    try:
-        from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-    except ImportError:
-        return None
-    return lambda *inputs, scale: flash_attn_varlen_func(*inputs, softmax_scale=scale, causal=True)
+    _prefer_flash3()
+    # Before this option came, grouped queries needed none.
+    has_option = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"enable_gqa": True} if has_option else {}
+    return partial(varlen_attn, window_size=_CAUSAL, **options)
 
 
 def _prefer_flash3() -> None:
