@@ -76,10 +76,12 @@ def _layer(config: TransformerConfig, *, gated_delta: bool) -> ModuleSpec:
     return layer
 
 
-def _experts(config: TransformerConfig, rules: RouterRules) -> ModuleSpec:
-    spec: ModuleSpec = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
-    spec.submodules.experts = GroupedExperts
-    spec.submodules.router = partial(ReplayRouter, rules=rules)
+def _experts(config: TransformerConfig, rules: RouterRules) -> Any:
+    spec: Any = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts)
+    # Newer releases of Megatron-Core return a partial function.
+    parts = spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
+    parts.experts = GroupedExperts
+    parts.router = partial(ReplayRouter, rules=rules)
     return spec
 
 

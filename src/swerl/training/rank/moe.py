@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.fusions.fused_bias_swiglu import weighted_bias_swiglu_impl
-from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -55,14 +54,8 @@ class ReplayRouter(TopKRouter):  # type: ignore[misc]  # megatron-core ships no 
     replay_NK: torch.Tensor | None = None
     """Recorded choices of the current tokens, -1 without a record; set before each pass."""
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        pg_collection: ProcessGroupCollection | None = None,
-        *,
-        rules: RouterRules,
-    ) -> None:
-        super().__init__(config=config, pg_collection=pg_collection)
+    def __init__(self, config: TransformerConfig, *, rules: RouterRules, **groups: object) -> None:
+        super().__init__(config=config, **groups)
         self.rules = rules
         self.expert_bias: torch.nn.Parameter | None
         if rules.bias:
