@@ -85,11 +85,10 @@ def test_episodes_are_chosen_by_outcome_and_each_reason_is_counted(tmp_path: Pat
     (run / "episodes" / damaged.id / "trajectory.json").write_text("{")
     recipe = _recipe(run, max_per_task=2)
     kept, left_out = choose(recipe, _reader(tmp_path))
-    assert [each.task for each in kept] == ["a", "a"]
+    assert [each.task for each in kept] == ["a", "a", "b", "b"]
     assert left_out == {
         "copies": 1,
         "unsolved": 1,
-        "too long": 1,
         "unfinished or damaged": 2,
         "over sft.max_per_task": 1,
     }
@@ -103,15 +102,13 @@ def test_a_row_longer_than_the_trainer_takes_is_left_out(tmp_path: Path) -> None
     assert left_out == {"too long": 1}
 
 
-def test_agents_and_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    for folder in ("one", "two", "three"):
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-    one = _run(tmp_path / "one" / "run", _episode("00000/a.0", (20,)), agent="codex")
-    two = _run(tmp_path / "two" / "run", _episode("00000/a.0", (21,)), agent="codex")
-    three = _run(tmp_path / "three" / "run", _episode("00000/a.0", (22,)))
-    kept, left_out = choose(_recipe(one, two, three, agents=("codex",)), _reader(tmp_path))
+    one = _run(tmp_path / "one" / "run", _episode("00000/a.0", (20,)))
+    two = _run(tmp_path / "two" / "run", _episode("00000/a.0", (21,)))
+    kept, _ = choose(_recipe(one, two), _reader(tmp_path))
     assert [each.id for each in kept] == ["run/00000/a.0", "run/00000/a.0~2"]
-    assert left_out == {"of other agents": 1}
 
 
 def test_the_rows_of_a_step_train_each_sampled_token_once_in_its_own_prefix(
