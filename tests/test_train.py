@@ -182,9 +182,9 @@ def test_a_finished_run_says_so_at_once_and_another_recipe_is_refused(run: Run) 
     code, output = run.finish()
     assert code == 0
     assert "reward by step" in output
-    code, output = run.finish("--set", "trainer.lr=1e-3")
+    code, output = run.finish("--set", "seed=7")
     assert code == 2
-    assert "trainer.lr (0.0004 -> 0.001)" in output
+    assert "seed (0 -> 7)" in output
     assert "--set name=" in output
 
 
