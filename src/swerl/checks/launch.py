@@ -37,7 +37,7 @@ from swerl.plan.cost import estimate, from_recipe
 from swerl.plan.parameters import model_params
 from swerl.plan.plan import RecipePlan, kernel_modules
 from swerl.recipe.check import TWIN
-from swerl.recipe.hub import model_faults
+from swerl.recipe.hub import model_faults, model_name
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
 
@@ -152,7 +152,11 @@ async def check_model(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[Machin
         return
     owner = next((o for n, o in _ORGANISATIONS.items() if path.name.lower().startswith(n)), "OWNER")
     size_gb = model_params(planned.shape).total * 2 / 1e9
-    fix = f"hf download {owner}/{path.name} --local-dir {path}    # {size_gb:,.0f} GB in bf16"
+    command = f"hf download {owner}/{path.name} --local-dir {path}"
+    name, _, commit = model_name(path).partition("@")
+    if "/" in name:  # in the hub's cache, which has the same path on a machine with the same home
+        command = f"hf download {name} --revision {commit}"
+    fix = f"{command}    # {size_gb:,.0f} GB in bf16"
     for node in nodes.all:
         faults, size = await node.call(model_faults, path)
         detail = "; ".join(faults) or f"{path} is complete, {size / 1e9:,.1f} GB"
