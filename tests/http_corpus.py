@@ -70,41 +70,11 @@ SERVED = {
     "an offer of a WebSocket": b"<HIDDEN:Connection: Upgrade\r\nUpgrade: websocket\r\n><HIDDEN>",
 }
 """Two requests, each of which is answered, as is the one that ends the connection."""
-CHUNKS = {
-    "extensions": b'2;a=b\r\n{}\r\n0;c="d"\r\n\r\n',
-    "an extension of 1 MiB": b"2;" + b"a" * (1 << 20) + b"\r\n{}\r\n0\r\n\r\n",
-    "leading zeros": b"00000002\r\n{}\r\n000\r\n\r\n",
-}
-"""Chunked bodies of the two bytes `{}`."""
-NUM_PIPELINED = 500
-UPGRADES = ("websocket", "h2c", "HTTP/2.0", "TLS/1.0", "x")
 
 
 def answers(text: bytes) -> list[int]:
     """Return the statuses of the answers in a server's bytes."""
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", text)]
-
-
-def offer(request: bytes, protocol: str) -> bytes:
-    """Return a request with an offer to go on in another protocol."""
-    fields = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AA\r\n"
-    line, _, rest = request.partition(b"\r\n")
-    return line + b"\r\n" + fields.encode() + rest
-
-
-async def converse(host: str, port: int, *requests: bytes) -> bytes:
-    """Send each request after a part of the answer to the one before; return all answers."""
-    reader, writer = await asyncio.open_connection(host, port)
-    answer = b""
-    try:
-        async with asyncio.timeout(30):
-            for number, request in enumerate(requests, 1):
-                writer.write(request)
-                while len(answers(answer)) < number and (more := await reader.read(65536)):
-                    answer += more
-    finally:
-        writer.close()
-    return answer
 
 
 async def replay(host: str, port: int, data: bytes, *, first: bytes, hidden: bytes) -> bytes:

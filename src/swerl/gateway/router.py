@@ -1,14 +1,12 @@
 """HTTP: connections, request bodies, routing to a dialect, and answers.
 
 Every failure leaves in its vendor's format. A connection without a request has no cost but its
-socket, even if it sends one byte a minute. If there are too many, the one that was idle for longest
-is closed.
+socket, even if it sends one byte a minute. If there are too many, a new one is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -34,7 +32,6 @@ from swerl.gateway.bodies import (
 )
 from swerl.gateway.conversation import read_requester
 from swerl.gateway.limits import (
-    LONG_BYTES,
     LONG_MESSAGES,
     LONG_VALUES,
     MOST_MESSAGES,
@@ -45,8 +42,6 @@ from swerl.gateway.sessions import Session
 
 PING_S = 5.0
 """Seconds between two signs to a streaming client that its answer is pending."""
-GIVE_BACK_S = 2.0
-"""Seconds after a large body until its memory is returned to the system."""
 
 _MODELS = "/v1/models"
 _HEALTH_CHECKS = frozenset({"", "/api/hello", "/healthz"})
@@ -69,7 +64,6 @@ class Router:
         """Callback by connection, if it breaks after its last answer."""
         self._model_name = model_name
         self._admission = admission
-        self._is_giving_back = False
         self._on_refused = on_refused
         self._routes = _Routes()
 
@@ -95,10 +89,7 @@ class Router:
                 return web.Response(status=499)  # the client is gone
             if self._on_refused:
                 self._on_refused(session.id if session else "", error)
-            try:
-                return await _fail(request, stream, dialect, error)
-            finally:
-                _forget_frames(error)
+            return await _fail(request, stream, dialect, error)
 
     def _session(self, headers: Mapping[str, str], dialect: Dialect) -> Session:
         key = dialect.session_key(headers)
@@ -133,8 +124,6 @@ class Router:
         encoding = request.headers.get("Content-Encoding", "")
         async with conversation.admission.reading:
             body = await read_body(request, most)
-        if encoding or len(body) > LONG_BYTES:
-            self._give_back_soon()
         chat_request = await self._read(session, route.dialect, body, encoding, most)
         # A body may have 32 MiB, and the engine may sample for minutes.
         del body
@@ -185,19 +174,6 @@ class Router:
         # A head that is known is not parsed, but its messages are looked up.
         return replace(request, is_large=is_large or len(request.messages) > LONG_MESSAGES)
 
-    def _give_back_soon(self) -> None:
-        """Return freed memory to the system, once for all large bodies of the next seconds."""
-        if not self._is_giving_back:
-            self._is_giving_back = True
-            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
-
-    def _give_back(self) -> None:
-        self._is_giving_back = False
-        # glibc keeps what a large body used, several times over as bodies grow.
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim:
-            asyncio.get_running_loop().run_in_executor(None, trim, 0)
-
 
 async def _fail(
     request: web.BaseRequest, stream: EventStream, dialect: Dialect, error: Exception
@@ -208,17 +184,6 @@ async def _fail(
         return await (stream.fail(reply) if stream.started else send(request, reply))
     except ConnectionError:
         return web.Response(status=499)
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Drop an error's tracebacks.
-
-    Their frames hold the request, and an answer's frames hold its error: a refused body would stay
-    in memory until the next full garbage collection, which is rare in a large process.
-    """
-    while error:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +269,6 @@ class Server(web.Server):
         self._handler = handler
         self._on_break = on_break
         self._most = most
-        self._idle: dict[web.RequestHandler, asyncio.Transport] = {}
-        """Connections without a request, the longest idle first."""
 
     def __call__(self) -> AgentConnection:
         """Return the handler of a new connection. `read_object` decompresses bodies."""
@@ -313,32 +276,23 @@ class Server(web.Server):
         return AgentConnection(self, loop=loop, access_log=None, auto_decompress=False)  # type: ignore[arg-type]  # None is no log
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Add a connection; over the cap the longest idle one is closed, or else this one."""
+        """Add a connection, or close it if there are too many."""
         super().connection_made(handler, transport)
-        self._idle[handler] = transport
         if len(self.connections) > self._most:
-            oldest = next(iter(self._idle))
-            self._idle.pop(oldest).abort()
+            transport.abort()
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None
     ) -> None:
         """Forget a connection; one that ends with an error left bytes unread."""
-        self._idle.pop(handler, None)
         callback = self._on_break.pop(handler, None)
         if callback and exc:
             callback()
         super().connection_lost(handler, exc)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = request.protocol
-        self._on_break.pop(connection, None)
-        transport = self._idle.pop(connection, None)
-        try:
-            return await self._handler(request)
-        finally:
-            if transport and not transport.is_closing():
-                self._idle[connection] = transport
+        self._on_break.pop(request.protocol, None)
+        return await self._handler(request)
 
 
 class AgentConnection(web.RequestHandler):

@@ -281,28 +281,6 @@ async def test_a_body_that_never_ends_times_out(
     assert b"did not arrive within" in answer
 
 
-async def test_idle_connections_make_room_for_new_ones_and_busy_ones_stay(
-    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swerl.gateway.server._MOST_CONNECTIONS_OF_ALL", 3)
-    engine.gate = asyncio.Event()
-    async with Gateway(engine=engine, family=engine.family) as gateway:
-        session = gateway.open("s", sampling=Sampling(9), limits=SessionLimits())
-        busy = asyncio.create_task(told(session, http(session)))
-        await engine.started.wait()
-        slow = [await asyncio.open_connection("127.0.0.1", _port(gateway.url)) for _ in range(6)]
-        for _, writer in slow:
-            writer.write(b"POST /v1/mess")
-        ended = await asyncio.gather(*(_ends(reader) for reader, _ in slow[:4]))
-        assert len(gateway._serving.server.connections) == 3
-        engine.gate.set()
-
-        assert ended == [True] * 4
-        assert (await busy).startswith(b"HTTP/1.1 200 ")
-        for _, writer in slow:
-            writer.close()
-
-
 async def _ends(reader: asyncio.StreamReader) -> bool:
     try:
         return await reader.read(1) == b""
