@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
@@ -54,6 +54,18 @@ class Message:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """Return neighbouring messages of the assistant as one."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        Role.ASSISTANT,
+        "\n".join(message.text for message in messages if message.text),
+        "\n".join(message.thinking for message in messages if message.thinking),
+        tuple(call for message in messages for call in message.tool_calls),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 import orjson
 
-from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
+from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall, joined
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Recorded, RoutedExperts, Turn, WeightChange
 from swerl.gateway.limits import LONG_BYTES, num_chars
@@ -235,7 +235,7 @@ class MessageTree:
         if not last or not last.is_reply:
             return match
         # A prefill starts after the reply before it.
-        prefill = _Prefill(before_last.place, before_last.keys, _joined(last.messages))
+        prefill = _Prefill(before_last.place, before_last.keys, joined(last.messages))
         return replace(match, prefill=prefill)
 
     def add(self, match: Match, message: Message, node: ReplyNode) -> None:
@@ -255,7 +255,7 @@ class MessageTree:
         # The client may replay its prefill and the reply as one message: both keys lead here.
         if match.prefill:
             before = self._end(match.root, match.prefill.place, match.prefill.keys)
-            whole = _joined((match.prefill.message, message))
+            whole = joined((match.prefill.message, message))
             for key in filter(None, (self._owner(whole), self._reply_key(whole))):
                 before.next.setdefault(key, there)
 
@@ -274,7 +274,7 @@ class MessageTree:
         """
         if len(replies) < 2:
             return replies[0] if replies else None
-        thinking = self._text_key(_joined(step.messages).thinking)
+        thinking = self._text_key(joined(step.messages).thinking)
         return max(
             reversed(replies),
             key=lambda reply: (
@@ -390,7 +390,7 @@ class MessageTree:
             if run and is_reply != (run[0].role is Role.ASSISTANT):
                 yield _Step(self._key(run, calls), end, tuple(run), calls)
                 # Tool results answer the calls of the reply before them.
-                calls = _joined(run).tool_calls if not is_reply else ()
+                calls = joined(run).tool_calls if not is_reply else ()
                 run = []
             run.append(message)
             end = position
@@ -400,7 +400,7 @@ class MessageTree:
     def _key(self, run: Sequence[Message], calls: Sequence[ToolCall]) -> Key:
         """Identify a step: a reply by its minted ids or content, other messages by content."""
         if run[0].role is Role.ASSISTANT:
-            message = _joined(run)
+            message = joined(run)
             return self._owner(message) or self._reply_key(message)
         # Some clients number calls by request, so a result is keyed by its call's number.
         numbers = {call.id: number for number, call in enumerate(calls)}
@@ -452,18 +452,6 @@ def _delivered(replies: Sequence[ReplyNode], parent: ReplyNode | None) -> ReplyN
 
 def _owner_key(message: Message) -> Key:
     return ("reply", message.tool_calls[0].id)
-
-
-def _joined(run: Sequence[Message]) -> Message:
-    """Return neighbouring assistant messages as one."""
-    if len(run) == 1:
-        return run[0]
-    return Message(
-        Role.ASSISTANT,
-        "\n".join(message.text for message in run if message.text),
-        "\n".join(message.thinking for message in run if message.thinking),
-        tuple(call for message in run for call in message.tool_calls),
-    )
 
 
 def _tools_key(tools: Sequence[Tool]) -> Key:

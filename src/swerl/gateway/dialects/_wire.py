@@ -5,14 +5,15 @@ OpenAI's custom tools take one free text. The model sees each as a tool with one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import NoReturn, TypeVar
 
 import orjson
 
-from swerl.core.chat import Json, Message, Role, Tool, ToolCall
+from swerl.core.chat import Json, Message, Role, Tool, ToolCall, joined
 from swerl.core.contracts import WireReply
 from swerl.core.errors import (
     BudgetError,
@@ -109,6 +110,13 @@ def stop_texts(body: Mapping[str, Json], key: str) -> tuple[str, ...]:
     items = [value] if isinstance(value, str) else optional(body, key, list) or []
     texts = [checked(item, str, f"{key}.{number}") for number, item in enumerate(items)]
     return tuple(filter(None, texts))
+
+
+def turns(messages: Iterable[Message]) -> Iterator[Message]:
+    """Yield messages, with neighbouring ones of the assistant as one."""
+    for is_reply, run in groupby(messages, lambda message: message.role is Role.ASSISTANT):
+        neighbours = list(run)
+        yield from [joined(neighbours)] if is_reply else neighbours
 
 
 class Unanswered(StrEnum):

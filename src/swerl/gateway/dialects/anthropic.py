@@ -27,6 +27,7 @@ from swerl.gateway.dialects._wire import (
     required,
     shown,
     stop_texts,
+    turns,
 )
 
 _STOP_REASONS: Mapping[Finish, str] = {
@@ -90,7 +91,8 @@ class Anthropic:
         if optional(body, "mcp_servers", list):
             raise GatewayError("mcp_servers: the gateway calls none; let the client do so")
         tools = _Tools(optional(body, "tools", list) or [])
-        messages = (*_read_system(body.get("system")), *_read_messages(items, tools))
+        # The vendor's API also takes neighbouring messages of the assistant as one.
+        messages = (*_read_system(body.get("system")), *turns(_read_messages(items, tools)))
         choice = body.get("tool_choice")
         return ChatRequest(
             messages=in_call_order(messages, Unanswered.REFUSED_AT_ONCE),
@@ -204,30 +206,20 @@ def _read_system(system: Json) -> Iterator[Message]:
 def _read_messages(items: Sequence[Json], tools: _Tools) -> Iterator[Message]:
     """Yield the conversation; each tool result becomes a message of its own.
 
-    Neighbouring assistant messages become one, as in the vendor's API. Tools that a message adds
-    are recorded in `tools`.
+    Tools that a message adds are recorded in `tools`.
     """
-    pending: Message | None = None
     for number, item in enumerate(items):
         where = f"messages.{number}"
         fields = checked(item, dict, where)
         match required(fields, "role", str, where):
             case "assistant":
-                message = _assistant(fields, where)
-                pending = _merged(pending, message) if pending else message
-                continue
+                yield _assistant(fields, where)
             case "user":
-                messages = _user(fields, where, tools)
+                yield from _user(fields, where, tools)
             case "system":
-                messages = _late_system(fields, where, tools)
+                yield from _late_system(fields, where, tools)
             case role:
                 refuse(f"{where}.role", f"{role!r} is neither user, assistant nor system")
-        if pending:
-            yield pending
-            pending = None
-        yield from messages
-    if pending:
-        yield pending
 
 
 def _late_system(fields: Mapping[str, Json], where: str, tools: _Tools) -> Iterator[Message]:
@@ -280,15 +272,6 @@ def _assistant(fields: Mapping[str, Json], where: str) -> Message:
             case _:
                 texts.append(_text(block, place))
     return Message(Role.ASSISTANT, _JOINT.join(texts), _JOINT.join(thoughts), tuple(calls))
-
-
-def _merged(first: Message, second: Message) -> Message:
-    return Message(
-        Role.ASSISTANT,
-        _JOINT.join(filter(None, (first.text, second.text))),
-        _JOINT.join(filter(None, (first.thinking, second.thinking))),
-        first.tool_calls + second.tool_calls,
-    )
 
 
 def _call(block: Mapping[str, Json], where: str) -> ToolCall:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import orjson
 
@@ -32,6 +31,7 @@ from swerl.gateway.dialects._wire import (
     shown,
     text_call,
     text_of,
+    turns,
 )
 
 _ROLES = {
@@ -71,7 +71,7 @@ class OpenAIResponses:
         _refuse_unserved(body)
         instructions = optional(body, "instructions", str)
         system: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
-        messages = (*_read_input(system), *_read_input(body.get("input")))
+        messages = (*_read_input(system), *turns(_read_input(body.get("input"))))
         if not messages:
             raise GatewayError("input: at least one item is required")
         return ChatRequest(
@@ -230,22 +230,12 @@ def _usage(reply: ChatReply) -> Json:
 
 
 def _read_input(value: Json) -> Iterator[Message]:
-    """Yield the conversation; neighbouring assistant items become one message."""
+    """Yield the conversation, each item as a message."""
     if isinstance(value, str):
         yield Message(Role.USER, value)
         return
-    pending: Message | None = None
     for number, item in enumerate(checked(value, list, "input")):
-        message = _message(item, f"input.{number}")
-        if message.role is Role.ASSISTANT:
-            pending = _merged(pending, message) if pending else message
-            continue
-        if pending:
-            yield pending
-            pending = None
-        yield message
-    if pending:
-        yield pending
+        yield _message(item, f"input.{number}")
 
 
 def _read_tools(items: Sequence[Json], namespace: str = "") -> Iterator[Tool]:
@@ -333,12 +323,3 @@ def _part(item: Json, where: str) -> str:
     if kind in _OTHER_PARTS:
         return f"[{kind} left out: this model reads text only]"
     refuse(f"{where}.type", f"{kind!r} is not a known content part type")
-
-
-def _merged(first: Message, second: Message) -> Message:
-    return replace(
-        first,
-        text="\n".join(filter(None, (first.text, second.text))),
-        thinking="\n".join(filter(None, (first.thinking, second.thinking))),
-        tool_calls=first.tool_calls + second.tool_calls,
-    )
