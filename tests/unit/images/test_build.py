@@ -27,7 +27,7 @@ from swerl.images.build import (
     run_inside,
     unpack,
 )
-from swerl.images.wheels import find_python
+from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
 from swerl.tasks.datasets import find_converter
 from tests.unit.data_converters.examples import EXAMPLES
 
@@ -191,3 +191,25 @@ def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
 def _rows(folder: Path) -> dict[str, dict[str, str]]:
     with (folder / "rows.jsonl").open() as lines:
         return {row["instance_id"]: row for row in map(json.loads, lines)}
+
+
+def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"source archive tinycalc==9\.9.*No matching") as caught:
+        fetch_sdist(Path(sys.executable), "tinycalc==9.9", tmp_path)
+    assert "pip config list" in caught.value.hint
+
+
+def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match="cannot fetch wheels"):
+        fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("said", "flags"),
+    [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
+)
+def test_old_pips_get_no_unknown_flags(tmp_path: Path, said: str, flags: list[str]) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\n")
+    python.chmod(0o755)
+    assert _isolated(python) == flags

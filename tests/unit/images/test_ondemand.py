@@ -14,6 +14,7 @@ from aiohttp import web
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import ImageError
 from swerl.core.sandbox import Limits
+from swerl.images import owners
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
 from swerl.images.store import Store
@@ -71,3 +72,37 @@ async def test_a_failed_pull_fails_all_callers_and_is_retried_later(
     assert len(faulty.asked) == 1
     faulty.answers.clear()
     assert await opened(used, name)
+
+
+async def test_waiter_that_gives_up_stops_no_other(
+    registry: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand]
+) -> None:
+    await push(make_image("a"), "swe/task")
+    used, name = backend(), f"{registry.host}/swe/task"
+    first = asyncio.create_task(opened(used, name))
+    second = asyncio.create_task(opened(used, name))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second
+    assert first.cancelled()
+
+
+async def test_never_means_never(backend: Callable[..., OnDemand]) -> None:
+    with pytest.raises(ImageError, match="is not on this machine") as caught:
+        await opened(backend(pull=False), "swe/task")
+    assert "images pull swe/task" in caught.value.hint
+
+
+async def test_open_sandbox_keeps_its_image_in_use(
+    registry: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand], store: Store
+) -> None:
+    image = make_image("a")
+    await push(image, "swe/task")
+    async with backend().open(f"{registry.host}/swe/task", Limits(), workdir="/"):
+        with owners.locked(store.root, exclusive=True):
+            assert image.manifest.digest in owners.used(store.root)
+
+
+async def test_local_images_pass_by(backend: Callable[..., OnDemand], store: Store) -> None:
+    assert await opened(backend(), "host") == "host"
+    assert not store.root.exists()
