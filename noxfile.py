@@ -66,10 +66,6 @@ def nightly(session: nox.Session) -> None:
     for more in (
         ("--faults", "300"),
         ("--kinds", "controller", "--kill", "--faults", "50", "--each", "25"),
-        ("--ray", "--faults", "30"),
-        ("--service", "server", "--faults", "50"),
-        ("--service", "docker", "--faults", "35"),
-        ("--service", "registry", "--faults", "35"),
     ):
         session.run("python", str(BENCHES / "chaos.py"), *more)
 

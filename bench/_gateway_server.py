@@ -1,6 +1,5 @@
 """The other processes of bench/gateway.py: the gateway under test, and an engine without a model.
 
-    python bench/_gateway_server.py alone  MODEL SESSIONS
     python bench/_gateway_server.py url    MODEL SESSIONS URL LOG_DIR
     python bench/_gateway_server.py engine MODEL REPLY_S
 
@@ -53,8 +52,6 @@ def main() -> None:
     kind, model, *rest = sys.argv[1:]
     family = name_of(model), None if model == "-" else Path(model)
     match kind:
-        case "alone":
-            asyncio.run(alone(*family, int(rest[0])))
         case "url":
             asyncio.run(behind_url(*family, int(rest[0]), rest[1], Path(rest[2])))
         case "engine":
@@ -70,13 +67,6 @@ def build(name: str, model: Path | None) -> Family:
     """Build a family."""
     family: Family = plugins.load("families", name).build(model)
     return family
-
-
-async def alone(name: str, model: Path | None, num_sessions: int) -> None:
-    """Run a gateway with its engine in the same process."""
-    family = build(name, model)
-    async with Gateway(engine=Instant(family), family=family) as gateway:  # type: ignore[arg-type]
-        await _work(gateway.open, family, num_sessions, [os.getpid()])
 
 
 async def behind_url(

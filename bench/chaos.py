@@ -3,9 +3,6 @@
     python bench/chaos.py                   300 faults, a night; --faults 6 takes minutes
     python bench/chaos.py --seed 3          another order of faults
     python bench/chaos.py --kinds clock     these faults alone
-    python bench/chaos.py --ray             ranks and engine on a Ray cluster, which fails too
-    python bench/chaos.py --service docker  known solutions while dockerd fails; or a registry,
-                                            or `swerl sandbox serve` ("server")
     python bench/chaos.py --kinds controller --kill --each 25
                                             kill -9 of the controller, never a stop
 
@@ -33,16 +30,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from swerl.sandboxes._local import limits
-
-sys.path.insert(0, str(Path(__file__).parent))
-import _chaos_services as services
-from _chaos_services import require
 
 RECIPE = Path(__file__).parents[1] / "tests" / "small.toml"
 ROLES = {
@@ -54,7 +47,6 @@ ROLES = {
     "sandbox": "sandbox ",
     "guard": "_process_guard.py",
 }
-ALL_ROLES = {**services.RAY_ROLES, **ROLES}
 DISK = ("full disk", "read-only folder")
 NETWORK = ("loopback down", "connections cut", "loopback slow")
 SLOW_LOOPBACK = ("tbf", "rate", "2mbit", "burst", "128kb", "latency", "2s")
@@ -100,8 +92,6 @@ class Chaos:
     """True: processes are killed, never stopped."""
     keys: Sequence[str] = ()
     """Keys of the recipe to set."""
-    ray: services.RayCluster | None = None
-    """The cluster of its ranks and engine."""
     faults: Counter[str] = field(default_factory=Counter)
     finished: dict[Path, str] = field(default_factory=dict)
     """Finished Episodes that count, with the digest of their file."""
@@ -125,8 +115,6 @@ class Chaos:
             paths = [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
             env |= {"CHAOS_CLOCK": str(self.clock), "PYTHONPATH": os.pathsep.join(paths)}
         for _ in range(MOST_STARTS):
-            if self.ray:
-                self.ray.mend()
             with (self.folder / "log").open("ab") as log:
                 process = subprocess.Popen(
                     command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -179,15 +167,12 @@ class Chaos:
                 return
             except subprocess.TimeoutExpired:
                 self.check_finished()
-            if kind not in ALL_ROLES:
+            if kind not in ROLES:
                 with self._fault(kind, choice):
                     time.sleep(0.2 + 5 * how_long)
                 self.faults[kind] += 1
                 continue
-            found = [*tree(process.pid)]
-            if self.ray and self.ray.process:
-                found += tree(self.ray.process.pid)
-            victims = [pid for pid, line in found if role_of(line) == kind]
+            victims = [pid for pid, line in tree(process.pid) if role_of(line) == kind]
             if not victims:
                 continue
             with suppress(ProcessLookupError):
@@ -241,8 +226,7 @@ class Chaos:
     def check_leaks(self) -> None:
         """Nothing of the run is alive, once its processes had time to see their controller end."""
         until_s = time.monotonic() + 60
-        ray = self.ray.leftovers if self.ray else list
-        while (left := leftovers(self.folder, self.group) + ray()) and time.monotonic() < until_s:
+        while (left := leftovers(self.folder, self.group)) and time.monotonic() < until_s:
             time.sleep(0.2)
         require(not left, f"still there: {left}")
 
@@ -312,7 +296,7 @@ def differences(one: Chaos, other: Chaos) -> Iterator[str]:
 
 def role_of(line: str) -> str:
     """Return the role of a process by its command line; a guard's ends with its program's."""
-    found = [role for role, words in ALL_ROLES.items() if words in line]
+    found = [role for role, words in ROLES.items() if words in line]
     return found[-1] if found else ""
 
 
@@ -405,8 +389,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", help="these kinds of fault alone")
     parser.add_argument("--kill", action="store_true", help="stop no process, kill it")
-    parser.add_argument("--ray", action="store_true", help="run on a Ray cluster of its own")
-    parser.add_argument("--service", choices=services.SERVICES, help="faults of this service alone")
     parser.add_argument("--set", action="append", default=[], help="a key of the recipe")
     given = parser.parse_args(arguments)
     if os.geteuid() == 0 and "CHAOS_MOUNTS" not in os.environ:
@@ -415,13 +397,9 @@ def main(arguments: list[str] | None = None) -> None:
         begin = ["unshare", "-m", "-n", "sh", "-c", script, "sh"]
         if subprocess.run([*begin, "true"], capture_output=True).returncode == 0:
             os.execvp("unshare", [*begin, sys.executable, *sys.argv])
-    if given.service:
-        total = services.torment(given.service, given.faults, each=given.each, seed=given.seed)
-        print_table(total)
-        return
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         try:
-            torment(Path(folder), given, services.RayCluster(stack) if given.ray else None)
+            torment(Path(folder), given)
         finally:
             for group in memory_groups():
                 for sandbox in group.glob("*/"):
@@ -432,15 +410,15 @@ def main(arguments: list[str] | None = None) -> None:
                     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def torment(folder: Path, given: argparse.Namespace, ray: services.RayCluster | None) -> None:
+def torment(folder: Path, given: argparse.Namespace) -> None:
     random, total = Random(given.seed), Counter[str]()
-    calm = make(folder / "calm", random, given, ray)
+    calm = make(folder / "calm", random, given)
     calm.run(0)
     calm.check_tokens()
     number = 0
     while total.total() < given.faults:
         number += 1
-        chaos, began_s = make(folder / str(number), random, given, ray), time.monotonic()
+        chaos, began_s = make(folder / str(number), random, given), time.monotonic()
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         chaos.check_verdicts()
@@ -465,16 +443,11 @@ def print_table(total: Counter[str]) -> None:
     print(f"{total.total()} faults: nothing lost, nothing left")
 
 
-def make(
-    folder: Path, random: Random, given: argparse.Namespace, ray: services.RayCluster | None
-) -> Chaos:
+def make(folder: Path, random: Random, given: argparse.Namespace) -> Chaos:
     """Return a run in a new folder, on a small file system of its own if that is possible."""
     runs, group = folder / "runs", None
     runs.mkdir(parents=True)
-    kinds = [*ROLES, *ROLES, CLOCK, *(services.RAY_ROLES if ray else ())]
-    keys = [*given.set]
-    if ray:
-        keys += ["cluster.launcher=ray", f"cluster.ray_address={ray.address}"]
+    kinds = [*ROLES, *ROLES, CLOCK]
     if "CHAOS_MOUNTS" in os.environ:
         kinds += [*DISK, *(NETWORK if shutil.which("tc") else NETWORK[:2])]
         if parent := limits.find().get("memory"):
@@ -485,13 +458,18 @@ def make(
         subprocess.run(["mount", "-t", "tmpfs", *size, "tmpfs", str(runs)], check=True)
     kinds = [kind for kind in kinds if not given.kinds or kind in given.kinds]
     require(kinds or given.faults == 0, f"none of these faults is possible here: {given.kinds}")
-    return Chaos(folder, random, given.steps, kinds, group, given.kill, keys, ray)
+    return Chaos(folder, random, given.steps, kinds, group, given.kill, given.set)
 
 
 def memory_groups() -> list[Path]:
     """Return the memory cgroups of this process's runs."""
     parent = limits.find().get("memory")
     return [*parent.glob(f"{GROUP}*")] if parent else []
+
+
+def require(holds: object, problem: str) -> None:
+    if not holds:
+        raise SystemExit(f"chaos: {problem}")
 
 
 if __name__ == "__main__":

@@ -9,10 +9,8 @@ beside the checkout; if they are absent it is `tiny`, over bytes.
 
     turn      CPU of one turn by length of history; memory of a session; the first request
     load      64 sessions at 42,000 tokens: one process on one core
-    inside    both with the engine inside the gateway's process
     agents    1,024 agents, each a turn every 10 s: one process, one core
     replay    share of sampled tokens that is trained when a client or the model drifts
-    samples   a session of a million tokens from tree to rows
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import samples
 from _gateway_agents import Agent, Served, Turn, drive, served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,14 +108,6 @@ def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]
     """Many sessions at once; the gateway is pinned to one core."""
     with behind_url(model, LOAD_SESSIONS) as gateway:
         return [{"what": "one process on one core", **_loaded(gateway)}]
-
-
-def measure_inside(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The same without HTTP to the engine."""
-    with served("alone", model, NUM_SESSIONS) as gateway:
-        rows = _conversations(gateway)
-    with served("alone", model, LOAD_SESSIONS, cores=[0]) as gateway:
-        return [*rows, {"what": "64 sessions, one process on one core", **_loaded(gateway)}]
 
 
 async def _first_turns(gateway: Served) -> list[dict[str, Any]]:
@@ -257,22 +246,11 @@ def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, An
     return rows
 
 
-def measure_samples(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Trees of a million tokens."""
-    trees = {
-        "one chain, 10 % sampled": samples.chain(0.1),
-        "one chain, 90 % sampled": samples.chain(0.9),
-    }
-    return [{"what": name, **samples.measure(tree)} for name, tree in trees.items()]
-
-
 CASES: dict[str, Case] = {
     "turn": measure_turn,
     "load": measure_load,
-    "inside": measure_inside,
     "agents": measure_agents,
     "replay": measure_replay,
-    "samples": measure_samples,
 }
 
 

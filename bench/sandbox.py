@@ -1,6 +1,6 @@
-"""What a sandbox costs: boot, command, whole lives a second, files, and many open at once.
+"""Cost of a sandbox: boot, command, whole lives a second, files.
 
-`python bench/sandbox.py [--json FILE] [--rounds 60] [--open 200]`: every kind on the same machine
+`python bench/sandbox.py [--json FILE] [--rounds 60]`: every kind on the same machine
 in one run. Beside swerl's own stand a bare `bwrap` around one program, the floor for anything with
 these namespaces, and swerl's docker backend on a dockerd of its own, where one can be started.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -34,8 +33,6 @@ WORKDIR = "/testbed"
 FILE_MIB = 100
 NUM_FILES = 40
 """Files of the small repository, about as many as a generated task has."""
-SETTLE_S = 2.0
-"""Pause before memory is read: the kernel frees what closed sandboxes held a moment later."""
 BARE = (
     *("bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-all"),
     *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "true"),
@@ -69,22 +66,6 @@ class Cost:
     """The same with 16 at once."""
     write_mib_s: float = 0.0
     read_mib_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """Many sandboxes open at once."""
-
-    sandbox: str
-    count: int
-    open_s: float
-    """Seconds to open all."""
-    answer_s: float
-    """Seconds until each has answered one command."""
-    processes_mib: float
-    """Memory of the processes of one, shared pages divided among those who share them."""
-    machine_mib: float
-    """Memory that the machine lost for one, the kernel's own included."""
 
 
 @asynccontextmanager
@@ -207,67 +188,8 @@ async def files(sandbox: Sandbox) -> tuple[float, float]:
     return FILE_MIB / (written - started), FILE_MIB / (time.perf_counter() - written)
 
 
-async def crowd_of(kind: Kind, count: int) -> Crowd:
-    """Open many sandboxes of a kind and let each answer."""
-    await asyncio.sleep(SETTLE_S)
-    before_mib = available_mib()
-    async with AsyncExitStack() as stack:
-        opening = [kind.backend.open(kind.image, LIMITS, workdir=WORKDIR) for _ in range(count)]
-        started = time.perf_counter()
-        sandboxes = await asyncio.gather(*map(stack.enter_async_context, opening))
-        opened = time.perf_counter()
-        answers = await asyncio.gather(*(one.run(["hostname"]) for one in sandboxes))
-        answered = time.perf_counter()
-        assert all(answer.exit_code == 0 for answer in answers)
-        return Crowd(
-            sandbox=kind.name,
-            count=count,
-            open_s=opened - started,
-            answer_s=answered - opened,
-            processes_mib=descendants_mib() / count,
-            machine_mib=(before_mib - available_mib()) / count,
-        )
-
-
-def available_mib() -> float:
-    """Return the memory that the kernel could still give."""
-    line = next(x for x in Path("/proc/meminfo").read_text().splitlines() if "MemAvailable" in x)
-    return int(line.split()[1]) / 1024
-
-
-def descendants_mib() -> float:
-    """Return the proportional memory of every process that this one started, by whatever way."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    mine = {pid for pid in parents if descends(pid, parents)}
-    return sum(map(proportional_mib, mine))
-
-
-def descends(pid: int, parents: dict[int, int]) -> bool:
-    """Say whether a process is below this one."""
-    while pid in parents:
-        pid = parents[pid]
-        if pid == os.getpid():
-            return True
-    return False
-
-
-def proportional_mib(pid: int) -> float:
-    """Return the proportional set size of one process; 0 when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0.0
-    return sum(int(x.split()[1]) for x in text.splitlines() if x.startswith("Pss:")) / 1024
-
-
-def show(costs: list[Cost], crowds: list[Crowd]) -> None:
-    """Print the tables and what they mean for the targets."""
+def show(costs: list[Cost]) -> None:
+    """Print the table and how it compares with docker."""
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
@@ -284,14 +206,6 @@ def show(costs: list[Cost], crowds: list[Crowd]) -> None:
     if ratios := against_docker(costs):
         said = ", ".join(f"{name} {ratio:.1f}" for name, ratio in ratios.items())
         console.print(f"docker : local, boot to first command: {said}")
-    many = Table(title="open at once; MiB of each one", box=SIMPLE)
-    many.add_column("sandbox", no_wrap=True)
-    for column in ("number", "open s", "answer s", "its processes", "the machine"):
-        many.add_column(column, justify="right")
-    for crowd in crowds:
-        label, count, *figures = asdict(crowd).values()
-        many.add_row(label, str(count), *(f"{figure:.2f}" for figure in figures))
-    console.print(many)
 
 
 def written(figure: float) -> str:
@@ -306,7 +220,7 @@ def against_docker(costs: list[Cost]) -> dict[str, float]:
     return {cost.sandbox: theirs[0] / cost.boot_ms for cost in ours if theirs}
 
 
-async def measure(rounds: int, count: int) -> tuple[list[Cost], list[Crowd]]:
+async def measure(rounds: int) -> list[Cost]:
     """Measure every kind, each in a turn of its own."""
     costs = []
     if shutil.which("bwrap"):
@@ -315,23 +229,20 @@ async def measure(rounds: int, count: int) -> tuple[list[Cost], list[Crowd]]:
         for kind in found:
             few = rounds if kind.name != "docker" else max(5, rounds // 5)
             costs.append(await cost_of(kind, few))
-        crowds = [await crowd_of(k, count) for k in found if k.name.endswith("host")]
-    return costs, crowds
+    return costs
 
 
 def main() -> None:
     """Read the command line, measure, show, save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--open", type=int, default=200, help="sandboxes open at once")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    costs, crowds = asyncio.run(measure(options.rounds, options.open))
-    show(costs, crowds)
+    costs = asyncio.run(measure(options.rounds))
+    show(costs)
     if options.json:
         rows = {
             "sandboxes": [asdict(cost) for cost in costs],
-            "open_at_once": [asdict(crowd) for crowd in crowds],
             "docker_to_local_boot": against_docker(costs),
         }
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
