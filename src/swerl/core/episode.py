@@ -71,6 +71,11 @@ class Episode:
         return self.grade.verdict
 
     @property
+    def fault(self) -> str:
+        """Failure of the user's own reward, agent or grader, which ends the run; else empty."""
+        return self.error if self.verdict is Verdict.INVALID else ""
+
+    @property
     def learnable(self) -> bool:
         """True if the Episode is a result of the policy."""
         return self.grade.verdict in LEARNABLE

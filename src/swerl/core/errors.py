@@ -5,6 +5,7 @@ SwerlError
 │   ├── RecipeError       a recipe that cannot be run as written
 │   │   └── AbsentError   a file, folder or program of the recipe is not on this machine
 │   ├── TaskError         a task or dataset row that cannot be used
+│   ├── PluginError       the user's own reward, agent, grader or algorithm failed
 │   └── UnknownNameError  an unknown name; the hint lists the nearest ones
 ├── SandboxError          a sandbox could not be created or used
 │   ├── SandboxUnavailableError  this machine cannot run the backend at all
@@ -65,6 +66,10 @@ class AbsentError(RecipeError):
 
 class TaskError(InputError):
     """A task or dataset row cannot be used."""
+
+
+class PluginError(InputError):
+    """A reward, agent, grader or algorithm from outside of swerl failed."""
 
 
 class UnknownNameError(InputError, LookupError):

@@ -35,7 +35,7 @@ from swerl.core.contracts import (
     Reward,
     SandboxBackend,
 )
-from swerl.core.errors import InputError, unknown
+from swerl.core.errors import InputError, PluginError, SwerlError, unknown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -209,6 +209,28 @@ def _loading(kind: str, where: str, remedy: str, *, forget: str = "") -> Iterato
         raise InputError(
             f"the {_KINDS[kind][0]} {where} does not load: {type(error).__name__}: {error}",
             hint=f"{_line_of(error)}; {remedy}",
+        ) from error
+
+
+@contextmanager
+def blaming(kind: str, part: object) -> Iterator[None]:
+    """Turn an error in the file of another package's part into a PluginError with its line.
+
+    All other errors are raised as they are.
+    """
+    try:
+        yield
+    except SwerlError:
+        raise
+    except Exception as error:  # the boundary: a part may raise anything
+        file = getattr(sys.modules.get(part.__module__), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == file]
+        if part.__module__.startswith("swerl.") or not lines:
+            raise
+        raise PluginError(
+            f"{_KINDS[kind][0].upper()} FAILED {file}:{lines[-1]}: {type(error).__name__}: {error}",
+            hint="correct it, and run the same command again",
         ) from error
 
 

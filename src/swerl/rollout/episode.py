@@ -1,10 +1,11 @@
 """One Episode from Task to Reward: `run` reads like the path of one datum.
 
 Every failure ends in a Verdict, not in an exception: an exceeded budget in `timeout`, broken
-infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`. Before the agent has
-asked the model once, every failure is `infra`. Turns and patch up to that point are kept. An
-unexpected exception is `infra` too, with a notice and its traceback: a bug that one Episode meets
-does not end the run, and one that many meet ends it by `max_infra_rate`.
+infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`, a failure of the user's
+own code in `invalid`. Before the agent has asked the model once, every other failure is `infra`.
+Turns and patch up to that point are kept. An unexpected exception is `infra` too, with a notice and
+its traceback: a bug that one Episode meets does not end the run, and one that many meet ends it by
+`max_infra_rate`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swerl.core import plugins
 from swerl.core.changes import (
@@ -32,6 +33,7 @@ from swerl.core.errors import (
     BrokenImageError,
     BudgetError,
     GatewayError,
+    PluginError,
     SandboxError,
     SwerlError,
     shortened,
@@ -63,6 +65,8 @@ class _Draft:
     log: str = ""
     records: bytes = b""
     grade: Grade | None = None
+    fault: str = ""
+    """Failure of the user's own code."""
     replay: Replay | None = None
     """The record that the Session repeats first."""
 
@@ -79,7 +83,7 @@ async def run(
     try:
         episode = await _attempt(task, episode_id, parts, draft, clock)
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
-        # The Session or the reward failed, so there are no turns to keep.
+        # The Session failed, so there are no turns to keep.
         grade = _unexpected(error, episode_id, parts, draft)
         seconds = {**clock.seconds, "total": clock.total}
         episode = Episode(
@@ -107,6 +111,9 @@ async def _attempt(
         async with clock.budget("episode_s", parts.budgets.episode_s):
             await _run_agent(task, session, parts, draft, clock)
             draft.grade = await _grade(task, parts, draft, clock)
+    except PluginError as error:
+        draft.fault = str(error)
+        draft.grade = Grade(Verdict.INVALID, draft.fault)
     except SwerlError as error:
         draft.grade = _failed_grade(error)
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
@@ -119,20 +126,25 @@ async def _attempt(
     if grade.verdict in LEARNABLE and not session.is_used:
         # The policy has no part in it.
         grade = Grade(Verdict.INFRA, grade.reason)
+    try:
+        reward = _reward(task, grade, draft, trajectory, parts)
+    except PluginError as error:
+        draft.fault, reward = str(error), 0.0
+        grade = replace(grade, verdict=Verdict.INVALID, reason=draft.fault)
     clock.seconds["total"] = clock.total
     return Episode(
         id=episode_id,
         task_id=task.id,
         status=draft.status,
         grade=grade,
-        reward=_reward(task, grade, draft, trajectory, parts),
+        reward=reward,
         trajectory=trajectory,
         patch=draft.patch,
         num_left=draft.num_left,
         timings=clock.seconds,
         log=draft.log,
         records=draft.records,
-        error=grade.reason if grade.verdict is Verdict.INFRA else "",
+        error=draft.fault or (grade.reason if grade.verdict is Verdict.INFRA else ""),
         agent=parts.agent,
     )
 
@@ -154,9 +166,9 @@ async def _run_agent(
         # An agent inside a sandbox cannot use the gateway's own address.
         url = await sandbox.expose(session) if parts.harness.inside else session.url
         with clock.phase("agent"):
-            ended = await parts.harness.run(
-                sandbox, task, session.endpoint(url), parts.budgets.agent_s
-            )
+            endpoint, budget_s = session.endpoint(url), parts.budgets.agent_s
+            with plugins.blaming("harnesses", parts.harness):
+                ended = await parts.harness.run(sandbox, task, endpoint, budget_s)
         draft.status = _status(ended, session.limit)
         draft.log, draft.records = ended.log, ended.records
         if draft.replay and draft.replay.problem:
@@ -223,7 +235,7 @@ async def grade_patch(
                     async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
                         yield prepared.sandbox
 
-        with clock.phase("grade"):
+        with clock.phase("grade"), plugins.blaming("graders", grader):
             grade: Grade = await grader.grade(task, patch, open_clean)
     return grade
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swerl.core.episode import Episode, Group
-from swerl.core.errors import SandboxLostError
+from swerl.core.errors import PluginError, SandboxLostError
 from swerl.core.events import Notice
 from swerl.core.grade import Verdict
 from swerl.core.task import Task, folder_name
@@ -65,6 +65,8 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
             result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
             written = record.write(path, result)
             log.clear()
+            if written.fault:
+                raise PluginError(written.fault, hint=f"correct it and resume; {path} is kept")
             return written
         finally:
             # Written experts are in the Episode's folder; those of lost attempts are not needed.

@@ -103,16 +103,17 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         """Measure the block as a phase."""
         self._emit(PhaseStarted(self._episode, name))
-        started = time.monotonic()
+        started, ok = time.monotonic(), False
         try:
             yield
+            ok = True
         finally:
-            self.add(name, time.monotonic() - started)
+            self.add(name, time.monotonic() - started, ok=ok)
 
-    def add(self, name: str, seconds: float) -> None:
+    def add(self, name: str, seconds: float, *, ok: bool = True) -> None:
         """Add a phase that was measured elsewhere and has just ended."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self._emit(PhaseEnded(self._episode, name, seconds))
+        self._emit(PhaseEnded(self._episode, name, seconds, ok))
 
     @asynccontextmanager
     async def budget(self, name: str, seconds: float) -> AsyncIterator[None]:

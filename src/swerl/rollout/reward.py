@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import traceback
 
 from swerl.core import plugins
 from swerl.core.contracts import Attempt, Reward
 from swerl.core.episode import Status
-from swerl.core.errors import RecipeError
+from swerl.core.errors import PluginError
 from swerl.core.turn import Trajectory
 from swerl.recipe.schema import RolloutSection
 
@@ -17,25 +16,23 @@ _OVERLONG_FROM = 0.8
 
 
 def reward_of(name: str) -> Reward:
-    """Return a reward by its name; it raises RecipeError on an error in the function.
+    """Return a reward by its name; it raises PluginError if the function fails.
 
     Raises UnknownNameError, and InputError if it does not load.
     """
     function = plugins.reward(name)
 
     def checked(attempt: Attempt, /) -> float:
+        with plugins.blaming("rewards", function):
+            result = function(attempt)
         try:
-            value = float(function(attempt))
-        except Exception as error:  # the boundary: the function of a user may raise anything
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            raise RecipeError(
-                f"the reward {name!r} failed on {attempt.task.id}: {type(error).__name__}: {error}",
-                hint=f"correct {last.filename}:{last.lineno}",
-            ) from error
+            value = float(result)
+        except (TypeError, ValueError):
+            value = math.nan
         if math.isfinite(value):
             return value
-        message = f"the reward {name!r} returned {value} for {attempt.task.id}"
-        raise RecipeError(message, hint="return a finite number")
+        message = f"REWARD FAILED {name}: it returned {result!r} for {attempt.task.id}"
+        raise PluginError(message, hint="return a finite number")
 
     return checked
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from swerl.core import experts
+from swerl.core import experts, plugins
 from swerl.core.contracts import Algorithm
 from swerl.core.episode import Group, Status
 from swerl.core.errors import RunError, TrainerError
@@ -99,7 +99,8 @@ def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[
     advantages: dict[int, Sequence[float]] = {}
     for agent in dict.fromkeys(group.agent for group in groups):
         numbers = [number for number, group in enumerate(groups) if group.agent == agent]
-        rows = algorithm.advantages([groups[number] for number in numbers])
+        with plugins.blaming("algorithms", algorithm):
+            rows = algorithm.advantages([groups[number] for number in numbers])
         advantages.update(zip(numbers, rows, strict=True))
     return [advantages[number] for number in range(len(groups))]
 

@@ -29,7 +29,14 @@ from swerl.cluster.node import (
     free_port,
     num_oom_kills,
 )
-from swerl.core.errors import ClusterError, NotFiniteError, RankLostError, RecipeError, TrainerError
+from swerl.core.errors import (
+    ClusterError,
+    NotFiniteError,
+    PluginError,
+    RankLostError,
+    RecipeError,
+    TrainerError,
+)
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
 from swerl.training import batch as batches
@@ -227,7 +234,8 @@ class MegatronTrainer:
             raise TrainerError("the trainer is not running", hint="call start() first")
         answer = await self._ranks.ask(command, arguments)
         if "error" in answer:
-            kind = NotFiniteError if answer.get("kind") == "NotFiniteError" else TrainerError
+            kinds = {"NotFiniteError": NotFiniteError, "PluginError": PluginError}
+            kind = kinds.get(answer.get("kind", ""), TrainerError)
             raise kind(answer["error"], hint=answer["hint"])
         return answer["result"]
 

@@ -16,7 +16,7 @@ from swerl.core.changes import FileEdit, edits
 from swerl.core.chat import Finish, Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import EngineLostError, RunError, SandboxError
+from swerl.core.errors import EngineLostError, PluginError, RunError, SandboxError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.experts import ExpertSpool, open_spool
 from swerl.core.grade import Verdict
@@ -231,30 +231,68 @@ class BrokenHarness:
         return ()
 
 
+class BuiltInBroken(BrokenHarness):
+    __module__ = "swerl.harnesses.broken"
+
+
 async def test_a_bug_that_one_episode_meets_is_its_own_and_visible(task: Task) -> None:
     errors = ExceptionGroup("two", [KeyError("no such key"), OverflowError("too large")])
     events: list[Event] = []
     async with parts(Replies()) as shared:
-        broken = replace(shared, harness=BrokenHarness(errors), emit=events.append)
+        broken = replace(shared, harness=BuiltInBroken(errors), emit=events.append)
         result = await episode.run(task, "00000/one.0", broken)
-    assert (result.verdict, result.learnable) == (Verdict.INFRA, False)
+    assert (result.verdict, result.learnable, result.fault) == (Verdict.INFRA, False, "")
     assert "unexpected error: ExceptionGroup" in result.error
     assert "Traceback" in result.log and "KeyError: 'no such key'" in result.log
     [notice] = [event for event in events if isinstance(event, Notice)]
     assert "episode 00000/one.0 met a bug" in notice.text
 
 
-async def test_an_error_in_a_reward_is_the_episodes_own_and_names_the_line(
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return attempt.nothing", "mine.py:2: AttributeError: 'Attempt' object has no attribute"),
+        ("return float('nan')", "mine.py: it returned nan for "),
+        ("return None", "mine.py: it returned None for "),
+    ],
+)
+async def test_an_error_in_a_reward_keeps_the_episode_and_ends_the_run(
+    task: Task, tmp_path: Path, body: str, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def reward(attempt):\n    {body}\n")
+    async with parts(Replies(say("submit"))) as shared:
+        changed = replace(shared, reward=reward_of(f"{tmp_path}/mine.py"))
+        with (
+            open_run(tmp_path / "run", {}) as folder,
+            pytest.raises(ExceptionGroup) as caught,
+        ):
+            await group.run_one(task, "00000", changed, size=1, folder=folder)
+    (error,) = caught.value.exceptions
+    assert isinstance(error, PluginError)
+    assert f"REWARD FAILED {tmp_path}/{says}" in str(error)
+    [path] = (tmp_path / "run" / "episodes" / "00000").iterdir()
+    result = record.read(path)
+    assert (result.verdict, result.learnable, result.fault) == (Verdict.INVALID, False, str(error))
+    assert len(result.trajectory.turns) == 1 and result.trajectory.num_sampled_tokens > 0
+
+
+async def test_an_error_in_a_users_agent_or_grader_is_named_and_never_infra(
     task: Task, tmp_path: Path
 ) -> None:
-    (tmp_path / "mine.py").write_text("def reward(attempt):\n    return attempt.nothing\n")
-    events: list[Event] = []
+    lines = ("def build():", "    return Mine()", "class Mine:")
+    method = ("    async def grade(self, *_):", "        1 / 0")
+    (tmp_path / "grader.py").write_text("\n".join((*lines, *method)))
+    graded = replace(task, grading=replace(task.grading, grader=f"{tmp_path}/grader.py"))
     async with parts(Replies(say("submit"))) as shared:
-        changed = replace(shared, reward=reward_of(f"{tmp_path}/mine.py"), emit=events.append)
-        result = await episode.run(task, "00000/one.0", changed)
-    assert (result.verdict, result.reward) == (Verdict.INFRA, 0.0)
-    (notice,) = (event for event in events if isinstance(event, Notice))
-    assert notice.text.endswith(f"; correct {tmp_path}/mine.py:2")
+        broken = replace(shared, harness=BrokenHarness(KeyError("no such key")))
+        agent = await episode.run(task, "00000/one.0", broken)
+        grader = await episode.run(graded, "00000/two.0", shared)
+    assert agent.fault.startswith(f"AGENT FAILED {__file__}:")
+    assert agent.fault.endswith("KeyError: 'no such key'")
+    assert (
+        grader.fault == f"GRADER FAILED {tmp_path}/grader.py:5: ZeroDivisionError: division by zero"
+    )
+    assert len(grader.trajectory.turns) == 1
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, KeyboardInterrupt])
@@ -265,7 +303,7 @@ async def test_a_request_to_stop_ends_the_run(task: Task, error: type[BaseExcept
 
 
 async def test_a_bug_in_every_episode_ends_the_run(task: Task, tmp_path: Path) -> None:
-    bug = BrokenHarness(KeyError("no such key"))
+    bug = BuiltInBroken(KeyError("no such key"))
     with open_run(tmp_path / "run", {}) as folder:
         async with parts(Replies()) as shared:
             rollout = shared.rollout.model_copy(

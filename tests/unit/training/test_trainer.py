@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from swerl.core import experts
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineError, RankLostError, TrainerError
+from swerl.core.errors import EngineError, PluginError, RankLostError, TrainerError
 from swerl.core.events import ignore
 from swerl.core.learning import Batch, WeightRef
 from swerl.core.sample import Sample
@@ -310,6 +310,29 @@ async def test_a_rank_that_dies_mid_step_is_a_trainer_error(
         assert "trainer-rank0.log" in error.value.hint
         with pytest.raises(TrainerError):
             await trainer.publish()
+
+
+OWN_LOSS = """\
+from pydantic import BaseModel
+from swerl.training.algorithms import sft
+class Options(BaseModel):
+    pass
+class Mine(sft.Sft):
+    def loss(self, inputs):
+        return inputs.logp_bt.sum()
+def build(options):
+    return Mine(sft.Options())
+"""
+
+
+async def test_an_error_in_a_users_loss_is_named_and_the_ranks_live_on(
+    tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(OWN_LOSS)
+    async with _trainer(tiny_model, options, f"{tmp_path}/mine.py") as trainer:
+        with pytest.raises(PluginError, match=rf"^ALGORITHM FAILED {tmp_path}/mine\.py:7: Attr"):
+            await trainer.step(random_batch(0))
+        assert trainer.pids
 
 
 async def test_disk_trouble_is_reported_and_costs_no_weights(

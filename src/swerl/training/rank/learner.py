@@ -20,6 +20,7 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from swerl.core import plugins
 from swerl.core.contracts import Algorithm, Family
 from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.core.learning import Batch, StepStats, Totals
@@ -239,7 +240,8 @@ class Learner:
             micro: MicroBatch, logp_S: torch.Tensor, ref_logp_S: torch.Tensor | None
         ) -> tuple[torch.Tensor, Figures]:
             inputs = micro.loss_inputs(logp_S, ref_logp_S, totals)
-            result = self._algorithm.loss(inputs)
+            with plugins.blaming("algorithms", self._algorithm):
+                result = self._algorithm.loss(inputs)
             figures = {"loss": float(result.loss.detach()), **result.stats}
             figures |= micro.rows.executed()
             base_logp_BT = inputs.logp_BT.detach()
