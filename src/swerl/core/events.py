@@ -25,6 +25,8 @@ class PhaseEnded:
     episode: str
     phase: str
     seconds: float
+    ok: bool = True
+    """False if an error or the end of the command cut the phase."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,10 @@ _SPAWNER = (
 )
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EUSERS, errno.ENOSYS}
 _NO_NAMESPACES = (
-    "it needs Linux 5.12, and root or user namespaces (`sysctl user.max_user_namespaces=10000 "
-    "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`)"
+    "`sysctl user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1 "
+    "kernel.apparmor_restrict_unprivileged_userns=0` on Linux 5.12 or newer; a container needs "
+    "`docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+    "--security-opt systempaths=unconfined`; or use --set sandbox.type=docker or e2b"
 )
 _REMOVE_ROUNDS, _REMOVE_PAUSE_S = 400, 0.005
 _DEATH_S = 5.0
@@ -281,6 +283,8 @@ async def _boot(sandbox: LocalSandbox) -> None:
     except OSError as error:
         message = f"sandbox {sandbox.id} cannot start: {error.strerror}"
         if error.errno in _FORBIDDEN or str(error.strerror).startswith("unshare"):
+            # unshare's "No space left on device" would read as a full disk.
+            message = f"user namespaces do not work on this machine: {error.strerror}"
             raise SandboxUnavailableError(message, hint=_NO_NAMESPACES) from error
         full = error.errno == errno.ENOSPC
         hint = "free some space" if full else "run `swerl doctor` to see what this machine lacks"
