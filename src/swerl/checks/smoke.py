@@ -11,8 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from pydantic import BaseModel
@@ -20,7 +19,7 @@ from pydantic import BaseModel
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError, SwerlError
 from swerl.core.image_reference import is_local, parse
-from swerl.core.jobs import append_result, read_results, run_jobs
+from swerl.core.jobs import run_jobs
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.images.local import image_folder
@@ -57,26 +56,13 @@ _FETCH = (
     '"$0"'
 )
 
-ImageInUse: TypeAlias = tuple[str, str]
-"""An image and the workdir in it."""
+ReadDigest: TypeAlias = Callable[[str], Awaitable[str]]
+"""Image -> its digest; empty if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """Facts about an image from the store or daemon that keeps it."""
-
-    digest: str = ""
-    """Empty if unknown."""
-    size: int = 0
-    """Bytes of its files; 0 if unknown."""
-
-
-ReadFacts: TypeAlias = Callable[[str], Awaitable[ImageFacts]]
-
-
-async def no_facts(image: str) -> ImageFacts:
-    """Return no facts: for images that no store or daemon here keeps."""
-    return ImageFacts()
+async def no_digest(image: str) -> str:
+    """Return no digest: for images that no store or daemon here keeps."""
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,84 +84,40 @@ class SmokeResult:
     """Seconds from the request to the end of the first command."""
     exec_s: float = 0.0
     """Seconds for one empty command."""
-    digest: str = ""
-    size: int = 0
-    """Bytes of the image's files; 0 if unknown."""
 
     @property
     def ok(self) -> bool:
         return not self.failure
 
-    @property
-    def key(self) -> ImageInUse:
-        return self.image, self.workdir
-
-
-@dataclass(frozen=True, slots=True)
-class SmokeSettings:
-    num_workers: int = 4
-    """Sandboxes at once."""
-    limits: Limits = field(default_factory=Limits)
-    facts: ReadFacts = no_facts
-    earlier: Mapping[ImageInUse, SmokeResult] = field(default_factory=dict)
-    """Earlier results; one is kept as long as its image has the same digest."""
-
 
 async def check(
     backend: SandboxBackend,
     tasks: Iterable[Task],
-    settings: SmokeSettings | None = None,
     *,
-    on_done: Callable[[SmokeResult, bool], None] = lambda _, __: None,
+    num_workers: int = 4,
+    on_done: Callable[[SmokeResult], None] = lambda _: None,
 ) -> list[SmokeResult]:
     """Check every image with its workdir once, and return the results in the Tasks' order.
 
-    `on_done` gets each result, and True if it is new. Raises SandboxUnavailableError if the backend
-    cannot run at all.
+    Raises SandboxUnavailableError if the backend cannot run at all.
     """
-    chosen = settings or SmokeSettings()
-    users: dict[ImageInUse, list[Task]] = {}
+    users: dict[tuple[str, str], list[Task]] = {}
     for task in tasks:
         users.setdefault((task.image, task.workdir), []).append(task)
 
-    async def check_one(key: ImageInUse) -> SmokeResult:
-        earlier = chosen.earlier.get(key)
-        if earlier and (await chosen.facts(key[0])).digest not in ("", earlier.digest):
-            earlier = None
-        result = earlier or await _check(backend, chosen, users[key])
-        result = replace(result, num_tasks=len(users[key]))
-        on_done(result, earlier is None)
+    async def check_one(place: tuple[str, str]) -> SmokeResult:
+        result = replace(await _check(backend, users[place]), num_tasks=len(users[place]))
+        on_done(result)
         return result
 
-    return await run_jobs(users, check_one, limit=chosen.num_workers)
+    return await run_jobs(users, check_one, limit=num_workers)
 
 
-def read(path: Path, backend: str) -> dict[ImageInUse, SmokeResult]:
-    """Return the results in a file for this backend; the last one of each image counts.
-
-    Raises InputError on a file of something else.
-    """
-    names = {part.name for part in fields(SmokeResult)}
-
-    def from_row(row: Mapping[str, Any]) -> tuple[Any, SmokeResult]:
-        return row.get("backend"), SmokeResult(**{k: row[k] for k in names & row.keys()})
-
-    rows = read_results(path, from_row, kind="smoke result")
-    return {result.key: result for name, result in rows if name == backend}
-
-
-def append(path: Path, result: SmokeResult, backend: str) -> None:
-    """Append a result to a file as one line. Raises RunError."""
-    append_result(path, {"backend": backend, "ok": result.ok, **asdict(result)})
-
-
-async def _check(
-    backend: SandboxBackend, settings: SmokeSettings, tasks: Sequence[Task]
-) -> SmokeResult:
+async def _check(backend: SandboxBackend, tasks: Sequence[Task]) -> SmokeResult:
     """Check one image for the Tasks that use it with one workdir."""
     result = SmokeResult(tasks[0].image, tasks[0].workdir)
     try:
-        result = await _boot(backend, settings, tasks)
+        result = await _boot(backend, tasks)
     except SandboxUnavailableError:
         raise
     except SwerlError as error:
@@ -186,18 +128,14 @@ async def _check(
         )
     except OSError as error:
         result = replace(result, failure=f"{error} (`swerl doctor` checks this machine)")
-    facts = await settings.facts(result.image)
-    failure = " ".join(result.failure.split())
-    return replace(result, failure=failure, digest=facts.digest, size=facts.size)
+    return replace(result, failure=" ".join(result.failure.split()))
 
 
-async def _boot(
-    backend: SandboxBackend, settings: SmokeSettings, tasks: Sequence[Task]
-) -> SmokeResult:
+async def _boot(backend: SandboxBackend, tasks: Sequence[Task]) -> SmokeResult:
     """Open a sandbox and make every check in it. Raises SwerlError, OSError and TimeoutError."""
     task, started = tasks[0], time.monotonic()
     async with asyncio.timeout(_BOOT_TIMEOUT_S) as patience:
-        async with backend.open(task.image, settings.limits, workdir=task.workdir) as sandbox:
+        async with backend.open(task.image, Limits(), workdir=task.workdir) as sandbox:
             await sandbox.run(["true"], timeout_s=_STEP_TIMEOUT_S)
             boot_s = time.monotonic() - started
             patience.reschedule(None)
@@ -284,31 +222,30 @@ def interpreter_of(task: Task) -> Interpreter:
     return Interpreter(name, (shell, "-c", script), is_declared, dict(task.grading.env))
 
 
-def facts_for(backend: str, options: BaseModel | None) -> ReadFacts:
-    """Return the function that reads an image's facts: from the store, a daemon, or its name."""
+def digests_for(backend: str, options: BaseModel | None) -> ReadDigest:
+    """Return the function that reads an image's digest: from the store, a daemon, or its name."""
     if backend == "local":
-        return _facts_in_store
+        return _digest_in_store
     if backend == "docker":
-        return _facts_in_daemon(getattr(options, "base_url", ""))
-    return _facts_in_name
+        return _digest_in_daemon(getattr(options, "base_url", ""))
+    return _digest_in_name
 
 
-async def _facts_in_name(image: str) -> ImageFacts:
+async def _digest_in_name(image: str) -> str:
     try:
-        return ImageFacts("" if is_local(image) else parse(image).digest)
+        return "" if is_local(image) else parse(image).digest
     except SwerlError:
-        return ImageFacts()
+        return ""
 
 
-async def _facts_in_store(image: str) -> ImageFacts:
+async def _digest_in_store(image: str) -> str:
     if is_local(image):
         kind, _, name = image.partition(":")
-        return ImageFacts(_built_digest(name) if kind == "built" else "")
+        return _built_digest(name) if kind == "built" else ""
     try:
-        image_in_store = await asyncio.to_thread(default_store().find, image)
+        return (await asyncio.to_thread(default_store().find, image)).digest
     except (SwerlError, OSError):
-        return await _facts_in_name(image)
-    return ImageFacts(image_in_store.digest, image_in_store.size)
+        return await _digest_in_name(image)
 
 
 def _built_digest(name: str) -> str:
@@ -320,18 +257,18 @@ def _built_digest(name: str) -> str:
     return f"sha256:{hashlib.sha256(description).hexdigest()}"
 
 
-def _facts_in_daemon(base_url: str) -> ReadFacts:
+def _digest_in_daemon(base_url: str) -> ReadDigest:
     daemon = Daemon(base_url)
 
-    async def read_facts(image: str) -> ImageFacts:
+    async def read_digest(image: str) -> str:
         try:
             await daemon.connect()
             facts: dict[str, Any] = await daemon.call(lambda client: client.inspect_image(image))
         except SwerlError:
-            return await _facts_in_name(image)
-        return ImageFacts(str(facts.get("Id", "")), int(facts.get("Size", 0)))
+            return await _digest_in_name(image)
+        return str(facts.get("Id", ""))
 
-    return read_facts
+    return read_digest
 
 
 async def reach_from(sandbox: Sandbox) -> str:

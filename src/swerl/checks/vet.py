@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from swerl import __version__
 from swerl.checks.scan_leaks import LeakScan, removable, scan
-from swerl.checks.smoke import ReadFacts, no_facts
+from swerl.checks.smoke import ReadDigest, no_digest
 from swerl.checks.vet_cheats import cheats, files_to_change
 from swerl.core import plugins
 from swerl.core.certificate import (
@@ -117,7 +117,7 @@ class VetSettings:
     num_workers: int = 1
     """Tasks at once, each in one sandbox at a time."""
     limits: Limits = field(default_factory=Limits)
-    facts: ReadFacts = no_facts
+    digest: ReadDigest = no_digest
     journal: Mapping[str, Vetted] = field(default_factory=dict)
     """Earlier results by Task id; one is kept while row, image, rigour and swerl are the same."""
 
@@ -137,7 +137,7 @@ async def vet(
     runs = Runs(backend, settings.limits)
 
     async def vet_one(task: Task) -> None:
-        image = (await settings.facts(task.image)).digest
+        image = await settings.digest(task.image)
         earlier = settings.journal.get(task.id)
         if earlier and _is_valid(earlier, task, image, settings.rigour):
             on_done(earlier, False)
@@ -217,7 +217,7 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         row="",
         findings=tuple(draft.findings),
         # an image that a run has pulled has a digest only now
-        image=(await settings.facts(task.image)).digest,
+        image=await settings.digest(task.image),
         backend=settings.backend,
         swerl=__version__,
         gold_runs=settings.rigour.gold_runs,

@@ -21,9 +21,6 @@ RewritesOption = Annotated[
     list[str] | None,
     typer.Option("--from", metavar="OLD=NEW", help="Replace the prefix OLD of image names by NEW."),
 ]
-DockerConfigOption = Annotated[
-    Path | None, typer.Option(help="Docker config with logins; ~/.docker by default.")
-]
 
 _ENDINGS = {".jsonl", ".json", ".txt", ".parquet"}
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}

@@ -197,8 +197,6 @@ class EngineChoice:
     type: str
     script: str | None = None
     """Name of a built-in script."""
-    file: Path | None = None
-    """Script file."""
     url: str | None = None
 
     @property
@@ -207,20 +205,17 @@ class EngineChoice:
         return self.type != "openai"
 
 
-def kinds(scripts: Sequence[str], *, files: bool = False) -> str:
+def kinds(scripts: Sequence[str]) -> str:
     """Return the valid values of `--engine` as text for help and hints."""
-    written = ["scripted=FILE"] if files else []
-    return ", ".join([*(f"scripted:{name}" for name in scripts), *written, _SERVERS])
+    return ", ".join([*(f"scripted:{name}" for name in scripts), _SERVERS])
 
 
-def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> EngineChoice:
+def read_engine(text: str, scripts: Sequence[str]) -> EngineChoice:
     """Read `--engine`. Raises InputError, and UnknownNameError with the nearest engines."""
     from swerl.core import plugins
 
     if text.removeprefix("scripted:") in scripts and ":" in text:
         return EngineChoice(text, "scripted", script=text.partition(":")[2])
-    if files and (match := re.fullmatch(r"scripted=(.+)", text)):
-        return EngineChoice(text, "scripted", file=Path(match[1]))
     if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
         return EngineChoice(without_logins(text), match[1], url=match[2])
     built_in = list(plugins.names("engines"))
@@ -229,9 +224,7 @@ def read_engine(text: str, scripts: Sequence[str], *, files: bool = False) -> En
     name = re.split("[:=]", text)[0]
     if name not in built_in:
         raise unknown("engine", name, [*built_in, *(f"scripted:{script}" for script in scripts)])
-    raise InputError(
-        f"--engine {text!r} is not an engine", hint=f"use {kinds(scripts, files=files)}"
-    )
+    raise InputError(f"--engine {text!r} is not an engine", hint=f"use {kinds(scripts)}")
 
 
 def recipe_of(

@@ -13,7 +13,7 @@ from rich.table import Table
 from swerl.cli._output import console, print_json, simple_table
 from swerl.core.errors import InputError
 from swerl.engines.sglang import server_command
-from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe
+from swerl.plan.cost import Assumption, Estimate
 from swerl.plan.layout import crossing
 from swerl.plan.memory import MemoryPlan
 from swerl.plan.parameters import active_params, model_params
@@ -74,31 +74,12 @@ def plan_parts(
         yield "no dollars: the price book lacks a price; set it in cost.prices"
     elif any(case.total_dollars for case in planned.cost.cases):
         yield cases_table(planned.cost)
-        if simulated:
-            yield _dollars_by(planned.recipe, simulated)
     for note in planned.notes:
         yield f"[yellow]note:[/] {note}"
 
 
-def _dollars_by(recipe: Recipe, planned: Simulation) -> str:
-    """Return the cost by the simulation, which has no low and high case."""
-    minutes, seconds = planned.step_s / 60, planned.sandbox_s
-    settings = (f"step_minutes={minutes}", f"sandbox_seconds={seconds}")
-    middle = estimate(from_recipe(recipe), settings).cases[1]
-    return (
-        f"by the simulation: {middle.hours:.1f} hours and {seconds:,.0f} sandbox-seconds an "
-        f"episode, ${middle.total_dollars:,.0f} together"
-    )
-
-
 def _show_ending(plan: RecipePlan) -> None:
     out = console()
-    checked = (
-        "every key and name, nested time budgets, the parallel layout against the model's sizes"
-    )
-    if plan.memory and plan.memory.capacity:
-        checked += ", memory of every phase against the GPU, engines against nodes"
-    out.print(f"checked: {checked}")
     if plan.obstacles:
         _list_errors("[red]the recipe cannot be launched here:[/]", plan.obstacles)
     if plan.absent:

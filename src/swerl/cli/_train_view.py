@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
 from rich.live import Live
-from rich.table import Table
 
-from swerl.cli._output import console, safe, simple_table
+from swerl.cli._output import console, simple_table
 from swerl.core.events import (
     EpisodeEnded,
     EvalEnded,
@@ -160,7 +159,7 @@ def show_summary(folder: Path, past: RunHistory) -> None:
     for split, points in past.evals.items():
         table.add_row(split, f"{points[0][1]:.2f}", f"{points[-1][1]:.2f}")
     if past.evals:
-        out.print(_matrix(past.by_agent()) or table)
+        out.print(table)
     for line in _accounts(past):
         out.print(line, soft_wrap=True)
     out.print(f"\nrun folder      {folder}\ncharts          swerl view {folder}")
@@ -168,18 +167,6 @@ def show_summary(folder: Path, past: RunHistory) -> None:
         ends = [f"{folder}@{split.replace('/', '-')}-{step}" for step, _ in (points[0], points[-1])]
         out.print(f"compare         swerl eval compare {' '.join(ends)}", soft_wrap=True)
     out.print(f"next            swerl rollout --engine torch-cpu --model {folder}")
-
-
-def _matrix(columns: Mapping[str, Mapping[str, tuple[float, float]]]) -> Table | None:
-    """Return solve rates before and after by agent, if the run has several."""
-    if not columns:
-        return None
-    table = simple_table("solved by agent", *columns, numbers=[*columns])
-    for agent in dict.fromkeys(agent for column in columns.values() for agent in column):
-        ends = [column.get(agent) for column in columns.values()]
-        rates = (f"{end[0]:.2f} → {end[1]:.2f}" if end else "held out" for end in ends)
-        table.add_row(safe(agent), *rates)
-    return table
 
 
 def _accounts(past: RunHistory) -> Iterator[str]:
@@ -197,8 +184,6 @@ def _accounts(past: RunHistory) -> Iterator[str]:
         yield f"left out        {left_out:,.0f} tokens, by rollout.group_filter"
     if skipped := sum(past.series("skipped")):
         yield f"skipped         {skipped:,.0f} steps without finite loss or gradients"
-    if past.steps:
-        yield f"by length       {_shares(past.steps[max(past.steps)])}"
     yield f"mismatch        {mismatch:.1e} at most, engine against trainer"
     yield from _machines(past)
     yield (
@@ -217,17 +202,6 @@ def _machines(past: RunHistory) -> Iterator[str]:
     if dollars := max(past.series("dollars"), default=0.0):
         sandbox_s = sum(past.series("sandbox_s"))
         yield f"dollars         {dollars:,.2f} estimated; {sandbox_s:,.0f} sandbox-seconds"
-
-
-def _shares(metrics: Mapping[str, float]) -> str:
-    """Return the fraction of sampled tokens that was trained, by deciles of Episode length."""
-    tenths = [
-        (metrics.get(f"trained_tokens_d{n}", 0), metrics.get(f"sampled_tokens_d{n}", 0))
-        for n in range(1, 11)
-    ]
-    # Fewer than ten Episodes leave some tenths empty.
-    shares = " ".join(f"{trained / sampled:.0%}" if sampled else "-" for trained, sampled in tenths)
-    return f"trained of the shortest to the longest tenth of episodes: {shares}"
 
 
 def _eval_line(event: EvalEnded) -> str:

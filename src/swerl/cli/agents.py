@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from swerl.cli._options import JsonOption
-from swerl.cli._output import console, print_json
+from swerl.cli._output import console
 from swerl.cli._run import waiting
 from swerl.core import plugins
 from swerl.core.errors import InputError
@@ -19,22 +18,15 @@ def fetch(
     version: Annotated[
         str | None, typer.Option(help="Exact release; the tested one by default.")
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Download an agent's CLI into the cache, once."""
     module = plugins.load("harnesses", agent)
     if not hasattr(module, "fetch"):
         console().print(f"{agent} is part of swerl; there is nothing to fetch")
-        if as_json:
-            print_json({"agent": agent, "version": None, "mounts": []})
         return
     release = _release(agent, module, version)
     with waiting(f"downloading {agent} {release}"):
         mounts = module.fetch(release)
-    if as_json:
-        shown = [{"target": mount.target, "source": mount.source} for mount in mounts]
-        print_json({"agent": agent, "version": release, "mounts": shown})
-        return
     for mount in mounts:
         console().print(f"{mount.target}  [dim]from[/] {mount.source}", soft_wrap=True)
     # A release that is not the tested one must be named again.

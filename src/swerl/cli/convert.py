@@ -12,7 +12,6 @@ from swerl.cli._output import console, counted, print_json, safe, simple_table, 
 from swerl.cli._run import INTERRUPTED, progress_bar
 from swerl.core.errors import InputError, TaskError, unknown
 from swerl.grading.log_parsers import unsupported
-from swerl.images.mirror import LockFile
 from swerl.tasks import convert as converting
 from swerl.tasks import datasets, select
 from swerl.tasks.convert import Settings, Summary
@@ -45,9 +44,6 @@ def convert(
         Path | None,
         typer.Option("-o", "--out", help="File to write; tasks.jsonl by default."),
     ] = None,
-    lock: Annotated[
-        Path | None, typer.Option(help="Lock file of a mirror: use its images, by digest.")
-    ] = None,
     assets: Annotated[
         Path | None, typer.Option(help="Folder with data that the rows lack (swe-bench-pro).")
     ] = None,
@@ -74,7 +70,7 @@ def convert(
     tasks = out or Path("tasks.jsonl")
     if to:
         tasks = tasks.with_name(f"{tasks.stem}.tasks.jsonl")
-    converter, settings = datasets.find_converter(name), _settings(lock, assets)
+    converter, settings = datasets.find_converter(name), Settings(_assets(assets))
     source = _rows(converter, rows, repo_id, split)
     _check_output(tasks, rows, force=force)
     summary = _convert(converter, source, tasks, settings)
@@ -123,20 +119,13 @@ def _check_format(to: str, out: Path | None, *, force: bool) -> None:
     require_new(out, force=force and to != "harbor")
 
 
-def _settings(lock: Path | None, assets: Path | None) -> Settings:
-    if assets and not assets.is_dir():
+def _assets(folder: Path | None) -> Path | None:
+    if folder and not folder.is_dir():
         raise InputError(
-            f"--assets {assets} is not a folder",
+            f"--assets {folder} is not a folder",
             hint="pass a checkout of the benchmark's repository",
         )
-    if lock is None:
-        return Settings(assets=assets)
-    mirrored = LockFile(lock).images if lock.is_file() else {}
-    if not mirrored:
-        raise InputError(
-            f"{lock} has no mirrored image", hint="`swerl images mirror` writes a lock file"
-        )
-    return Settings({image: copy.reference for image, copy in mirrored.items()}, assets)
+    return folder
 
 
 def _rows(converter: Converter, rows: Path | None, repo_id: str, split: str) -> Rows:

@@ -7,11 +7,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from swerl.cli._options import (
     LIMITS,
@@ -43,14 +41,11 @@ from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
 from swerl.rollout.evaluation import Evaluated, report_of, write, write_rates
 from swerl.runs import evaluation
-from swerl.runs.evaluation import Evaluation, find
 from swerl.runs.layout import RunFolder, open_run
 
 _SCRIPTS = ("gold", "noop")
 _NUM_SHOWN = 100
 """Tasks of a table of solve rates."""
-_NUM_COLUMNS = 8
-"""Repositories of a matrix: with more the table is wider than a terminal."""
 
 
 def evaluate(
@@ -66,9 +61,6 @@ def evaluate(
     ] = None,
     attempts: AttemptsOption = 1,
     settings: RecipeSettingsOption = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="BASELINE", help="Compare with this evaluation.")
-    ] = None,
     price: Annotated[
         tuple[float, float],
         typer.Option(metavar="IN OUT", help="Dollars per million prompt and sampled tokens."),
@@ -76,13 +68,12 @@ def evaluate(
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Attempt each task k times; print solve rates with intervals, costs and comparisons.
+    """Attempt each task k times; print solve rates with intervals and costs.
 
     Each agent runs with each engine and model. The same command resumes, and more attempts add
     to fewer.
     """
-    baseline = None if against is None else evaluation.find(against, runs)
-    task_list = _tasks_of(tasks, baseline)
+    task_list = tasks_in(tasks)
     policies = [
         _policy(f"eval-{tasks.stem}-{short(who)}-{name or kind}", who, kind, name, settings)
         for who, kind, name in product(agent, engine, model or [""])
@@ -95,9 +86,7 @@ def evaluate(
         outcome = attempt_all(recipe, task_list, folder.root, kind, attempts)
         report = report_of(outcome, recipe, k=attempts, engine=kind.text, price=price)
         write(folder, "eval", outcome, report)
-        new = evaluation.read(path := folder.evaluation("eval"))
-        compared = evaluation.compare(baseline, new) if baseline and new.results else None
-        reports.append({**report, "path": str(path), "comparison": compared})
+        reports.append({**report, "path": str(folder.evaluation("eval"))})
     (print_json if as_json else _print)(reports)
     if not all(report["num_attempts"] for report in reports):
         raise typer.Exit(1)
@@ -112,9 +101,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two evaluations task by task; RUN@STEP names one inside a training run."""
-    from swerl.runs.evaluation import compare as compared
-
-    comparison = compared(find(a, runs), find(b, runs))
+    comparison = evaluation.compare(evaluation.find(a, runs), evaluation.find(b, runs))
     if as_json:
         print_json(comparison)
     else:
@@ -227,14 +214,6 @@ def solve_rate(
         raise typer.Exit(1)
 
 
-def _tasks_of(file: Path, baseline: Evaluation | None) -> list[Task]:
-    """Read a task file that shares a task with the baseline."""
-    tasks = tasks_in(file)
-    if baseline and not any(task.id in baseline.results for task in tasks):
-        raise InputError(f"{baseline.path} has no task of {file}", hint="name another baseline")
-    return tasks
-
-
 def _policy(
     words: str, agent: str, engine: str, model: str | None, settings: Sequence[str] | None
 ) -> tuple[EngineChoice, Recipe]:
@@ -265,8 +244,6 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
             f"{report['seconds'] / count:.1f}",
         )
     console().print(table)
-    if matrix := _by_repository(reports):
-        console().print(matrix)
     for report in reports:
         verdicts = ", ".join(f"{n} {name}" for name, n in sorted(report["verdicts"].items()))
         console().print(f"{safe(report['name'])}: {verdicts}", soft_wrap=True)
@@ -274,35 +251,10 @@ def _print(reports: Sequence[Mapping[str, Any]]) -> None:
             missing = ", ".join(report["missing"])
             console().print(f"  the engine gives no {missing}: no attempt can be trained on")
         _warn_of_lost(report["num_lost"])
-        if report["comparison"]:
-            _print_comparison(report["comparison"])
         stderr().print(f"report: {report['path']}", soft_wrap=True, markup=False)
     folders = [shlex.quote(str(Path(report["path"]).parents[1])) for report in reports]
     a, b, *_ = *folders, "OTHER"
     stderr().print(f"next: swerl eval compare {a} {b}", soft_wrap=True, markup=False)
-
-
-def _by_repository(reports: Sequence[Mapping[str, Any]]) -> Table | None:
-    """Return a table of pass@1 by policy and repository, if there are several of both."""
-    rates: dict[str, dict[str, list[float]]] = {}
-    for report in reports:
-        for task in report["tasks"]:
-            if task["attempts"]:
-                by_name = rates.setdefault(task["repo"] or "unknown", {})
-                by_name.setdefault(report["name"], []).append(task["solved"] / task["attempts"])
-    # The repositories with the most tasks come first.
-    most = sorted(rates, key=lambda repo: (-max(map(len, rates[repo].values())), repo))
-    if len(reports) < 2 or len(most) < 2:
-        return None
-    shown = most[:_NUM_COLUMNS]
-    table = simple_table("pass@1", *map(safe, shown), numbers=[*map(safe, shown)])
-    for report in reports:
-        by_repo = (rates[repo].get(report["name"]) for repo in shown)
-        cells = (f"{fmean(shares):.1%}" if shares else "" for shares in by_repo)
-        table.add_row(safe(report["name"]), *cells)
-    if rest := len(most) - len(shown):
-        table.caption = f"and {counted(rest, 'repository', 'repositories')} more: --json"
-    return table
 
 
 def _print_comparison(result: Mapping[str, Any]) -> None:

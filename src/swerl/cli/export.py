@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ def export(
     dtype: Annotated[
         str, typer.Option(help="bf16, fp32, or auto for the type in training.")
     ] = "auto",
-    shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 5GB.")] = "5GB",
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, for PEFT.")
     ] = False,
@@ -45,47 +43,29 @@ def export(
         )
     if dtype not in ("auto", "bf16", "fp32"):
         raise unknown("dtype", dtype, ("auto", "bf16", "fp32"))
-    max_bytes = _bytes(shard_size)
     if out.exists():  # found before torch is imported
         raise InputError(f"{out} exists already", hint="name a new folder with -o")
     from swerl.training.export import ExportOptions
     from swerl.training.export import export as write
 
     root = _find(run, runs)
-    options = ExportOptions(step=step, best=best, dtype=dtype, max_bytes=max_bytes, adapter=adapter)
+    options = ExportOptions(step=step, best=best, dtype=dtype, adapter=adapter)
     with waiting("reading and writing the weights"):
         result = write(root, out, options)
     if as_json:
         print_json(result)
         return
-    # The peak resident memory of this process.
-    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     say = console()
     say.print(f"step {result.step} of {root}: {result.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {result.folder}", soft_wrap=True)
     say.print(f"size      {_size(result.num_bytes)}")
     say.print(f"checksum  {result.checksum}", soft_wrap=True)
-    say.print(f"memory    {peak_gib:.2f} GiB at most")
 
 
 def _find(run: Path, runs: Path) -> Path:
     """Return a folder, or that of the run with this name. Raises UnknownNameError."""
     # A folder without a recipe, such as an older or cut copy, can still hold rows.
     return run if run.is_dir() else find_run(str(run), runs)
-
-
-def _bytes(text: str) -> int:
-    """Read a size such as 5GB. Raises InputError."""
-    units = {"GB": 10**9, "MB": 10**6, "KB": 10**3, "GIB": 2**30, "MIB": 2**20}
-    number = text.upper().rstrip("BGIKM")
-    factor = units.get(text.upper()[len(number) :].strip())
-    try:
-        size = int(float(number) * (factor or 0))
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise InputError(f"{text!r} is not a file size", hint="write it as 5GB or 500MB")
-    return size
 
 
 def _size(num_bytes: int) -> str:

@@ -13,7 +13,6 @@ import typer
 from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
 
 from swerl.cli._images import (
-    DockerConfigOption,
     ImagesArgument,
     RewritesOption,
     failures,
@@ -35,7 +34,6 @@ from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
 from swerl.images.archive import import_images
 from swerl.images.gc import collect
-from swerl.images.http import default_config
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import pull as pull_images
@@ -56,7 +54,6 @@ def pull(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print bytes and pulls; read only manifests.")
     ] = False,
-    docker_config: DockerConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Pull images into the store, unpacked for local sandboxes; resumes if interrupted.
@@ -69,7 +66,6 @@ def pull(
         workers=workers,
         rewrites=read_rewrites(rewrites),
         refresh=refresh,
-        docker_config=docker_config or default_config(),
     )
     if dry_run:
         _show_plan(images_of(images), options, as_json=as_json)
@@ -178,15 +174,12 @@ def mirror_images(
     tasks_out: Annotated[
         Path | None, typer.Option(help="Write the tasks again with the mirrored images by digest.")
     ] = None,
-    docker_config: DockerConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
     options = MirrorOptions(
         workers=workers,
         rewrites=read_rewrites(rewrites),
         platform=_platform(platform),
-        docker_config=docker_config or default_config(),
     )
     lock = lock or tasks.with_suffix(".images.json")
     task_list = tasks_in(tasks)
@@ -195,14 +188,6 @@ def mirror_images(
         job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
         report = run(job, after="the same command skips what is there already")
     _show(report, lock)
-    if as_json:
-        shown = {
-            "num_images": len(report.images) - len(report.failed),
-            "num_local": report.num_local,
-            "moved_bytes": report.moved_bytes,
-            "failed": failures((image.image, image.error) for image in report.failed),
-        }
-        print_json({**shown, "lock": lock, "tasks": None if report.failed else tasks_out})
     if report.failed:
         raise typer.Exit(1)
     if tasks_out:
@@ -277,7 +262,6 @@ def gc(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Free space: first images outside of --keep, then the least urgent ones of it.
 
@@ -292,8 +276,6 @@ def gc(
     with suppress(SandboxUnavailableError):  # no daemon, no snapshots
         outside = run(pruning, after="the rest is done")
         result = replace(result, num_outside=outside)
-    if as_json:
-        print_json(result)
     for image in result.removed:
         console().print(f"{image.reference}  [dim]{image.digest[7:19]}[/]", soft_wrap=True)
     for image in result.in_use:
@@ -322,7 +304,6 @@ def prepare(
     agent: AgentOption = "builtin",
     settings: RecipeSettingsOption = None,
     jobs: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
-    as_json: JsonOption = False,
 ) -> None:
     """Prepare the sandboxes of tasks ahead; a run does it at the first attempt otherwise."""
     from swerl.recipe.load import load
@@ -347,8 +328,6 @@ def prepare(
     for name, error in failed.items():
         stderr().print(f"{name}: {error}", markup=False, soft_wrap=True)
     whole = [name for name, count in counts.items() if count == 2]
-    if as_json:
-        print_json({"prepared": whole, "each_time": sorted({*counts} - {*whole}), "failed": failed})
     console().print(
         f"{counted(len(whole), 'task')} prepared; {len(counts) - len(whole)} must be prepared in "
         f"each sandbox; {len(failed)} failed"

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from swerl.cli._images import DockerConfigOption, failures, show_failures, shown_bytes
-from swerl.cli._options import JsonOption, require_made_from, tasks_in
-from swerl.cli._output import console, counted, print_json, stderr
+from swerl.cli._images import show_failures, shown_bytes
+from swerl.cli._options import require_made_from, tasks_in
+from swerl.cli._output import console, counted, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.core import plugins
 from swerl.core.errors import ImageError, InputError, TaskError, unknown
@@ -40,35 +40,27 @@ def build(
         str, typer.Option(help="Dataset of the rows; `swerl convert list` prints all.")
     ] = "swe-bench",
     out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
-    as_json: JsonOption = False,
 ) -> None:
     """Build instances from their projects' released source archives, and write their Tasks."""
     selected = _select(specs, instances)
     require_made_from(out, [spec.instance_id for spec in selected])
-    _build_sources(selected, _rows(specs, rows, dataset), dataset, out, as_json=as_json)
+    _build_sources(selected, _rows(specs, rows, dataset), dataset, out)
 
 
-def _build_sources(
-    specs: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path, *, as_json: bool
-) -> None:
+def _build_sources(specs: list[SourceSpec], by_id: dict[str, Row], dataset: str, out: Path) -> None:
     tasks = []
-    failed = {}
     for spec in specs:
         try:
             tasks.append(_build_one(spec, by_id, dataset))
         except ImageError as error:
-            failed[spec.instance_id] = error.explained()
             console().print(f"[red]{spec.instance_id}[/]: {error}", soft_wrap=True)
             console().print(f"  {error.hint}", soft_wrap=True)
     if not tasks:
         raise ImageError("no image could be built", hint="the reasons are above")
     count = write_tasks(out, tasks)
-    if as_json:
-        images = {task.id: task.image for task in tasks}
-        print_json({"file": out, "images": images, "failed": failed})
     console().print(f"{counted(count, 'task')}: {out}", soft_wrap=True)
     console().print(f"next: swerl rollout --tasks {out} --instance {tasks[0].id}", soft_wrap=True)
-    if failed:
+    if len(tasks) < len(specs):
         raise typer.Exit(1)
 
 
@@ -128,8 +120,6 @@ def bake(
         Path | None, typer.Option(help="Write the tasks again with the baked images by digest.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Images at the same time.")] = 4,
-    docker_config: DockerConfigOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
     task_list = tasks_in(tasks)
@@ -137,21 +127,15 @@ def bake(
     lock = lock or tasks.with_suffix(".baked.json")
     with tempfile.TemporaryDirectory() as folder:
         layer = _layer(agents, Path(folder, "agents.tar.gz"))
-        config = docker_config or default_config()
         with progress_bar("images", len(images)) as advance:
             job = baking.bake(
                 *(images, layer, lock),
-                docker_config=config,
+                docker_config=default_config(),
                 workers=workers,
                 on_done=lambda _: advance(),
             )
             baked = run(job, after="the same command skips what is there already")
     _show(baked, layer, lock)
-    if as_json:
-        failed = failures((result.image, result.error) for result in baked)
-        pinned = {result.image: result.pinned.reference for result in baked if result.pinned}
-        shown = {"agents": layer.agents, "images": pinned, "failed": failed, "lock": lock}
-        print_json({**shown, "tasks": None if failed else tasks_out})
     if any(result.error for result in baked):
         raise typer.Exit(1)
     if tasks_out:

@@ -7,7 +7,7 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -124,14 +124,9 @@ class _LazyGroup(TyperGroup):
         super().format_help(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command, if there is one, before an argument that is no command.
-
-        Raises UnknownNameError if it looks like a mistyped command of `swerl train`.
-        """
+        """Insert the default command, if there is one, before an argument that is no command."""
         self.commands.update({name: TyperCommand(name) for name in self.parts})
         if _RUN in self.parts and args and args[0] not in (*self.parts, "--help", "-h"):
-            if self.name == "train":
-                _refuse_typo(args[0], self.parts)
             args = [_RUN, *args]
         return super().parse_args(ctx, args)
 
@@ -145,17 +140,6 @@ class _LazyGroup(TyperGroup):
             gc.freeze()
             gc.enable()
         return command
-
-
-def _refuse_typo(word: str, commands: Collection[str]) -> None:
-    from difflib import get_close_matches
-
-    from swerl.core.errors import unknown
-    from swerl.recipe.load import find_recipe
-
-    is_recipe = "." in word or "/" in word or find_recipe(Path(word)).exists()
-    if not is_recipe and get_close_matches(word, commands, cutoff=0.7):
-        raise unknown("command of `swerl train`", word, commands)
 
 
 def _first_line(target: str) -> str:
@@ -173,11 +157,11 @@ def _command(name: str, part: Any) -> Any:
     target = part if isinstance(part, str) else part[0]
     if isinstance(target, str):
         module, function = target.split(".")
-        single = typer.Typer(add_completion=False)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(name)(getattr(import_module(f"swerl.cli.{module}"), function))
         command: Any = typer.main.get_command(single)
     else:
-        app = typer.Typer(cls=_LazyGroup, help=part[1], no_args_is_help=True)
+        app = _group(part[1])
         command = typer.main.get_group(app)
         command.parts = target
     command.name = name
@@ -199,7 +183,13 @@ def whole_command() -> Any:
 
 HELP = "Train coding agents by reinforcement learning, from a dataset to a checkpoint."
 
-typer_app = typer.Typer(cls=_LazyGroup, help=HELP, no_args_is_help=True)
+
+def _group(text: str) -> typer.Typer:
+    """Return a group whose help is plain text: importing rich takes longer than all the rest."""
+    return typer.Typer(cls=_LazyGroup, help=text, no_args_is_help=True, rich_markup_mode=None)
+
+
+typer_app = _group(HELP)
 
 
 def _version(show: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -123,7 +122,7 @@ def rollout(
     else:
         episode = _show(recipe, task, folder, chosen, start)
     if episode.verdict in {"infra", "invalid"}:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if episode.fault else 1)
 
 
 def _recipe(
@@ -259,6 +258,8 @@ def _attempt(
 
 
 def _next_command(episode: Episode, task: Task, engine: EngineChoice, folder: Path) -> str:
+    if episode.fault:
+        return "correct it, and run the same command again"
     if episode.verdict in {"infra", "invalid"}:
         return "swerl doctor"
     if engine.script == "gold" and episode.verdict == "solved" and task.dataset == "twin":
@@ -338,9 +339,8 @@ class RolloutView:
                 self._spin(_PHASES.get(phase, phase))
             case PhaseEnded(phase=phase, seconds=seconds):
                 self._spin(None)
-                if _is_cancelled():  # the phase was cut, so its words would be wrong
-                    return
-                self._out.print(f"[bold]{phase:<10}[/] {seconds:>7.2f} s  {_PHASES.get(phase, '')}")
+                outcome = _PHASES.get(phase, "") if event.ok else "[red]failed[/]"
+                self._out.print(f"[bold]{phase:<10}[/] {seconds:>7.2f} s  {outcome}")
             case TurnEnded():
                 self._show_turn(event)
             case Progress():
@@ -380,14 +380,6 @@ class RolloutView:
             self._status.start()
 
 
-def _is_cancelled() -> bool:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return False
-    return task is not None and task.cancelling() > 0
-
-
 def show_start(task_id: str, *, agent: str, engine: str, trainable: bool) -> None:
     note = "" if trainable else "  [yellow](for debugging: no token ids, not trainable)[/]"
     if engine.startswith("scripted"):
@@ -413,10 +405,8 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
         out.print(text + (rules or "nothing"), markup=False, soft_wrap=True)
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
-    out.print(
-        f"[bold {colour}]{episode.verdict.upper()}[/]  {reward}  {safe(episode.grade.reason)}",
-        soft_wrap=True,
-    )
+    title = "" if episode.fault else f"[bold {colour}]{episode.verdict.upper()}[/]  {reward}  "
+    out.print(f"{title}{safe(episode.grade.reason)}", soft_wrap=True)
     _show_failing(episode)
     out.print()
     for name, path in artefacts.items():

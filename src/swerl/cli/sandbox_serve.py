@@ -52,12 +52,7 @@ def serve(
         list[str] | None,
         typer.Option(metavar="NAME=IMAGE", help="Image of a template id; can be repeated."),
     ] = None,
-    image_key: Annotated[
-        str, typer.Option(help="Metadata key that names the image instead of the template.")
-    ] = "image",
-    workdir: Annotated[str, typer.Option(help="Folder where commands start.")] = "/home/user",
     max_sandboxes: Annotated[int, typer.Option(min=1, help="Maximum sandboxes.")] = 256,
-    max_file_mib: Annotated[int, typer.Option(min=1, help="Maximum file size in MiB.")] = 512,
 ) -> None:
     """Serve sandboxes to E2B's SDK, and to tools written for it, until Ctrl-C.
 
@@ -65,18 +60,14 @@ def serve(
     """
     host, port = _address(listen)
     key = _key(api_key_file, host)
-    _require_absolute(workdir)
     limits, backend_settings = split_limits(settings or (), lifetime_s=_LIFETIME_S)
     options = ServerOptions(
         host=host,
         port=port,
         templates={**(_LOCAL_TEMPLATES if backend == "local" else {}), **_templates(template)},
-        image_key=image_key,
-        workdir=workdir,
         limits=limits,
         max_lifetime_s=limits.lifetime_s,
         max_sandboxes=max_sandboxes,
-        max_file_mib=max_file_mib,
     )
     shown = f'"$(cat {shlex.quote(str(api_key_file))})"' if api_key_file else key
     run(
@@ -134,14 +125,6 @@ def _key(path: Path | None, host: str) -> str:
             hint="create one with `openssl rand -hex 20`",
         )
     return key
-
-
-def _require_absolute(workdir: str) -> None:
-    if not workdir.startswith("/"):
-        raise InputError(
-            f"--workdir {workdir!r} is not an absolute path",
-            hint="write it as the sandbox sees it, such as /home/user",
-        )
 
 
 def _templates(texts: Sequence[str] | None) -> Mapping[str, str]:

@@ -12,17 +12,17 @@ from rich.table import Table
 
 from swerl.checks import smoke as smoking
 from swerl.checks.isolation import check_isolation
-from swerl.checks.smoke import SmokeResult, SmokeSettings
+from swerl.checks.smoke import SmokeResult
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
     SettingsOption,
-    backend_options,
     open_backend,
     tasks_in,
 )
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
+from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import InputError
 from swerl.core.task import Task
 
@@ -45,13 +45,6 @@ def smoke(
     backend: BackendOption = "local",
     settings: SettingsOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Append each result to this file; the same command resumes from it."),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Try again what failed in --out's file.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
@@ -60,11 +53,7 @@ def smoke(
         return
     if tasks is None:
         raise InputError("no task file is given", hint="name one, or check only --isolation")
-    earlier = smoking.read(out, backend) if out else {}
-    reused = {key: result for key, result in earlier.items() if result.ok or not again}
-    facts = smoking.facts_for(backend, backend_options(backend, settings))
-    chosen = SmokeSettings(num_workers=workers, facts=facts, earlier=reused)
-    results = _run(tasks_in(tasks), backend, settings or [], chosen, out)
+    results = _run(tasks_in(tasks), open_backend(backend, settings or [], run="smoke"), workers)
     failed = [result for result in results if not result.ok]
     if as_json:
         print_json([{**asdict(result), "ok": result.ok} for result in results])
@@ -73,11 +62,8 @@ def smoke(
         for result in failed:
             line = f"{result.image} {result.workdir}: {result.failure}"
             console().print(line, style="red", markup=False, soft_wrap=True)
-    if out and not as_json:
-        stderr().print(f"results: {out}", soft_wrap=True, markup=False)
     if failed:
-        more = "; `--again` tries them once more" if out else ""
-        stderr().print(f"{len(failed)} of {counted(len(results), 'image')} failed{more}")
+        stderr().print(f"{len(failed)} of {counted(len(results), 'image')} failed")
         raise typer.Exit(1)
     hint = "; next: `swerl rollout --instance ID --tasks FILE`" if not as_json else ""
     stderr().print(f"{counted(len(results), 'image')} ready, 0 failed{hint}")
@@ -105,28 +91,17 @@ def _isolation(tasks: Path | None, backend: str, settings: list[str], *, as_json
         raise typer.Exit(1)
 
 
-def _run(
-    tasks: list[Task],
-    backend: str,
-    settings: list[str],
-    chosen: SmokeSettings,
-    out: Path | None,
-) -> list[SmokeResult]:
+def _run(tasks: list[Task], sandboxes: SandboxBackend, workers: int) -> list[SmokeResult]:
     results: list[SmokeResult] = []
     with progress_bar("images", len({(task.image, task.workdir) for task in tasks})) as advance:
 
-        def on_done(result: SmokeResult, is_new: bool) -> None:
+        def on_done(result: SmokeResult) -> None:
             advance()
             results.append(result)
-            if out and is_new:
-                smoking.append(out, result, backend)
 
-        sandboxes = open_backend(backend, settings, run="smoke")
-        after = "every sandbox is closed" + (
-            f", and the same command resumes from {out}" if out else ""
-        )
         try:
-            return run(smoking.check(sandboxes, tasks, chosen, on_done=on_done), after=after)
+            work = smoking.check(sandboxes, tasks, num_workers=workers, on_done=on_done)
+            return run(work, after="every sandbox is closed")
         except typer.Exit:  # interrupted: what is done is still worth reading
             if results:
                 console().print(_table(results))
@@ -134,15 +109,14 @@ def _run(
 
 
 def _table(results: list[SmokeResult]) -> Table:
-    titles = ("image", "tasks", "ready", "work tree", "interpreter", "MiB", "boot ms", "exec ms")
-    table = simple_table(*titles, numbers={"tasks", "MiB", "boot ms", "exec ms"})
+    titles = ("image", "tasks", "ready", "work tree", "interpreter", "boot ms", "exec ms")
+    table = simple_table(*titles, numbers={"tasks", "boot ms", "exec ms"})
     for result in results:
         has_booted = result.boot_s > 0
         times = (
             (f"{result.boot_s * 1e3:.0f}", f"{result.exec_s * 1e3:.1f}") if has_booted else ("", "")
         )
-        size = f"{result.size / 2**20:,.0f}" if result.size else ""
         ready = "[green]yes[/]" if result.ok else "[red]no[/]"
-        facts = (result.work_tree, escape(result.interpreter), size)
+        facts = (result.work_tree, escape(result.interpreter))
         table.add_row(escape(result.image), str(result.num_tasks), ready, *facts, *times)
     return table

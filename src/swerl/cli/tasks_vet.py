@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from swerl.checks import vet as vetting
-from swerl.checks.smoke import facts_for
+from swerl.checks.smoke import digests_for
 from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, rejected_path
 from swerl.cli._options import (
     BackendOption,
@@ -79,7 +79,7 @@ def vet(
             rigour=Rigour(gold_runs, drop_flaky, whole_image),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
-            facts=facts_for(backend, backend_options(backend, options)),
+            digest=digests_for(backend, backend_options(backend, options)),
             journal=vetting.read_journal(journal),
         )
         results = _run(tasks, chosen, chosen_settings, options, journal)

@@ -51,7 +51,7 @@ def train(
     _train(recipe, runs / recipe.name, "run the same command again to resume", as_json=as_json)
 
 
-def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
+def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool = False) -> None:
     check(recipe)
     for obstacle in plan(recipe).obstacles:
         raise obstacle
@@ -89,7 +89,6 @@ def _train(recipe: Recipe, root: Path, after: str, *, as_json: bool) -> None:
 def resume(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     runs: RunsOption = Path("runs"),
-    as_json: JsonOption = False,
 ) -> None:
     """Resume a run with the recipe in its folder."""
     root = find_run(run, runs)
@@ -100,7 +99,7 @@ def resume(
             hint="resume with the command that started the run",
         )
     after = f"`swerl train resume {called(root)}` resumes it"
-    _train(recipe, root, after, as_json=as_json)
+    _train(recipe, root, after)
 
 
 def stop(
@@ -112,7 +111,6 @@ def stop(
     wait_s: Annotated[
         float, typer.Option("--wait", min=0, help="Maximum seconds to wait.")
     ] = 3600.0,
-    as_json: JsonOption = False,
 ) -> None:
     """Stop a run after its current step, from any machine that shares the run folder."""
     root = find_run(run, runs)
@@ -129,8 +127,6 @@ def stop(
         message = f"{root} still runs after {wait_s:g} s; the stop request stays"
         hint = f"wait longer, or `swerl train stop {name} --now`"
         raise RunError(message, hint=hint)
-    if as_json:
-        print_json(facts_of(root))
     console().print(f"{root.name}: {after.status}")
     verb = "status" if after.status is RunStatus.FINISHED else "resume"
     console().print(f"next: swerl train {verb} {name}", soft_wrap=True)
@@ -147,13 +143,10 @@ def rewind(
     run: Annotated[str, typer.Argument(help="Name of the run, or its folder.")],
     step: Annotated[int, typer.Option(help="Step of the checkpoint.")],
     runs: RunsOption = Path("runs"),
-    as_json: JsonOption = False,
 ) -> None:
     """Set a run back to an earlier checkpoint; `swerl train resume` continues there."""
     root = find_run(run, runs)
     aside = go_back(root, step)
-    if as_json:
-        print_json({"run": root.name, "folder": root, "step": step, "later_episodes": aside})
     console().print(f"{root} is at step {step}", soft_wrap=True)
     if aside is not None:
         console().print(f"later episodes  {aside}", soft_wrap=True)

@@ -27,6 +27,7 @@ from yarl import URL
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import DOCKER_HUB, base_url
+from swerl.core.secrets import secret
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=120)
 _T = TypeVar("_T")
@@ -328,8 +329,8 @@ class Login:
 
 
 def default_config() -> Path:
-    """Return the path of Docker's config file."""
-    return Path.home() / ".docker" / "config.json"
+    """Return the path of Docker's config file; DOCKER_CONFIG names its folder, as for Docker."""
+    return Path(secret("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
 
 
 async def find_login(registry: str, config: Path) -> Login | None:
@@ -404,7 +405,7 @@ async def _ask_helper(name: str, key: str) -> Login | None:
     except (OSError, TimeoutError, ValueError, KeyError, TypeError) as error:
         raise ImageError(
             f"Docker's config names the login helper {program}, which returns no login",
-            hint="install it, or name another --docker-config",
+            hint="install it, or set DOCKER_CONFIG to a folder with another config",
         ) from error
 
 

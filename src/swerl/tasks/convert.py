@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
@@ -29,8 +29,6 @@ _NO_UNICODE = "a column holds text that is not valid Unicode"
 class Settings:
     """Settings of a conversion, besides the dataset's own rule."""
 
-    images: Mapping[str, str] = field(default_factory=dict)
-    """Image -> its name in a mirror, from the mirror's lock file; empty: no replacement."""
     assets: Path | None = None
     """Folder with data that is missing in the rows of some datasets."""
 
@@ -106,7 +104,6 @@ class _Writer:
         self.ids: set[str] = set()
         self.summary = Summary()
         self._to_task = converter.to_task
-        self._images = settings.images
         self._assets = settings.assets
         self._with_assets = converter.with_assets
         if settings.assets and not converter.with_assets:
@@ -120,7 +117,6 @@ class _Writer:
             row = self._with_assets(row, self._assets)
         task = self._to_task(row)
         check_usable(task)
-        task = self._mirrored(task)
         if task.id in self.ids:
             raise TaskError("another row has the same id")
         try:
@@ -145,13 +141,6 @@ class _Writer:
         name = str(columns.get("instance_id") or columns.get("task_id") or "")[:_MAX_REASON_CHARS]
         entry = {"row": number, "id": _valid(name), "reason": _valid(reason)}
         return orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE)
-
-    def _mirrored(self, task: Task) -> Task:
-        if not self._images or is_local(task.image):
-            return task
-        if task.image not in self._images:
-            raise TaskError("the mirror's lock file does not have its image")
-        return replace(task, image=self._images[task.image])
 
 
 def _valid(text: str) -> str:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.checks import smoke
-from swerl.checks.smoke import ImageFacts, SmokeResult, SmokeSettings, interpreter_of
+from swerl.checks.smoke import SmokeResult, interpreter_of
 from swerl.cli.main import typer_app
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import local
@@ -52,9 +53,7 @@ async def look(task: Task) -> SmokeResult:
 
 async def test_each_image_is_judged_once_in_order(tasks: list[Task]) -> None:
     heard: list[SmokeResult] = []
-    results = await smoke.check(
-        local.build(local.Options()), tasks, on_done=lambda each, _: heard.append(each)
-    )
+    results = await smoke.check(local.build(local.Options()), tasks, on_done=heard.append)
     assert [(result.num_tasks, result.ok) for result in results] == [
         (2, True),
         (1, True),
@@ -136,20 +135,6 @@ def test_the_interpreter_is_read_from_the_test_command(
         assert "conda activate testbed" in found.argv[2]
 
 
-async def test_a_result_stands_until_the_image_is_another_one(tasks: list[Task]) -> None:
-    known = SmokeResult(tasks[0].image, tasks[0].workdir, digest="sha256:old", interpreter="kept")
-    seen = []
-    for digest in ("sha256:old", "", "sha256:new"):
-
-        async def facts(image: str, digest: str = digest) -> ImageFacts:
-            return ImageFacts(digest, 7)
-
-        settings = SmokeSettings(facts=facts, earlier={known.key: known})
-        (result,) = await smoke.check(local.build(local.Options()), tasks[:1], settings)
-        seen.append((result.interpreter == "kept", result.digest))
-    assert seen == [(True, "sha256:old"), (True, "sha256:old"), (False, "sha256:new")]
-
-
 def test_the_command_fails_and_names_the_broken_image(file: Path) -> None:
     done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(file), "--json"])
     assert done.exit_code == 1
@@ -164,50 +149,26 @@ def test_the_command_shows_a_table_when_all_is_well(tasks: list[Task], file: Pat
     assert "1 image ready, 0 failed" in done.output
 
 
-def test_the_same_command_resumes_and_again_retries_failures(file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new folder" / "results.jsonl"
-    command = ["sandbox", "smoke", str(file), "--json", "--out", str(out)]
-
-    def lines() -> list[dict[str, object]]:
-        return [json.loads(line) for line in out.read_text().splitlines()]
-
-    first = CliRunner().invoke(typer_app, command)
-    assert len(lines()) == 3
-    second = CliRunner().invoke(typer_app, command)
-    assert (second.exit_code, json.loads(second.stdout)) == (1, json.loads(first.stdout))
-    assert len(lines()) == 3
-    CliRunner().invoke(typer_app, [*command, "--again"])
-    assert [row["image"] for row in lines()[3:]] == ["built:no-such-image"]
-
-
-def test_a_line_cut_short_is_checked_again_and_a_foreign_file_refused(
-    file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "results.jsonl"
-    smoke.append(out, SmokeResult("a", "/w"), "local")
-    smoke.append(out, SmokeResult("b", "/w"), "docker")
-    out.write_bytes(out.read_bytes() + b'{"image":"c"')
-    smoke.append(out, SmokeResult("d", "/w", failure="broken"), "local")
-    assert [each.image for each in smoke.read(out, "local").values()] == ["a", "d"]
-    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(file), "--out", str(file)])
-    assert "is not a smoke result" in str(done.exception)
-    assert done.exit_code != 0
-
-
-def test_ctrl_c_leaves_a_file_to_resume_from_and_no_sandbox(
+def test_ctrl_c_prints_what_is_checked_and_leaves_no_sandbox(
     tasks: list[Task], file: Path, tmp_path: Path
 ) -> None:
+    started = tmp_path / "started"
     waits = GradingSpec("command", test_command="export PATH=$(sleep 60):$PATH\npython3 -m pytest")
-    write_tasks(file, [tasks[2], replace(tasks[0], grading=waits)])
-    out = tmp_path / "results.jsonl"
-    argv = [sys.executable, "-m", "swerl.cli", "sandbox", "smoke", str(file), "--out", str(out)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
-        while not out.exists():
+    slow = replace(tasks[0], image=f"dir:{started}", grading=waits)
+    started.mkdir()
+    write_tasks(file, [tasks[2], slow])
+    argv = [sys.executable, "-m", "swerl.cli", "sandbox", "smoke", str(file)]
+    before = len(default_ledger().read())
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
+        while len([e for e in default_ledger().read()[before:] if e.ended_s]) < 1:
             assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        shown, said = process.communicate(timeout=20)
     assert process.returncode == 130, said
-    assert "the same command resumes from" in " ".join(said.split())
+    assert "every sandbox is closed" in " ".join(said.split())
+    assert tasks[2].image[:20] in shown
     known = default_ledger().read()
     ended = [bool(entry.ended_s) for entry in known if entry.owner.pid == process.pid]
     assert ended == [True, True]

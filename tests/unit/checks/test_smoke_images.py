@@ -26,8 +26,6 @@ def test_an_image_of_a_daemon(dockerd: str, docker_image: str, tmp_path: Path) -
     row = smoke(
         tmp_path, docker_image, "--backend", "docker", "--set", f"sandbox.base_url={dockerd}"
     )
-    assert str(row["digest"]).startswith("sha256:"), row
-    assert int(str(row["size"])) > 2**20
     assert (
         row["failure"] == "the workdir is not the top of a git work tree (give the folder of "
         "the repository as the Task's workdir)"
@@ -39,8 +37,7 @@ def test_an_image_that_is_pulled_first(
 ) -> None:
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
     row = smoke(tmp_path, pushed_image, "--backend", "local")
-    assert str(row["digest"]).startswith("sha256:"), row
-    assert int(str(row["size"])) > 2**20
+    assert float(str(row["boot_s"])) > 0, row
     absent = smoke(tmp_path, pushed_image.replace(":1", ":none"), "--backend", "local")
     assert "none" in str(absent["failure"])
     assert absent["ok"] is False

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks.smoke import ImageFacts
 from swerl.checks.vet import Rigour, Runs, VetSettings, Vetted, fitting_workers, vet
 from swerl.core.certificate import Defect, certified, from_json, objection, to_json
 from swerl.core.sandbox import Limits
@@ -43,10 +42,10 @@ async def run(
 ) -> list[tuple[Vetted, bool]]:
     heard: list[tuple[Vetted, bool]] = []
 
-    async def facts(_: str) -> ImageFacts:
-        return ImageFacts(image)
+    async def digest(_: str) -> str:
+        return image
 
-    settings = VetSettings("local", rigour or Rigour(2), 2, facts=facts, journal=done or {})
+    settings = VetSettings("local", rigour or Rigour(2), 2, digest=digest, journal=done or {})
     await vet(backend or Numbered(), tasks, settings, on_done=lambda *each: heard.append(each))
     return heard
 
@@ -259,12 +258,12 @@ async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
     task, backend = make(), Numbered()
     heard: list[tuple[Vetted, bool]] = []
 
-    async def facts(_: str) -> ImageFacts:
-        return ImageFacts("sha256:pulled" if backend.num_opened else "")
+    async def digest(_: str) -> str:
+        return "sha256:pulled" if backend.num_opened else ""
 
     for _ in range(2):
         known = {vetted.task: vetted for vetted, _ in heard}
-        settings = VetSettings("local", Rigour(1), facts=facts, journal=known)
+        settings = VetSettings("local", Rigour(1), digest=digest, journal=known)
         await vet(backend, [task], settings, on_done=lambda *each: heard.append(each))
     assert [is_new for _, is_new in heard] == [True, False]
     assert heard[0][0].certificate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,11 +73,9 @@ def test_prepared_tasks_are_listed_and_stay_prepared(
     broken = replace(made[0], id="broken", image=f"dir:{tmp_path}/absent")
     write_tasks(tmp_path / "tasks.jsonl", [*made, broken])
     for _ in range(2):
-        arguments = ["prepare", str(tmp_path / "tasks.jsonl"), "--jobs", "1", "--json"]
+        arguments = ["prepare", str(tmp_path / "tasks.jsonl"), "--jobs", "1"]
         done = CliRunner().invoke(typer_app, ["images", *arguments])
         assert done.exit_code == 1
-        shown = json.loads(done.stdout)
-        assert shown["prepared"] == [made[0].id]
-        assert shown["each_time"] == []
-        assert "no folder at" in shown["failed"]["broken"]
+        assert "1 task prepared; 0 must be prepared in each sandbox; 1 failed" in done.output
+        assert "broken: " in done.output and "no folder at" in done.output
     assert len(default_store().snapshots()) == 2

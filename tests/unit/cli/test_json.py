@@ -15,6 +15,13 @@ from swerl.core.task import Task, write_tasks
 from swerl.tasks import twin
 
 NO_REPORT = {
+    **dict.fromkeys(
+        (
+            *("train resume", "train stop", "train rewind", "agents fetch"),
+            *(f"images {name}" for name in ("build", "bake", "mirror", "gc", "prepare")),
+        ),
+        "acts; another command reports the state",
+    ),
     "sandbox serve": "serves until Ctrl-C; its lines are for a shell's eval",
     "view": "shows pages in a browser",
 }
@@ -65,10 +72,8 @@ def swerl(words: str) -> Result:
 
 
 SHOWN = {
-    "agents fetch builtin": {"agent", "version", "mounts"},
     "convert list": {"name", "source", "splits"},
     "cost estimate twin_cpu": {"assumptions", "cases"},
-    "images gc --keep host": {"removed", "in_use", "freed_bytes", "kept_bytes", "num_parts"},
     "images ls": {"store", "images"},
     "images pull host": {"images", "failed", "moved_bytes", "store"},
     "recipes": {"name", "gpus", "about", "file"},

@@ -27,8 +27,9 @@ def test_help_names_every_command() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys, swerl.cli.main\n"
-        "heavy = {'torch', 'megatron', 'pyarrow', 'aiohttp', 'pydantic'}\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom swerl.cli.main import typer_app\n"
+        "assert 'rollout' in CliRunner().invoke(typer_app, ['--help']).stdout\n"
+        "heavy = {'torch', 'megatron', 'pyarrow', 'aiohttp', 'pydantic', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -67,7 +68,7 @@ def test_a_command_runs_with_garbage_collection() -> None:
         (["convert", "swe-gim", "--rows", "x.jsonl"], "swe-gim", "swe-gym"),
         (["why", "--rnus", "x"], "No such option: --rnus", "why --help"),
         (["tasks", "show", "t.jsonl", "--limit", "abc"], "'--limit'", "tasks show --help"),
-        (["tasks", "show"], "Missing argument 'tasks'", "tasks show --help"),
+        (["tasks", "show"], "Missing argument", "tasks show --help"),
         (["rollout", "--engine"], "requires an argument", "swerl --help"),
         (["trian"], "Did you mean 'train'", "cli --help"),
     ],

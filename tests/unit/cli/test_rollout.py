@@ -131,6 +131,15 @@ def test_second_rollout_of_a_task_keeps_the_first(run: Run, task: Task, tmp_path
     assert kept == {f"{task.id}.0", f"{task.id}.1"}
 
 
+def test_an_error_in_the_users_reward_is_named_with_exit_code_2(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def reward(attempt):\n    return attempt.nosuch\n")
+    shown = run("--set", f"rollout.reward={tmp_path}/mine.py", "-o", "out")
+    assert shown.code == 2, shown
+    assert f"REWARD FAILED {tmp_path}/mine.py:2: AttributeError" in shown.text
+    assert "INFRA" not in shown.text and "doctor" not in shown.text
+    assert len(record.read(tmp_path / "out").trajectory.turns) > 1
+
+
 def test_broken_machinery_is_shown_as_infra_with_exit_code_1(
     run: Run, task: Task, tmp_path: Path
 ) -> None:
@@ -237,6 +246,16 @@ def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
     assert "\x1b" not in shown
     assert "\x07" not in shown
     assert "[red]hi[/red]" in shown
+
+
+def test_a_sandbox_that_did_not_start_is_not_said_to_be_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _output.stdout.cache_clear()
+    RolloutView()(PhaseEnded("e", "boot", 1.0, ok=False))
+    _output.stdout.cache_clear()
+    shown = capsys.readouterr().out
+    assert "failed" in shown and "sandbox up" not in shown
 
 
 @pytest.mark.agents

@@ -1,15 +1,12 @@
-"""Output on narrow terminals, after Ctrl-C, and without a network."""
+"""Output on narrow terminals and after Ctrl-C."""
 
 from __future__ import annotations
 
 import io
-import socket
 from pathlib import Path
 
-import aiohttp
 import pytest
 import typer
-from aiohttp.client_reqrep import ConnectionKey
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -19,7 +16,6 @@ from swerl.checks.smoke import SmokeResult
 from swerl.cli import _output, _run, doctor, sandbox_smoke
 from swerl.cli.main import typer_app
 from swerl.core.task import write_tasks
-from swerl.images.http import ApiCall, RegistryConnection
 from swerl.tasks import twin
 
 
@@ -57,7 +53,7 @@ def test_an_interrupted_smoke_test_prints_what_is_done(
     write_tasks(tmp_path / "t.jsonl", twin.make_tasks(tmp_path, split="heldout", count=1, seed=0))
 
     def check(*_: object, on_done: object, **__: object) -> None:
-        on_done(SmokeResult("image-one", "/repo", 1, ""), True)  # type: ignore[operator]
+        on_done(SmokeResult("image-one", "/repo", 1, ""))  # type: ignore[operator]
 
     def interrupted(*_: object, **__: object) -> None:
         raise typer.Exit(130)
@@ -67,27 +63,3 @@ def test_an_interrupted_smoke_test_prints_what_is_done(
     done = CliRunner().invoke(typer_app, ["sandbox", "smoke", str(tmp_path / "t.jsonl")])
     assert done.exit_code == 130
     assert "image-one" in done.stdout
-
-
-class Host:
-    """As much of a connection as an error needs."""
-
-    host = "nowhere.invalid"
-    answered = False
-
-
-@pytest.mark.parametrize(
-    ("errno", "answered", "again"),
-    [
-        (socket.EAI_NONAME, True, False),
-        (socket.EAI_AGAIN, True, True),
-        (socket.EAI_AGAIN, False, False),  # a machine without a network
-    ],
-)
-def test_an_unknown_registry_is_not_asked_again(errno: int, answered: bool, again: bool) -> None:
-    key = ConnectionKey("nowhere.invalid", 443, True, True, None, None, None)
-    error = aiohttp.ClientConnectorDNSError(key, socket.gaierror(errno, "no"))
-    host = Host()
-    host.answered = answered
-    lost = RegistryConnection.__dict__["_lost"](host, ApiCall("GET", "manifests"), error)
-    assert lost.retryable is again

@@ -92,24 +92,6 @@ def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
     assert (found["num_tasks"], found["num_b_better"], found["p_value"]) == (3, 3, 0.25)
 
 
-def test_agents_are_a_matrix_of_solve_rates_by_repository(file: Path) -> None:
-    first, second, third = read_tasks(file)
-    repos = ("org/two", "org/one", "org/two")
-    tasks = zip((first, second, third), repos, strict=True)
-    write_tasks(file, [replace(task, repo=repo) for task, repo in tasks])
-    replacer = Path(__file__).parents[3] / "examples" / "plugin" / "swerl_example" / "replacer.py"
-    agents = ("--agent", "builtin", "--agent", replacer)
-    shown = call(file, file, "--engine", "scripted:gold", *agents)
-    rows = [line.split() for line in shown.splitlines()]
-    start = rows.index(["pass@1", "org/two", "org/one"])
-    names = [f"eval-tasks-{name}-scripted-gold" for name in ("builtin", "replacer")]
-    assert [row for row in rows[start:] if row and row[0] in names] == [
-        [names[0], "100.0%", "100.0%"], [names[1], "100.0%", "100.0%"],
-    ]  # fmt: skip
-    alone = call(file, file, "--engine", "scripted:gold", *agents[:2])
-    assert "pass@1  org" not in " ".join(alone.split())
-
-
 def test_more_attempts_add_to_fewer_and_tokens_have_a_price(file: Path) -> None:
     evaluated(file, "--engine", "scripted:gold")
     first = finished(file)
@@ -120,12 +102,12 @@ def test_more_attempts_add_to_fewer_and_tokens_have_a_price(file: Path) -> None:
     assert report["dollars"] == pytest.approx(expected)
 
 
-def test_the_table_shows_intervals_verdicts_and_the_comparison(file: Path) -> None:
-    shown = call(
-        file, file, "--engine", "scripted:gold", "--against", saved_baseline(file, 1), "-k", 2
-    )
+def test_the_table_shows_intervals_and_verdicts_and_a_file_is_a_baseline(file: Path) -> None:
+    shown = call(file, file, "--engine", "scripted:gold", "-k", 2)
     assert "100.0 (" in shown
     assert "6 solved" in shown
+    [run] = (file.parent / "runs").iterdir()
+    shown = call(file, "compare", saved_baseline(file, 1), run.name)
     assert "+50.0" in shown
     assert "not paired: 0 tasks only in A, 0 only in B" in " ".join(shown.split())
 
@@ -201,8 +183,7 @@ def test_attempts_are_rows_of_parquet(file: Path) -> None:
 
 
 def test_bad_input_is_one_clear_error(file: Path) -> None:
-    unknown = refused(file, file, "--engine", "scripted:gold", "--against", "nothing")
-    assert "there is no evaluation" in str(unknown)
+    assert "there is no evaluation" in str(refused(file, "compare", "nothing", "nothing"))
     named = ("--engine", "scripted:gold", "--engine", "scripted:noop", "--set", "name=x")
     assert "one name" in str(refused(file, file, *named))
     task = next(iter(read_tasks(file)))
@@ -210,15 +191,6 @@ def test_bad_input_is_one_clear_error(file: Path) -> None:
     assert "is also in line 1" in str(refused(file, file, "--engine", "scripted:gold"))
     file.write_text("")
     assert "no task" in str(refused(file, file, "--engine", "scripted:gold"))
-
-
-def test_a_baseline_of_other_tasks_is_refused_before_anything_starts(file: Path) -> None:
-    base = saved_baseline(file, 0)
-    [task, *_] = read_tasks(file)
-    write_tasks(file, [replace(task, id="another")])
-    arguments = ("--engine", "scripted:gold", "--against", base)
-    assert "has no task of" in str(refused(file, file, *arguments))
-    assert not finished(file)
 
 
 ROWS: list[dict[str, Any]] = [

@@ -99,13 +99,6 @@ def test_an_unusable_output_is_one_error(tmp_path: Path, name: str, message: str
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
-def test_images_come_from_the_mirror(tmp_path: Path) -> None:
-    out = tmp_path / "tasks.jsonl"
-    summary = run([{"id": "a"}, {"id": "b", "image": "j"}], out, images={"i": "m.example/i:1"})
-    assert [task.image for task in read_tasks(out)] == ["m.example/i:1"]
-    assert summary.reasons == {"the mirror's lock file does not have its image": 1}
-
-
 def test_missing_graders_and_parsers_are_counted(tmp_path: Path) -> None:
     rows: list[Row | TaskError] = [
         {"id": "a", "parser": "status_lines"},
