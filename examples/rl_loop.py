@@ -23,6 +23,7 @@ from swerl.core.events import Event, Progress
 from swerl.core.learning import Batch, StepStats
 from swerl.core.sample import Sample, to_samples
 from swerl.core.task import Task
+from swerl.plan.plan import plan
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe
 from swerl.rollout import episode, wiring
@@ -38,7 +39,6 @@ class Loop:
 
     tasks: Sequence[Task]
     parts: Parts
-    """The parts that attempts share: gateway, sandboxes, agent, reward rule, budgets."""
     algorithm: Algorithm
     trainer: MegatronTrainer
     engine: Engine
@@ -106,11 +106,8 @@ def line(step: int, groups: Sequence[Group], batch: Batch, stats: StepStats, ver
 async def open_loop(recipe: Recipe, folder: Path) -> AsyncIterator[Loop]:
     """Open the parts in the order of their needs; they close in the opposite order."""
     tasks, _ = wiring.tasks_of(recipe, folder / "tasks")
-    # A tiny model that can call its tools; cached after the first run.
     model = await warm_start(recipe, log_dir=folder / "logs", emit=show)
-    setup = EngineSetup(
-        family=wiring.family_of(recipe, model), log_dir=folder / "logs", model=model
-    )
+    setup = EngineSetup(wiring.family_of(recipe, model), folder / "logs", model)
     trainer = MegatronTrainer(
         model=model,
         family=recipe.model.family,
@@ -135,7 +132,7 @@ async def open_loop(recipe: Recipe, folder: Path) -> AsyncIterator[Loop]:
 
 def show(event: Event) -> None:
     """Print the progress of the warm start."""
-    if isinstance(event, Progress) and event.done == event.total:
+    if isinstance(event, Progress) and event.done % max(event.total // 5, 1) == 0:
         print(event.in_words(), flush=True)
 
 
@@ -145,6 +142,9 @@ if __name__ == "__main__":
     arguments.add_argument("--recipe", type=Path, default=Path("recipes/twin_cpu.toml"))
     arguments.add_argument("--set", action="append", default=[], help="a recipe key: a.b=value")
     given = arguments.parse_args()
+    recipe = load([given.recipe], [f"steps={given.steps}", *given.set])
+    for fault in plan(recipe).obstacles:  # a missing package, before anything starts
+        raise SystemExit(f"error: {fault.explained()}")
+    print("making tasks and a model that can call its tools …", flush=True)
     with tempfile.TemporaryDirectory(prefix="rl-loop-") as work:
-        settings = [f"steps={given.steps}", *given.set]
-        asyncio.run(main(load([given.recipe], settings), Path(work)))
+        asyncio.run(main(recipe, Path(work)))
