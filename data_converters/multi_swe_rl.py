@@ -11,6 +11,7 @@ from swerl.core.task import GradingSpec, Task
 from ._common import Row, commit, diff, json_object, needed, optional_text, prompt, text
 
 SOURCE = "ByteDance-Seed/Multi-SWE-RL"
+ALSO = ("ByteDance-Seed/Multi-SWE-bench",)
 SPLITS = ("train",)
 FILES = "*.jsonl"
 """The hub has one file per repository, and their columns differ in type."""

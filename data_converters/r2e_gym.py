@@ -13,6 +13,7 @@ from ._common import Row, json_object, prompt, script_commands, text
 from ._r2e_diff import solution
 
 SOURCE = "R2E-Gym/R2E-Gym-Subset"
+ALSO = ("R2E-Gym/R2E-Gym-Lite", "R2E-Gym/R2E-Gym-V1", "R2E-Gym/SWE-Bench-Verified")
 SPLITS = ("train", "dev_10pr_v1")
 
 WORKDIR = "/testbed"

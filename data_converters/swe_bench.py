@@ -20,6 +20,11 @@ from ._common import (
 from ._swe_bench_commands import log_parser, runner, test_command
 
 SOURCE = "SWE-bench/SWE-bench"
+ALSO = (
+    "SWE-bench/SWE-bench_Lite",
+    "SWE-bench/SWE-bench_Verified",
+    "SWE-bench/SWE-bench_Multilingual",
+)
 SPLITS = ("test", "dev", "train")
 
 WORKDIR = "/testbed"

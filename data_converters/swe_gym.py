@@ -21,6 +21,7 @@ from ._common import (
 from ._swe_bench_commands import ACTIVATE
 
 SOURCE = "SWE-Gym/SWE-Gym"
+ALSO = ("SWE-Gym/SWE-Gym-Lite",)
 SPLITS = ("train",)
 
 WORKDIR = "/testbed"

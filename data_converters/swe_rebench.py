@@ -22,6 +22,7 @@ from ._common import (
 from ._swe_bench_commands import ACTIVATE, log_parser
 
 SOURCE = "nebius/SWE-rebench"
+ALSO = ("nebius/SWE-rebench-V2",)
 SPLITS = ("test", "filtered", "train")
 
 TIMEOUT_S = 1800.0

@@ -18,6 +18,7 @@ from ._reverse_diff import reverse
 from ._swe_bench_commands import ACTIVATE
 
 SOURCE = "SWE-bench/SWE-smith"
+ALSO = ("SWE-bench/SWE-smith-py",)
 SPLITS = ("train",)
 
 WORKDIR = "/testbed"

@@ -23,6 +23,8 @@ RewritesOption = Annotated[
 ]
 
 _ENDINGS = {".jsonl", ".json", ".txt", ".parquet"}
+_MAX_FAILURES = 5
+"""Failed images of one registry that get a line each: an unreachable registry fails all."""
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -67,10 +69,19 @@ def failures(outcomes: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str
 
 
 def show_failures(failures: Iterable[tuple[str, SwerlError]]) -> None:
-    """Print an image's failure and its remedy."""
+    """Print each failure and its remedy; of many at one registry only the first."""
+    by_registry: dict[str, list[tuple[str, SwerlError]]] = {}
     for image, error in failures:
-        hint = f" ({error.hint})" if error.hint else ""
-        stderr().print(f"[red]failed[/] {image}: {escape(f'{error}{hint}')}", soft_wrap=True)
+        registry = "" if is_local(image) else parse(image).registry
+        by_registry.setdefault(registry, []).append((image, error))
+    for registry, group in by_registry.items():
+        few = len(group) <= _MAX_FAILURES
+        for image, error in group if few else group[:1]:
+            text = escape(f"{image}: {error.explained()}")
+            stderr().print(f"[red]failed[/] {text}", soft_wrap=True)
+        if not few:
+            rest = f"and {len(group) - 1} more images of {registry or 'this machine'}"
+            stderr().print(f"[red]failed[/] {rest}", soft_wrap=True)
 
 
 def shown_bytes(count: float) -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_PIPED_WIDTH = 120
-"""Columns without a terminal: names in tables stay whole in logs."""
+_PIPED_WIDTH = 10_000
+"""Columns without a terminal: nothing is wrapped in a file or another program's input."""
 
 
 _IS_JSON = ContextVar("_IS_JSON", default=False)
@@ -39,20 +39,22 @@ def keep_stdout_for_json(as_json: bool) -> bool:
 
 @cache
 def stdout() -> Console:
-    from rich.console import Console
-
-    out = Console(highlight=False)
-    if not out.is_terminal and "COLUMNS" not in os.environ:
-        out.width = _PIPED_WIDTH
-    return out
+    return _console()
 
 
 @cache
 def stderr() -> Console:
     """Return the console for errors and progress."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    out = Console(stderr=stderr, highlight=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = _PIPED_WIDTH
+    return out
 
 
 def print_json(value: object) -> None:

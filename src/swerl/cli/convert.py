@@ -99,15 +99,23 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {"name": name, "source": converter.source, "splits": converter.splits}
+                {
+                    "name": name,
+                    "source": converter.source,
+                    "also": converter.also,
+                    "splits": converter.splits,
+                }
                 for name, converter in converters.items()
             ]
         )
         return
-    table = simple_table("dataset", "hub id", "splits")
+    table = simple_table("dataset", "hub id", "splits", whole=("dataset", "hub id"))
     for name, converter in converters.items():
         table.add_row(name, converter.source or "(task folders)", ", ".join(converter.splits))
+        for repo_id in converter.also:
+            table.add_row("", repo_id, "")
     console().print(table)
+    console().print("next: swerl convert DATASET --repo-id HUB_ID, or --rows FILE")
 
 
 def _check_format(to: str, out: Path | None, *, force: bool) -> None:

@@ -194,7 +194,7 @@ def _hidden(task: Task) -> dict[str, str]:
 
 
 def _section(title: str, text: str) -> None:
-    console().rule(title, align="left")
+    console().print(f"\n[bold]── {title} ──[/]")
     for line in text.rstrip("\n").split("\n"):
         console().print(safe(line), soft_wrap=True)
 

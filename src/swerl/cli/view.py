@@ -10,7 +10,7 @@ import typer
 
 from swerl.cli._options import ForceOption, require_new
 from swerl.cli._output import console, safe
-from swerl.cli._run import run, waiting
+from swerl.cli._run import progress_bar, run
 from swerl.core.errors import InputError
 from swerl.core.files import write_text
 
@@ -47,8 +47,8 @@ def view(
     if not site.runs():
         hint = "name a run, an Episode, or a folder with some of them"
         raise InputError(f"{folder} has no run and no Episode", hint=hint)
-    with waiting(f"writing {output}"):
-        size = write(site, output)
+    with progress_bar(f"writing {output}, pages", None) as advance:
+        size = write(site, output, advance)
     page = safe(str(output / "index.html"))
     console().print(f"wrote   {page}, {size / 1e6:,.1f} MB\nnext    open it in a browser")
 

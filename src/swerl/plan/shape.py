@@ -91,6 +91,7 @@ def shape_of(model: ModelSection) -> Shape:
             head_dim=sizes.head_dim,
             vocab_size=sizes.vocab_size,
             ffn_size=sizes.ffn_hidden_size,
+            tied=True,
         )
     file = model.path / "config.json"
     if file.is_file():

@@ -233,7 +233,8 @@ async def grade_patch(
                         yield opened.pop().sandbox
                 else:
                     async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
-                        yield prepared.sandbox
+                        with clock.phase("confirm"):
+                            yield prepared.sandbox
 
         with clock.phase("grade"), plugins.blaming("graders", grader):
             grade: Grade = await grader.grade(task, patch, open_clean)

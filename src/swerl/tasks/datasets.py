@@ -35,6 +35,8 @@ class Converter:
     splits: tuple[str, ...]
     """Splits of the dataset; the first is the default."""
     to_task: Callable[[Row], Task]
+    also: tuple[str, ...] = ()
+    """Further hub ids with rows that it reads."""
     files: str = ""
     """Pattern of the hub's files to read one by one, for datasets without a table of rows."""
     with_assets: Callable[[Row, Path], Row] | None = None
@@ -74,6 +76,7 @@ def _converter(name: str, module: Any) -> Converter:
         getattr(module, "SOURCE", ""),
         tuple(getattr(module, "SPLITS", ("train",))),
         module.to_task,
+        also=tuple(getattr(module, "ALSO", ())),
         files=getattr(module, "FILES", ""),
         with_assets=getattr(module, "with_assets", None),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -73,8 +73,11 @@ async def serving(site: Site, port: int) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def write(site: Site, output: Path) -> int:
-    """Write every page below a folder and return their size in bytes. Raises RunError."""
+def write(site: Site, output: Path, report: Callable[[], None] = lambda: None) -> int:
+    """Write every page below a folder and return their size in bytes. Raises RunError.
+
+    `report` is called after each page.
+    """
     size = 0
     for path in _paths(site):
         try:
@@ -86,6 +89,7 @@ def write(site: Site, output: Path) -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(page.body)
         size += len(page.body)
+        report()
     return size
 
 
