@@ -144,7 +144,8 @@ def main() -> None:
         print(f"{size}")
         context = multiprocessing.get_context("spawn")
         episode = "r/big/e/00000/task-3.1"
-        paths = ["index.html", "r/big/index.html", "r/big/s/00000.html"]
+        lists = ["r/big/tasks.html", "r/big/episodes.html"]
+        paths = ["index.html", "r/big/index.html", "r/big/s/00000.html", *lists]
         jobs = [
             (_page, (root, path))
             for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html")

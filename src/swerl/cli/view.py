@@ -37,7 +37,7 @@ def view(
         hint = "`swerl train twin_cpu` or `swerl rollout` makes one"
         raise InputError(f"there is no folder {folder}", hint=hint)
     if output is None:
-        run(_serve(folder, port), after="nothing was changed; run the command again")
+        run(_serve(folder, port), after="the same command shows it again")
         return
     require_new(output, force=force)
     if output.suffix == ".svg":

@@ -66,6 +66,7 @@ def write(folder: Path, episode: Episode) -> Episode:
         "reward": episode.reward,
         "turns": len(episode.trajectory.turns),
         "sampled_tokens": episode.trajectory.num_sampled_tokens,
+        "malformed_calls": sum(turn.malformed_calls for turn in episode.trajectory.turns),
         "lost_tokens": episode.lost_tokens,
         "num_left": episode.num_left,
         "versions": sorted(episode.trajectory.versions),

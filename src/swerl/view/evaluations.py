@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +28,12 @@ def slug_of(name: str) -> str:
 def state(run: FoundRun) -> str:
     """Return the state of a run that only evaluates."""
     return "evaluated" if OWN in run.evaluations() else "unfinished"
+
+
+def score(run: FoundRun) -> Rate | None:
+    """Return pass@1 of a run that only evaluates; None before its report."""
+    report, _ = index.part(lambda: _report(run, OWN))
+    return report["pass_at_1"] if report else None
 
 
 def overview(runs: Iterable[FoundRun]) -> list[dict[str, Any]]:
@@ -101,10 +108,22 @@ def versus(a: tuple[FoundRun, str], b: tuple[FoundRun, str]) -> dict[str, Any]:
         results = [result for result in sides if result]
         cells = [_cells(side, at) if side else [] for side, at in zip(sides, places, strict=True)]
         change = results[1].value - results[0].value if len(results) == 2 else None
-        rows.append({"task": task, "repo": results[0].repo, "cells": cells, "change": change})
+        row = {"task": task, "repo": results[0].repo, "cells": cells, "change": change}
+        rows.append({**row, "beside": _beside(*cells)})
     rows.sort(key=lambda row: (row["change"] is None, -abs(row["change"] or 0)))
     titles = [{"run": run.name, "name": name, **_report(run, name)} for run, name in (a, b)]
     return {"comparison": compare(*both), "rows": rows, "sides": titles}
+
+
+def _beside(a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]]) -> str:
+    """Return the address of two attempts side by side, of different verdicts if there are some."""
+    pairs = [(x, y) for x, y in product(a, b) if x["href"] and y["href"]]
+    pairs.sort(key=lambda pair: pair[0]["verdict"] == pair[1]["verdict"])
+    if not pairs:
+        return ""
+    first, second = pairs[0]
+    _, run, _, stage, name, _ = second["href"].split("/")
+    return f"{first['href'].removesuffix('index.html')}vs/{run}/{stage}/{name}.html"
 
 
 def _read(run: FoundRun, name: str) -> Evaluation:

@@ -106,15 +106,20 @@ function nextFar() {
   else if ($("#token")) $("#token").textContent = "No framed token is on this page.";
 }
 
-// Attempts of a step: two chosen ones are compared.
+// Two chosen attempts, on one page or on two, are compared.
+const EPISODES = ".cell a, a[data-episode]";
 function choose(link) {
   if (!link || !$("[data-compare]")) return;
-  const other = $(".picked", link.closest("tr"));
-  $$(".picked").forEach((each) => each.classList.remove("picked"));
-  if (other === link) return;
-  const folder = (each) => each.href.slice(0, each.href.lastIndexOf("/"));
-  if (other) location.href = `${folder(other)}/vs-${folder(link).split("/").pop()}.html`;
-  else link.classList.add("picked");
+  const other = sessionStorage.getItem("picked");
+  const next = other && other !== link.href ? null : other ? "" : link.href;
+  if (next) sessionStorage.setItem("picked", next); else sessionStorage.removeItem("picked");
+  markPicked();
+  const [run, , stage, name] = link.href.split("/").slice(-5);
+  if (next === null) location.href = `${other.slice(0, other.lastIndexOf("/"))}/vs/${run}/${stage}/${name}.html`;
+}
+function markPicked() {
+  const picked = sessionStorage.getItem("picked");
+  $$(EPISODES).forEach((link) => link.classList.toggle("picked", link.href === picked));
 }
 
 function follow(query) { const link = $(query); if (link) location.href = link.href; }
@@ -128,7 +133,7 @@ document.addEventListener("input", (event) => {
 });
 document.addEventListener("click", (event) => {
   const target = event.target;
-  const cell = event.shiftKey && $("[data-compare]") && target.closest(".cell a");
+  const cell = event.shiftKey && $("[data-compare]") && target.closest(EPISODES);
   if (cell) { event.preventDefault(); choose(cell); return; }
   if (target.closest("#theme")) toggleTheme();
   else if (target.closest("#keys")) $("#help").showModal();
@@ -153,7 +158,7 @@ document.addEventListener("keydown", (event) => {
     u: () => { const up = $$("header nav a:not([aria-current])"); if (up.length) location.href = up[up.length - 1].href; },
     "/": () => { const box = $("#filter"); if (box) { box.focus(); box.select(); } },
     e: toggleFolds, d: nextFar,
-    x: () => choose(document.activeElement.closest(".cell a")),
+    x: () => choose(document.activeElement.closest(EPISODES) ?? $(`tr.here :is(${EPISODES})`)),
     t: toggleTheme, "?": () => $("#help").showModal(),
   };
   if (actions[event.key]) { event.preventDefault(); actions[event.key](); }
@@ -187,6 +192,7 @@ async function refresh() {
 let shown = "", timer = 0;
 document.addEventListener("DOMContentLoaded", () => {
   shown = $("#main").innerHTML;
+  markPicked();
   $$("th[data-sort]").forEach((head) => { head.tabIndex = 0; });
   const seconds = Number(document.body.dataset.live);
   if (seconds) timer = setInterval(refresh, seconds * 1000);

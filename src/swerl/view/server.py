@@ -20,7 +20,7 @@ from swerl.view.site import ASSETS, GROUPS_A_PAGE, TOKENS_A_PAGE, Site, num_page
 HOST = "127.0.0.1"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
-    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
@@ -41,7 +41,7 @@ def application(site: Site, token: str) -> web.Application:
         status = 200
         try:
             async with turn:
-                page = await asyncio.to_thread(site.page, path)
+                page = await asyncio.to_thread(site.page, path, dict(request.query))
         except SwerlError as error:
             page, status = site.problem(path, error), 404
         return web.Response(
@@ -99,6 +99,8 @@ def _paths(site: Site) -> Iterator[str]:
     for slug, run in site.runs().items():
         top = f"r/{slug}"
         yield f"{top}/index.html"
+        if run.is_trained:
+            yield f"{top}/tasks.html"
         yield from (f"{top}/v/{name}.html" for name in run.evaluations())
         for stage in run.stages():
             groups = index.groups(run.stage(stage))

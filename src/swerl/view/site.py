@@ -6,6 +6,7 @@ A page has a path that works in both: `index.html`, `r/RUN/index.html`, `r/RUN/s
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
@@ -24,7 +25,7 @@ from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
 from swerl.runs.tables import TrainedEpisode, read_trained
-from swerl.view import charts, conversation, evaluations, tokens
+from swerl.view import charts, conversation, episodes, evaluations, tokens
 from swerl.view.conversation import ShownTurn
 from swerl.view.evaluations import slug_of
 
@@ -32,9 +33,12 @@ HERE = Path(__file__).parent
 ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 GROUPS_A_PAGE = 64
 """Groups whose summaries a Step page reads; more are on its next pages."""
+EPISODES_A_PAGE = 200
 TOKENS_A_PAGE = 4096
 _TURNS_AFTER = 4
 """Turns that a comparison shows from the first different one on."""
+_LOG_BYTES = 4_000
+"""End of a log that a run's page shows."""
 MARKS = {
     "solved": "✓", "unsolved": "✗", "timeout": "◷", "cheat": "⚑", "infra": "⚡", "invalid": "∅",
 }  # fmt: skip
@@ -63,17 +67,20 @@ class Site:
         # The last step is a part of the key: a live run is diagnosed again after each step.
         self._diagnosis = lru_cache(maxsize=8)(lambda run, last_step: why.diagnose(run.root))
 
-    def page(self, path: str) -> Page:
-        """Render the page at a path. Raises InputError if there is none, RunError on damage."""
+    def page(self, path: str, query: Mapping[str, str] | None = None) -> Page:
+        """Render the page at a path. Raises InputError if there is none, RunError on damage.
+
+        `query` is the filter of the list of Episodes.
+        """
         from jinja2 import TemplateError
 
         try:
-            return self._page(path)
+            return self._page(path, query or {})
         except (*index.DAMAGE, TemplateError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"the files of this page are not readable: {reason}") from error
 
-    def _page(self, path: str) -> Page:
+    def _page(self, path: str, query: Mapping[str, str]) -> Page:
         match path.split("/"):
             case [""] | ["index.html"]:
                 return self._runs()
@@ -84,6 +91,10 @@ class Site:
                 return self._render("evals.html", path, rows=rows, folder=self.folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
+            case ["r", run, "tasks.html"]:
+                return self._tasks(path, self._found(run))
+            case ["r", run, "episodes.html"] if not self._is_static:
+                return self._episodes(path, self._found(run), query)
             case ["r", run, "with", file] if file.endswith(".html"):
                 return self._together(self._found(run), self._found(file.removesuffix(".html")))
             case ["r", run, "v", name] if name.endswith(".html"):
@@ -99,9 +110,9 @@ class Site:
                     return self._step(self._found(run), stage, int(number or 1))
             case ["r", run, "e", stage, name, "index.html"]:
                 return self._episode(self._found(run), stage, name)
-            case ["r", run, "e", stage, name, file] if file.startswith("vs-"):
-                other = file.removeprefix("vs-").removesuffix(".html")
-                return self._compare(self._found(run), stage, name, other)
+            case ["r", run, "e", stage, name, "vs", other, at, file] if file.endswith(".html"):
+                second = (self._found(other), at, file.removesuffix(".html"))
+                return self._compare(path, (self._found(run), stage, name), second)
             case ["r", run, "e", stage, name, file] if file.startswith("t"):
                 turn, _, part = file.removesuffix(".html")[1:].partition("~")
                 if turn.isdecimal() and (part or "1").isdecimal():
@@ -158,10 +169,13 @@ class Site:
             folders = map(run.stage, run.stages())
             attempts = (names for folder in folders for names in index.groups(folder).values())
             doing = evaluations.state(run) if run.is_trained else "recorded"
-            return facts | {"state": doing, "num_episodes": sum(map(len, attempts))}
+            score = evaluations.score(run)
+            return facts | {
+                "state": doing, "num_episodes": sum(map(len, attempts)), "score": score
+            }  # fmt: skip
         status, problem = index.part(lambda: run_status(run.root))
         history, trouble = index.part(lambda: self._history(run))
-        recipe, damage = index.part(lambda: dict(read_json(run.root / RECIPE)))
+        recipe, damage = index.part(lambda: _recipe(run))
         state, lost = index.part(lambda: RunFolder(run.root).read_state())
         last = history.steps[max(history.steps)] if history and history.steps else {}
         return facts | {
@@ -205,14 +219,49 @@ class Site:
             steps=steps,
             other=_other_stages(run),
             beside=self._others(run),
+            recipe=flat(index.part(partial(_recipe, run))[0] or {}),
+            logs=_logs(run.root),
             is_live=facts["state"] == "running",
+        )
+
+    def _tasks(self, path: str, run: FoundRun) -> Page:
+        entries = episodes.read(run)
+        rows = episodes.by_task(entries)
+        return self._render("tasks.html", path, run=run, rows=rows, num_episodes=len(entries))
+
+    def _episodes(self, path: str, run: FoundRun, query: Mapping[str, str]) -> Page:
+        """List the Episodes that meet a filter; the address of each page keeps it."""
+        entries = episodes.read(run)
+        chosen = episodes.select(entries, run, query)
+        number = max(1, int(page)) if (page := query.get("page", "")).isdecimal() else 1
+        kept = {name: value for name, value in query.items() if value and name != "page"}
+        return self._render(
+            "episodes.html",
+            path,
+            run=run,
+            query=kept,
+            rows=chosen[(number - 1) * EPISODES_A_PAGE : number * EPISODES_A_PAGE],
+            num_chosen=len(chosen),
+            num_all=len(entries),
+            agents=sorted({entry.agent for entry in entries}),
+            page=number,
+            num_pages=num_pages(len(chosen), EPISODES_A_PAGE),
+            max_searched=episodes.MAX_SEARCHED,
+            link=lambda page: urlencode({**kept, "page": page}),
         )
 
     def _together(self, run: FoundRun, other: FoundRun) -> Page:
         """Show every metric of two runs in the same charts."""
         panels = charts.together({side.name: self._history(side) for side in (run, other)})
         path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
-        return self._render("together.html", path, run=run, other=other, panels=panels)
+        keys = [flat(index.part(partial(_recipe, side))[0] or {}) for side in (run, other)]
+        differences = [
+            (key, *(side.get(key, "") for side in keys))
+            for key in sorted({*keys[0], *keys[1]})
+            if keys[0].get(key) != keys[1].get(key)
+        ]
+        values = {"other": other, "panels": panels, "differences": differences}
+        return self._render("together.html", path, run=run, **values)
 
     def _others(self, run: FoundRun) -> list[FoundRun]:
         """Return the other runs that a page compares with this one; static files compare none."""
@@ -353,29 +402,39 @@ class Site:
             folder=folder,
         )  # fmt: skip
 
-    def _compare(self, run: FoundRun, stage: str, name: str, other: str) -> Page:
-        """Show two attempts from the first Turn in which they differ."""
-        folders = [run.episode(stage, side) for side in (name, other)]
-        readings = [index.part(partial(self._turns, run, folder)) for folder in folders]
+    def _compare(
+        self, path: str, a: tuple[FoundRun, str, str], b: tuple[FoundRun, str, str]
+    ) -> Page:
+        """Show two attempts, each (run, stage, name), from the first Turn in which they differ."""
+        folders = [run.episode(stage, name) for run, stage, name in (a, b)]
+        readings = [
+            index.part(partial(self._turns, run, folder))
+            for (run, *_), folder in zip((a, b), folders, strict=True)
+        ]
         first, second = ([*(turns or ())] for turns, _ in readings)
         pairs = zip(map(_words, first), map(_words, second), strict=False)
-        same = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+        same = next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(first), len(second)))
         both = [turns[same : same + _TURNS_AFTER] for turns in (first, second)]
-        attempts = index.read_attempts(folders[0].parent, [name, other])
-        sides = [
-            {
-                "name": attempt.name,
-                "number": attempt.number,
-                "verdict": str(attempt.summary.get("verdict", "")),
-                "problem": attempt.problem or problem,
-                "turns": turns,
-            }
-            for attempt, turns, (_, problem) in zip(attempts, both, readings, strict=True)
-        ]
+        sides = []
+        for at, folder, turns, (_, problem) in zip((a, b), folders, both, readings, strict=True):
+            run, stage, name = at
+            (attempt,) = index.read_attempts(folder.parent, [folder.name])
+            place = f"r/{quote(slug_of(run.name))}/e/{quote(stage)}/{quote(name)}/"
+            sides.append(
+                {
+                    "name": attempt.name,
+                    "where": f"{run.name}, {stage}" if a[:2] != b[:2] else "",
+                    "number": attempt.number,
+                    "verdict": str(attempt.summary.get("verdict", "")),
+                    "problem": attempt.problem or problem,
+                    "turns": turns,
+                    "place": place,
+                }
+            )
         return self._render(
             "compare.html",
-            f"r/{slug_of(run.name)}/e/{stage}/{name}/vs.html",
-            run=run,
+            path,
+            run=a[0],
             sides=sides,
             same=same,
             ended=not any(both),
@@ -437,11 +496,40 @@ class Site:
         )
 
 
+def _logs(root: Path) -> list[tuple[str, str]]:
+    """Return the name and the end of each log of the newest attempt; those with errors first."""
+    attempts = sorted((root / "logs").glob("attempt-*"))
+    paths = sorted(attempts[-1].glob("*.log")) if attempts else []
+    ends = [(path.name, index.part(partial(_tail, path))[0] or "") for path in paths]
+    return sorted(ends, key=lambda end: "Error" not in end[1])
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        return file.read().decode("utf-8", "replace")
+
+
 def _other_stages(run: FoundRun) -> list[str]:
     """Return the stages that are neither steps nor finished evaluations, at most a page."""
     finished = run.evaluations()
     other = [name for name in run.stages() if not name.isdecimal() and name not in finished]
     return [] if evaluations.OWN in finished else other[:GROUPS_A_PAGE]
+
+
+def _recipe(run: FoundRun) -> dict[str, Any]:
+    return dict(read_json(run.root / RECIPE))
+
+
+def flat(recipe: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return the full name of each key of a recipe -> its value as text."""
+    keys: dict[str, str] = {}
+    for name, value in recipe.items():
+        if isinstance(value, Mapping):
+            keys |= flat(value, f"{above}{name}.")
+        else:
+            keys[f"{above}{name}"] = json.dumps(value)
+    return keys
 
 
 def _words(turn: ShownTurn) -> tuple[object, ...]:

@@ -289,7 +289,7 @@ def test_an_episode_is_continued_and_names_its_parent(run: Run, task: Task, tmp_
     assert trained == again.trajectory.num_sampled_tokens == len(before.turns[2].output_ids)
 
     page = Site(tmp_path / "runs").page(f"r/rollouts/e/all/{task.id}.1/index.html").body.decode()
-    assert f'<a href="vs-{task.id}.0.html">' in page
+    assert f'<a href="vs/rollouts/all/{task.id}.0.html">' in page
     assert "after turn 2" in page
 
 
@@ -312,7 +312,7 @@ def test_two_continuations_are_compared_from_where_they_part(
     for engine in ("scripted:gold", "scripted:noop"):
         assert run("--from", first, "--turn", "1", "--engine", engine).code == 0
     site = Site(tmp_path / "runs")
-    page = site.page(f"r/rollouts/e/all/{task.id}.1/vs-{task.id}.2.html").body.decode()
+    page = site.page(f"r/rollouts/e/all/{task.id}.1/vs/rollouts/all/{task.id}.2.html").body.decode()
     assert "The first turn is the same" in page
     assert "solved" in page and "unsolved" in page
 

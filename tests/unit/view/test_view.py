@@ -36,7 +36,7 @@ from swerl.rollout import record
 from swerl.runs import index, prompts, tables
 from swerl.runs.evaluation import TaskResult, summary
 from swerl.runs.history import EventLog, HistoryReader
-from swerl.view import charts, conversation, server, tokens
+from swerl.view import charts, conversation, episodes, server, tokens
 from swerl.view.site import GROUPS_A_PAGE, Site, _templates
 
 HOSTILE = (
@@ -256,13 +256,93 @@ async def test_two_attempts_are_shown_from_where_they_part(
     run = make_run(tmp_path)
     other = _episode("00001", "some/task", 1, said="Another result.")
     record.write(run / "episodes" / "00001" / "some_task.1", other)
-    address = f"/{TOKEN}/r/a run/e/00001/some_task.0/vs-some_task"
+    address = f"/{TOKEN}/r/a run/e/00001/some_task.0/vs/a run/00001/some_task"
     page = await (await client.get(f"{address}.1.html")).text()
     assert "The first turn is the same" in page and "already see something different" in page
     assert "Another result." in page and "Fix it." not in page
     page = await (await client.get(f"{address}.0.html")).text()
     assert "The first 3 turns are the same. The attempts do not differ" in page
     assert (await client.get(f"{address}.9.html")).status == 404
+
+
+async def test_attempts_of_two_runs_are_shown_side_by_side(
+    client: TestClient, tmp_path: Path
+) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, name="other", said="Another result.")
+    write_json(tmp_path / "other" / "recipe.resolved.json", {"name": "other", "rollout": {"k": 3}})
+    address = f"/{TOKEN}/r/a run/e/00001/some_task.0/vs/other/00000/some_task.1.html"
+    page = await (await client.get(address)).text()
+    assert "The first turn is the same" in page and "Another result." in page
+    assert ">a run, 00001<" in page and ">other, 00000<" in page
+    assert 'href="../../../../../../../../r/other/e/00000/some_task.1/index.html"' in page
+    both = await (await client.get(f"/{TOKEN}/r/a run/with/other.html")).text()
+    assert "Recipe keys that differ" in both and "<code>rollout.k</code>" in both
+
+
+async def test_tasks_and_episodes_are_listed_over_all_steps_and_filtered(
+    client: TestClient, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path)
+    record.write(run / "episodes" / "00001" / "lone.0", _episode("00001", "lone", 0))
+    base = f"/{TOKEN}/r/a run/"
+
+    async def shown(path: str) -> str:
+        answer = await client.get(base + path)
+        assert answer.status == 200
+        return await answer.text()
+
+    tasks = await shown("tasks.html")
+    assert "2 tasks, 5 Episodes" in tasks and tasks.count("<svg") == 1
+    assert 'data-value="0.5">50.0 %' in tasks and 'href="episodes.html?task=some/task"' in tasks
+    for query, count in {
+        "": 5, "task=lone": 1, "verdict=solved": 2, "step=1:": 3, "step=0": 2, "turns=4:": 0,
+        "tokens=1:&verdict=unsolved": 3, "malformed=1": 0, "text=x = 1": 5, "text=nowhere": 0,
+        "step=x:y&turns=z": 0, "page=9": 5,
+    }.items():  # fmt: skip
+        assert f"{count} of 5" in await shown(f"episodes.html?{query}"), query
+    assert "vs/a%20run" not in await shown("episodes.html")
+
+
+def test_the_index_of_episodes_reads_again_only_what_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    lost = replace(_episode("00001", "lone", 0), grade=Grade(Verdict.INFRA, "gone"))
+    record.write(run / "episodes" / "00001" / "lone.0", lost)
+    hour_ago = time.time() - 3600
+    for stage in (run / "episodes").iterdir():
+        os.utime(stage, (hour_ago, hour_ago))
+    found = index.find_runs(tmp_path)["a run"]
+    names: list[str] = []
+    read = index.read_attempts
+
+    def counted(folder: Path, wanted: Sequence[str]) -> list[index.Attempt]:
+        names.extend(wanted)
+        return read(folder, wanted)
+
+    monkeypatch.setattr(index, "read_attempts", counted)
+    assert [len(episodes.read(found)), len(names)] == [5, 5]
+    record.write(run / "episodes" / "00001" / "lone.0", _episode("00001", "lone", 0))
+    names.clear()
+    assert {entry.verdict for entry in episodes.read(found)} == {"solved", "unsolved"}
+    assert names == ["lone.0"]
+    names.clear()
+    (run / episodes.INDEX).write_text("{")
+    assert [len(episodes.read(found)), len(names)] == [5, 5]
+
+
+async def test_a_run_shows_its_recipe_and_the_logs_with_errors_first(
+    client: TestClient, tmp_path: Path
+) -> None:
+    logs = make_run(tmp_path) / "logs" / "attempt-01"
+    logs.mkdir(parents=True)
+    (logs / "engine.log").write_text("all is well\n")
+    (logs / "trainer-rank0.log").write_text("x" * 9000 + "\nValueError: <b>\n")
+    page = await (await client.get(f"/{TOKEN}/r/a run/index.html")).text()
+    assert "steps = 5" in page
+    assert page.index("Log trainer-rank0.log") < page.index("Log engine.log")
+    assert "ValueError: &lt;b&gt;" in page and "x" * 5000 not in page
 
 
 async def test_tokens_have_exact_ids_and_log_probabilities(
@@ -360,6 +440,9 @@ async def test_evaluations_are_shown_task_by_task_and_side_by_side(
     assert 'href="../../../r/eval-b/e/digest-0/org_task-0.1/index.html"' in page
     pair = pages[f"/{TOKEN}/r/eval-a/v/eval/vs/eval-b/eval.html"]
     assert pair.index("org/task-0") < pair.index("org/task-1") < pair.index("org/task-3")
+    beside = "r/eval-a/e/digest-0/org_task-0.0/vs/eval-b/digest-0/org_task-0.0.html"
+    assert f'href="../../../../../../{beside}">side by side' in pair
+    assert start.count("50.0 %") == 1
     for text in ("+33.3", "not evaluated", "noise floor", "for each point gained", "org/r1"):
         assert text in pair, text
 
@@ -610,7 +693,7 @@ def test_static_files_have_the_same_pages_and_need_no_server(tmp_path: Path) -> 
     assert done.exit_code == 0, done.output
     pages = sorted(out.rglob("*.html"))
     # Runs, evaluations, run, steps, Episodes, tokens.
-    assert len(pages) == 1 + 1 + 1 + 2 + 4 + 12
+    assert len(pages) == 1 + 1 + 2 + 2 + 4 + 12
     _check_links(out)
     again = CliRunner().invoke(typer_app, command)
     assert isinstance(again.exception, InputError) and "--force" in again.exception.hint
