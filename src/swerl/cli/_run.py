@@ -145,14 +145,10 @@ def spinner(out: Console) -> Progress:
     return _progress(out, SpinnerColumn(), TimeElapsedColumn())
 
 
-NARROW = 80
-"""Columns of a terminal below which something must give way."""
-
-
 def _progress(out: Console, *columns: ProgressColumn) -> Progress:
     """Return a progress display with the task's words first; a narrow terminal cuts only these."""
     from rich.progress import Progress, TextColumn
     from rich.table import Column
 
     words = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
-    return Progress(words, *columns, console=out, transient=True, expand=out.width < NARROW)
+    return Progress(words, *columns, console=out, transient=True)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from swerl.checks.doctor import Check, examine, twin_runs
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json, simple_table
-from swerl.cli._run import NARROW, run, waiting
+from swerl.cli._run import run, waiting
 
 if TYPE_CHECKING:
     from swerl.checks.launch import FirstDay
@@ -54,10 +54,7 @@ def _show(checks: list[Check], good: bool) -> None:
     for check in checks:
         state = f"[{_COLOURS[check.state]}]{check.state}[/]"
         table.add_row(state, check.name, escape(check.detail), check.enables)
-        if console().width < NARROW:  # a table would break words
-            console().print(f"{state} {check.name}: {escape(check.detail)}; for {check.enables}")
-    if console().width >= NARROW:
-        console().print(table)
+    console().print(table)
     for check in checks:
         if check.fix:
             colour = _COLOURS[check.state]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -18,14 +17,12 @@ from swerl.cli import _output, rollout
 from swerl.cli import rollout as _rollout_run
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
-from swerl.core.episode import Episode, Fork
-from swerl.core.errors import InputError, SwerlError
-from swerl.core.events import PhaseEnded, TurnEnded, ignore
+from swerl.core.episode import Fork
+from swerl.core.errors import InputError
+from swerl.core.events import PhaseEnded, TurnEnded
 from swerl.core.sample import to_samples
 from swerl.core.task import Task, write_tasks
 from swerl.engines.families import tiny
-from swerl.harnesses import claude_code
-from swerl.images import build
 from swerl.rollout import record
 from swerl.tasks import twin
 from swerl.view.site import Site
@@ -87,23 +84,6 @@ def test_json_is_one_object_with_paths_that_exist(run: Run, tmp_path: Path) -> N
     found = json.loads(shown.text)
     assert (found["verdict"], found["trainable"]) == ("solved", True)
     assert all((tmp_path / path).exists() for path in found["artefacts"].values())
-
-
-@pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_an_agents_own_records_are_listed_where_there_are_any(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    attempt = _rollout_run.attempt
-
-    async def with_records(*args: Any, **settings: Any) -> Episode:
-        """Stand in for an agent with session files: the built-in one has none."""
-        result = replace(await attempt(*args, **settings), records=b"{}\n")
-        record.write(args[2], result)
-        return result
-
-    assert "agent.records.jsonl" not in run(*arguments).text
-    monkeypatch.setattr(_rollout_run, "attempt", with_records)
-    assert "agent.records.jsonl" in run(*arguments).text
 
 
 def test_transcript_and_tokens_tell_the_same_turns(run: Run, tmp_path: Path) -> None:
@@ -178,14 +158,6 @@ def test_bad_input_is_one_error_with_a_hint(
     assert hint in shown.error.hint
 
 
-def test_missing_and_empty_task_files_are_the_users_error(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    for name, says in (("absent.jsonl", "cannot read"), ("empty.jsonl", "has no task")):
-        shown = run(tasks=name)
-        assert isinstance(shown.error, InputError)
-        assert says in str(shown.error)
-
-
 def test_gold_of_a_task_without_solution_says_what_to_use(
     run: Run, task: Task, tmp_path: Path
 ) -> None:
@@ -256,20 +228,6 @@ def test_a_sandbox_that_did_not_start_is_not_said_to_be_up(
     _output.stdout.cache_clear()
     shown = capsys.readouterr().out
     assert "failed" in shown and "sandbox up" not in shown
-
-
-@pytest.mark.agents
-async def test_claude_code_solves_a_generated_task_with_its_own_tools(
-    task: Task, tmp_path: Path
-) -> None:
-    try:
-        claude_code.fetch(claude_code.DEFAULT_VERSION)
-    except SwerlError as error:
-        pytest.skip(f"no Claude Code bundle: {error}")
-    engine = read_engine("scripted:gold", rollout._SCRIPTS)
-    recipe = rollout._recipe("claude-code", engine, None, ())
-    episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
-    assert episode.verdict == "solved", episode.grade.reason + episode.log
 
 
 def test_an_episode_is_continued_and_names_its_parent(run: Run, task: Task, tmp_path: Path) -> None:
@@ -349,16 +307,6 @@ def test_an_episode_of_tokens_alone_or_one_that_was_killed_is_continued(
     assert run("--from", "first", "--turn", "2", "-o", "second").code == 0
 
 
-def test_an_episode_that_was_killed_before_its_first_turn_has_none(run: Run) -> None:
-    run("-o", "first")
-    for path in Path("first").iterdir():
-        if path.name not in ("task.json", "recipe.json"):
-            path.unlink()
-    error = run("--from", "first", "--turn", "1", "-o", "second").error
-    assert isinstance(error, InputError)
-    assert "no turn ended" in error.hint
-
-
 def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
     run("-o", "first")
     for path in Path("first").iterdir():
@@ -394,30 +342,6 @@ def test_a_cut_record_of_turns_is_named(run: Run, tmp_path: Path) -> None:
     next(tmp_path.rglob("first/turns.jsonl")).write_bytes(b'{"turn":')
     error = run("--from", "first", "--turn", "1").error
     assert isinstance(error, InputError) and "is cut" in (error.hint or "")
-
-
-@pytest.mark.agents
-async def test_claude_code_solves_a_real_instance_through_the_gateway(
-    shared_dir: Path, tmp_path: Path
-) -> None:
-    name = "marshmallow-code__marshmallow-1359"
-    folder = shared_dir / "instances"
-    (spec,) = [s for s in build.read_specs(folder / "instances.json") if s.instance_id == name]
-    rows = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
-    (row,) = [row for row in rows if row["instance_id"] == name]
-    try:
-        claude_code.fetch(claude_code.DEFAULT_VERSION)
-        build.build(spec)
-    except SwerlError as error:
-        pytest.skip(f"no bundle or no image: {error}")
-    engine = read_engine("scripted:gold", rollout._SCRIPTS)
-    recipe = rollout._recipe("claude-code", engine, None, ())
-    task = build.make_task(spec, row)
-    episode = await _rollout_run.attempt(recipe, task, tmp_path, script="gold", emit=ignore)
-    assert episode.verdict == "solved", episode.grade.reason + episode.log
-    samples = to_samples(episode.trajectory, episode=episode.id, task=task.id)
-    trained = sum(sample.num_trained_tokens for sample in samples)
-    assert trained == episode.trajectory.num_sampled_tokens > 0
 
 
 def test_a_task_of_a_file_that_was_never_vetted_is_warned_of(run: Run, task: Task) -> None:

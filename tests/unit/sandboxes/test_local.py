@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -87,6 +88,19 @@ def test_a_command_killed_for_memory_that_others_used_is_a_lost_sandbox(
         group.rmdir()
 
     assert re.match(printed, done.stdout), done.stdout + done.stderr
+
+
+async def test_a_machine_without_user_namespaces_is_named_and_no_full_disk() -> None:
+    class Refused:
+        id = "a"
+
+        async def boot(self) -> None:
+            raise OSError(errno.ENOSPC, "unshare: No space left on device")
+
+    with pytest.raises(SandboxUnavailableError, match="user namespaces do not work") as caught:
+        await local._boot(Refused())  # type: ignore[arg-type]
+    for remedy in ("user.max_user_namespaces", "seccomp=unconfined", "sandbox.type=docker"):
+        assert remedy in caught.value.hint
 
 
 async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
