@@ -298,10 +298,9 @@ async def test_tasks_and_episodes_are_listed_over_all_steps_and_filtered(
     for query, count in {
         "": 5, "task=lone": 1, "verdict=solved": 2, "step=1:": 3, "step=0": 2, "turns=4:": 0,
         "tokens=1:&verdict=unsolved": 3, "malformed=1": 0, "text=x = 1": 5, "text=nowhere": 0,
-        "step=x:y&turns=z": 0, "page=9": 5,
+        "step=x:y&turns=z": 5, "page=9": 5,
     }.items():  # fmt: skip
         assert f"{count} of 5" in await shown(f"episodes.html?{query}"), query
-    assert "vs/a%20run" not in await shown("episodes.html")
 
 
 def test_the_index_of_episodes_reads_again_only_what_may_change(
