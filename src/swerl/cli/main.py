@@ -218,7 +218,8 @@ def app() -> None:
     try:
         code = typer_app(standalone_mode=False)
     except Exception as error:  # the boundary: what is not one of swerl's errors is raised again
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help is printed
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(str(getattr(error, "message", "")), err=True)
             sys.exit(2)
         reported = _known(error)
         if reported is None:

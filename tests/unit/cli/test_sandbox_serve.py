@@ -107,7 +107,6 @@ def test_an_address_that_others_reach_needs_a_key_file(tmp_path: Path) -> None:
         (["--backend", "lokal"], "local"),
         (["--set", "sandbox.isolater=bwrap"], "isolator"),
         (["--set", "isolator=bwrap"], "sandbox.isolator"),
-        (["--workdir", "relative"], "absolute"),
     ],
 )
 def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -> None:
