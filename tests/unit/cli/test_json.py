@@ -18,6 +18,7 @@ NO_REPORT = {
     **dict.fromkeys(
         (
             *("train resume", "train stop", "train rewind", "agents fetch"),
+            "tasks from-repo",
             *(f"images {name}" for name in ("build", "bake", "mirror", "gc", "prepare")),
         ),
         "acts; another command reports the state",
