@@ -236,7 +236,8 @@ async def test_flags_of_the_recipe_replace_those_of_the_plan() -> None:
     found = _planned("qwen35b_8node", f"engine.flags={given}")
     assert found.memory is not None
     assert (found.memory.cache.share, found.memory.cache.batch) == (0.7, 40)
-    assert found.engine_flags == ('--json-model-override-args={"language_model_only":true}',)
+    text_only = '--json-model-override-args={"language_model_only":true}'
+    assert found.engine_flags == ("--enable-fp32-lm-head", text_only)
 
 
 @pytest.fixture(scope="module", params=["sglang==0.5.21", "sglang"])
@@ -280,6 +281,7 @@ async def test_sglang_resolves_the_command_of_every_recipe(release: Path, tmp_pa
         assert resolved["mem_fraction_static"] == found.memory.cache.share
         assert resolved["tp_size"] == found.layout.gpus_per_engine
         assert resolved["enable_memory_saver"] == found.layout.colocated
+        assert resolved["enable_fp32_lm_head"]
 
 
 def test_an_engine_never_captures_more_replies_than_sglang_itself() -> None:

@@ -141,20 +141,30 @@ def _settings(options: Options) -> ClientSettings:
 
 async def _check_release(servers: Sequence[SglangServer], notify: Callable[[str], None]) -> None:
     """Raise EngineError on a server that is older than the tested releases; report a newer one."""
-    first, end = map(_release, re.findall(r"[\d.]+", TESTED))
     for server in servers:
         number = ""
         with suppress(EngineError):  # a server that only implements the contract
             number = str((await server.get("/server_info")).get("version", ""))
         message = f"{server.url} runs SGLang {number or 'of an unknown release'}; tested: {TESTED}"
-        if not number or _release(number) >= end:
-            notify(message)
-        elif _release(number) < first:
+        if is_too_old(number):
             raise EngineError(message, hint=f"in its environment: {install_command('sglang')}")
+        if not is_tested(number):
+            notify(message)
+
+
+def is_tested(number: str) -> bool:
+    """Return True for a release that the tests compare with this client."""
+    first, end = map(_release, re.findall(r"[\d.]+", TESTED))
+    return first <= _release(number) < end
+
+
+def is_too_old(number: str) -> bool:
+    """Return True for a release before the tested ones, which lacks a part of the contract."""
+    return () < _release(number) < _release(TESTED)
 
 
 def _release(number: str) -> tuple[int, ...]:
-    """Return the first three numbers of a release."""
+    """Return the first three numbers of a release; none if it is unknown."""
     return tuple(map(int, re.findall(r"\d+", number)[:3]))
 
 

@@ -77,6 +77,9 @@ async def test_the_engines_interpreter_must_import_sglang(tmp_path: Path) -> Non
     stand_in.chmod(0o755)
     (finding,) = await _engine(f"engine.python={stand_in}")
     assert finding.state is FindingState.OK and "SGLang 0.5.21" in finding.detail
+    stand_in.write_text("#!/bin/sh\necho SGLang 0.5.2, torch 2.8.0, NCCL 2.27.3\n")
+    (finding,) = await _engine(f"engine.python={stand_in}")
+    assert finding.state is FindingState.FAIL and ">=0.5.21" in finding.detail
     assert not await _engine("engine.url=http://127.0.0.1:1")
 
 
