@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.chat import Finish, Message, Role, ToolCall
+from swerl.core.turn import Completion, RoutedExperts, WeightChange
 from swerl.engines.families._tokenizer import Special
 from swerl.gateway.server import Gateway
 from tests.unit.engines.families.test_templates import FAMILIES, MakeFamily
@@ -144,6 +145,19 @@ async def test_a_stop_text_ends_the_reply_for_client_and_model(
     turns = (await session.close()).turns
     assert turns[1].parent == 0
     assert "one </b><|im_end|>" in engine.family.text(engine.calls[1].prompt)
+
+
+def test_a_cut_reply_keeps_what_belongs_to_its_ids() -> None:
+    routed = RoutedExperts(0, 1, 2, 1, bytes(range(10)))  # two ids of prompt, four of the reply
+    changes = (WeightChange(1, "v2"), WeightChange(3, "v3"))
+    whole = Completion(
+        (5, 6, 7, 8), (-1.0,) * 4, Finish.LENGTH, "v1", weight_changes=changes, routed=routed
+    )
+    cut = whole.cut(2)
+    assert (cut.ids, len(cut.logprobs), cut.finish) == ((5, 6), 2, Finish.STOP)
+    assert cut.weight_changes == changes[:1]
+    assert cut.routed and cut.routed.num_positions == 3
+    assert whole.cut(4).routed == routed
 
 
 async def test_a_stop_text_of_chat_completions_may_be_one_string(

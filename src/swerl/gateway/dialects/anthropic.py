@@ -298,8 +298,8 @@ def _document(block: Mapping[str, Json], where: str) -> str:
             text = required(source, "data", str, place)
         case "content":
             content = source.get("content")
-            is_text = isinstance(content, str)
-            text = content if is_text else _JOINT.join(_texts(content, f"{place}.content"))
+            blocks = [content] if isinstance(content, str) else _texts(content, f"{place}.content")
+            text = _JOINT.join(blocks)
         case _:
             text = "[document left out: this model reads text only]"
     notes = [optional(block, key, str, where) for key in ("title", "context")]
