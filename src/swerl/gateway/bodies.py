@@ -46,10 +46,6 @@ _REST = "\0"
 """Name of the list of items in the rest of a body."""
 _MOST_HEADS = 4
 """Heads of one Session: its agent's, and those of sub-agents at work."""
-_MOST_RATIO = 100
-"""Largest growth of a body as it is unpacked; JSON of an agent grows five to twenty times."""
-_FREE_BYTES = 2**20
-"""Bytes that a body may unpack to in any case."""
 _WBITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` for each content encoding."""
 
@@ -140,7 +136,6 @@ def _without_halves(body: bytes | bytearray) -> bytearray:
 
 def _decompressed(body: bytearray, encoding: str, max_bytes: int) -> bytes | bytearray:
     """Undo a `Content-Encoding`; stop at the cap, so that a small body cannot fill the memory."""
-    max_bytes = min(max_bytes, _FREE_BYTES + _MOST_RATIO * len(body))
     match encoding.strip().lower():
         case "" | "identity":
             return body

@@ -259,16 +259,6 @@ async def test_a_compressed_body_is_decompressed_up_to_the_cap(
     assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
 
 
-async def test_a_body_that_grows_as_no_agents_does_is_refused_before_it_is_whole(
-    open_session: OpenSession,
-) -> None:
-    session, bomb = open_session(), gzip.compress(b" " * 2**24, mtime=0)
-
-    answer = await told(session, http(session, extra="Content-Encoding: gzip\r\n", body=bomb))
-
-    assert answer.startswith(b"HTTP/1.1 413 "), answer
-
-
 async def test_a_body_that_never_ends_times_out(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
