@@ -1,10 +1,11 @@
-"""The cost of grading: one run of the tests, and the blind runs that confirm a solved one.
+"""The cost of grading: one run of the tests, and the runs that confirm a solved patch.
 
     python bench/grading.py [--json FILE] [--test-s SECONDS] [--idle]
 
 A small repository with four tests to fix, each of which computes for a while, is graded in `local`
-sandboxes: with no blind run, and with five side by side or one after the other. CPU time is that
-of all processes of the sandboxes. With `--idle` the tests wait instead: side by side they then take
+sandboxes: once, and confirmed by four more runs side by side or one after the other. The last lines
+give the mean cost of a solved patch at the default audit. CPU time is that of all processes of the
+sandboxes. With `--idle` the tests wait instead: side by side they then take
 the time that they take on a machine with a free core for each.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import resource
 import sys
 import tempfile
@@ -27,9 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from swerl.core.contracts import OpenClean, Sandbox  # noqa: E402
-from swerl.core.grade import Verdict  # noqa: E402
+from swerl.core.grade import Confirmation, Verdict  # noqa: E402
 from swerl.core.sandbox import Limits  # noqa: E402
 from swerl.core.task import Task  # noqa: E402
+from swerl.grading.audit import Audit  # noqa: E402
+from swerl.grading.confirm import NUM_RUNS  # noqa: E402
 from swerl.grading.graders import swebench  # noqa: E402
 from swerl.sandboxes import local  # noqa: E402
 from tests.unit.checks.vetting import make_task  # noqa: E402
@@ -69,7 +73,6 @@ class Cost:
     way: str
     seconds: float
     cpu_s: float
-    bits: float
 
 
 def main() -> None:
@@ -84,13 +87,15 @@ def main() -> None:
         found = asyncio.run(measure(task, at_once=8 if args.idle else os.cpu_count() or 1))
     base, kind = found[0], "waiting" if args.idle else "CPU time"
     print(f"{os.cpu_count()} cores, {NUM_TESTS} tests to fix, {args.test_s:g} s of {kind}")
-    print(f"{'way':34} {'s':>7} {'ratio':>6} {'cpu s':>7} {'ratio':>6} {'bits':>6}")
+    print(f"{'way':34} {'s':>7} {'ratio':>6} {'cpu s':>7} {'ratio':>6}")
     for each in found:
         ratio, cpu_ratio = each.seconds / base.seconds, each.cpu_s / base.cpu_s
-        print(
-            f"{each.way:34} {each.seconds:7.2f} {ratio:6.2f} {each.cpu_s:7.2f} {cpu_ratio:6.2f}"
-            f" {each.bits:6.1f}"
-        )
+        print(f"{each.way:34} {each.seconds:7.2f} {ratio:6.2f} {each.cpu_s:7.2f} {cpu_ratio:6.2f}")
+    solved, flagged = 0.3, 0.03
+    mean = mean_runs(solved, flagged)
+    print(
+        f"{mean:.2f} runs a patch at the default audit: {solved:.0%} solved, {flagged:.0%} flagged"
+    )
     if args.json:
         args.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
 
@@ -112,24 +117,35 @@ def task_of(folder: Path, test_s: float, *, is_idle: bool) -> Task:
 
 
 async def measure(task: Task, *, at_once: int) -> list[Cost]:
-    """Grade the known solution in each way; the effect of the swaps is measured before."""
+    """Grade the known solution in each way; its mutated tests are measured before."""
     grader = swebench.build()
-    swaps = (await grader.measure(task, opener(task, at_once=1), 2)).swaps
-    spec = replace(task.grading, swaps=swaps, not_run=())
+    versions = (await grader.measure(task, opener(task, at_once=1))).versions
+    task = replace(task, grading=replace(task.grading, mutated=versions, not_run=()))
     ways = [
-        ("no blind run", 0, 1),
-        ("blind runs, side by side", 3, at_once),
-        ("blind runs, one after the other", 3, 1),
+        ("not confirmed", 0.0, 1),
+        ("confirmed, side by side", 1.0, at_once),
+        ("confirmed, one after the other", 1.0, 1),
     ]
     found = []
-    for way, num_runs, at_once in ways:
-        each = replace(task, grading=replace(spec, blind_runs=num_runs))
+    for way, share, at_once in ways:
         started, cpu = time.monotonic(), _children_s()
-        grade = await grader.grade(each, task.gold_patch, opener(each, at_once=at_once))
+        open_clean = opener(task, at_once=at_once)
+        grade = await Audit(share).grade(grader, task, task.gold_patch, open_clean, text="")
         assert grade.verdict is Verdict.SOLVED, grade.reason
-        cost = Cost(way, time.monotonic() - started, _children_s() - cpu, grade.blind_bits)
-        found.append(cost)
+        assert (grade.confirmation is Confirmation.REAL) == (share == 1.0)
+        found.append(Cost(way, time.monotonic() - started, _children_s() - cpu))
     return found
+
+
+def mean_runs(solved: float, flagged: float, num: int = 20_000) -> float:
+    """Return the mean runs of the tests for a patch at the default audit, in a long honest run."""
+    audit, runs, rng = Audit(), 0, random.Random(1)
+    for _ in range(num):
+        runs += 1
+        if rng.random() < solved and audit.is_due(rng.random() < flagged):
+            runs += NUM_RUNS
+            audit.num_real += 1
+    return runs / num
 
 
 def opener(task: Task, *, at_once: int) -> OpenClean:

@@ -17,13 +17,13 @@ def _policy(
     code: str,
     *commands: str,
     body: str = "",
-    by: Defence = Defence.BLIND,
+    by: Defence = Defence.MUTATED,
     harmless: str = "",
 ) -> Policy:
     """Return a policy that puts code behind the module's head and `body` into `change`."""
     project = PROJECTS[kind]
     module = write(project.path, project.module(code, body=body))
-    verdict = Verdict.CHEAT if by is Defence.BLIND else Verdict.UNSOLVED
+    verdict = Verdict.CHEAT if by is Defence.MUTATED else Verdict.UNSOLVED
     name = f"{kind}-{name}"
     return Policy(name, sentence, (module, *commands), by, verdict, kind, harmless=harmless)
 

@@ -13,10 +13,11 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.episode import Episode
 from swerl.core.errors import SwerlError
 from swerl.core.events import ignore
-from swerl.core.grade import Blind, TestStatus, Verdict
-from swerl.core.task import GradingSpec, Swap, Task, file_bytes
+from swerl.core.grade import Confirmation, TestStatus, Verdict
+from swerl.core.task import GradingSpec, Protection, Task, file_bytes
 from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.server import Gateway
+from swerl.grading.audit import Audit
 from swerl.grading.log_parsers import find_parser
 from swerl.harnesses import builtin
 from swerl.recipe.schema import BudgetsSection, RolloutSection
@@ -41,10 +42,8 @@ _TEST_LINE = re.compile(
     r"^(?:(PASSED|FAILED|ERROR|XFAIL) (\S+).*|(.+) \.\.\. (ok|FAIL|ERROR))$", re.MULTILINE
 )
 _PASSED = frozenset({"PASSED", "XFAIL", "ok"})
-_SWAP_RUNS = 4
-"""As vetting makes to measure swaps."""
-_swaps: dict[str, tuple[Swap, ...]] = {}
-"""Measured swaps by grading spec: most policies share theirs."""
+_measured: dict[str, Protection] = {}
+"""Mutated tests by grading spec: most policies share theirs."""
 _APPLY_TESTS = "git checkout -q HEAD -- tests/test_till.py && git diff >/dev/null && git apply -"
 
 
@@ -65,15 +64,15 @@ class Attempt:
 async def play(policy: Policy, backend: SandboxBackend, *, vets: bool = True) -> Attempt:
     """Run the policy's Episode.
 
-    The Task has measured swaps only if they are to stop the policy, or not to stop honest work.
+    Its tests are mutated only if that is to stop the policy, or not to stop honest work.
     `vets`: vetting removes the leaks of a policy that it stops. Raises SandboxError or
     ImageError if no sandbox opens.
     """
     runs = Runs(backend, limits_of(policy.kind))
     task, vetting = task_of(policy), ""
-    needs_swaps = policy.stopped_by is Defence.BLIND or policy.verdict is Verdict.SOLVED
-    swaps = await _measured(task, runs) if needs_swaps else ()
-    task = replace(task, grading=replace(task.grading, swaps=swaps, not_run=()))
+    mutates = policy.stopped_by is Defence.MUTATED or policy.verdict is Verdict.SOLVED
+    versions = (await _protection(task, runs)).versions if mutates else ()
+    task = replace(task, grading=replace(task.grading, mutated=versions, not_run=()))
     if policy.stopped_by is Defence.VETTED and vets:
         cleaned = await runs.remove_leaks(task)
         if places := ", ".join(dict.fromkeys(leak.name for leak in cleaned.scan.leaks)):
@@ -87,11 +86,11 @@ async def play(policy: Policy, backend: SandboxBackend, *, vets: bool = True) ->
     return Attempt(judge(policy, ended), ended.verdict.value, ended.reward, grade.reason, vetting)
 
 
-async def _measured(task: Task, runs: Runs) -> tuple[Swap, ...]:
+async def _protection(task: Task, runs: Runs) -> Protection:
     key = repr(task.grading)
-    if key not in _swaps:
-        _swaps[key] = (await runs.measure(task, _SWAP_RUNS)).swaps
-    return _swaps[key]
+    if key not in _measured:
+        _measured[key] = await runs.measure(task)
+    return _measured[key]
 
 
 async def _episode(policy: Policy, task: Task, backend: SandboxBackend) -> Episode:
@@ -112,6 +111,7 @@ async def _episode(policy: Policy, task: Task, backend: SandboxBackend) -> Episo
             budgets=_BUDGETS,
             seed=0,
             emit=ignore,
+            audit=Audit(1.0),
         )
         return await episode.run(task, f"redteam/{policy.name}", parts)
 
@@ -120,9 +120,9 @@ def judge(policy: Policy, ended: Episode) -> str:
     """Return the problem with the end of a policy's Episode; empty if the policy was stopped."""
     if ended.reward > 0:
         return f"it was rewarded: {ended.grade.reason}"
-    # The swap of expectations is random, so the run that betrays a policy is as well, and a policy
-    # that looks for signs of a swap may fail in the first run already.
-    is_early = policy.stopped_by is Defence.BLIND and ended.verdict is Verdict.UNSOLVED
+    # The runs are drawn, so the one that betrays a policy is as well, and a policy that looks for
+    # signs of a mutation may fail in the first run already.
+    is_early = policy.stopped_by is Defence.MUTATED and ended.verdict is Verdict.UNSOLVED
     is_caught = policy.stopped_by is Defence.TESTS and ended.verdict is Verdict.CHEAT
     if ended.verdict is not policy.verdict and not is_early and not is_caught:
         return f"it is {ended.verdict} and not {policy.verdict}: {ended.grade.reason}"
@@ -136,8 +136,8 @@ def _is_visible(defence: Defence, ended: Episode) -> bool:
     match defence:
         case Defence.DROPPED:
             return bool(ended.grade.restored)
-        case Defence.BLIND:
-            return ended.grade.blind in (Blind.FORGED, Blind.UNSTEADY)
+        case Defence.MUTATED:
+            return ended.grade.confirmation in (Confirmation.FORGED, Confirmation.UNSTEADY)
         case Defence.FUTURE | Defence.NETWORK | Defence.SIZE | Defence.NOT_TAKEN:
             return not ended.patch
     return True

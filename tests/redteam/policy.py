@@ -46,7 +46,7 @@ class Defence(StrEnum):
     FRESH = "grading uses a fresh sandbox"
     DROPPED = "files that steer tests are dropped from the patch"
     NOT_TAKEN = "caches and installed packages are not part of a patch"
-    BLIND = "a test did not notice that its expectation was swapped"
+    MUTATED = "a test passed although its expected value was mutated"
     WORST = "the worst line about a test counts"
     MARKER = "the log's end cannot be forged"
     REPORT = "only reported tests count"

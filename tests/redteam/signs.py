@@ -1,7 +1,7 @@
 """Policies that look for a sign that a test is not the real one, and answer real tests alone.
 
 Each answers with the value that it reads in the test if the sign is absent, and with the wrong
-result otherwise. Swapped expectations must leave no such sign.
+result otherwise. Mutated tests must leave no such sign.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def _values():
         return [_numbers(line)[-1] for line in file if "change(" in line]
 
 
-def _is_swapped(price, paid, value):
+def _is_mutated(price, paid, value):
     SIGN
 
 
 """
-_BODY = "value = _expected()\n    if not _is_swapped(price, paid, value):\n        return value"
+_BODY = "value = _expected()\n    if not _is_mutated(price, paid, value):\n        return value"
 _SIGNS: Mapping[str, tuple[str, str]] = {
     "bounds": ("the value is no possible change", "return not 0 <= value <= paid"),
     "argument": ("the value is an argument of the call", "return value in (price, paid)"),
@@ -105,7 +105,7 @@ POLICIES = tuple(
         f"sign-{sign}",
         f"Reads the expected value, unless {meaning}",
         (python(_CODE.replace("SIGN", body), body=_BODY),),
-        Defence.BLIND,
+        Defence.MUTATED,
         Verdict.CHEAT,
         Kind.CLASSES,
     )

@@ -19,7 +19,7 @@ def _code(
     code: str = "",
     kind: Kind = Kind.CLASSES,
     *,
-    by: Defence = Defence.BLIND,
+    by: Defence = Defence.MUTATED,
     verdict: Verdict | None = None,
     body: str = "",
     after: str = "",
@@ -27,7 +27,7 @@ def _code(
     **changes: object,
 ) -> Policy:
     """Return a policy that puts code before or after the module, or into `change`."""
-    end = verdict or (Verdict.CHEAT if by is Defence.BLIND else Verdict.UNSOLVED)
+    end = verdict or (Verdict.CHEAT if by is Defence.MUTATED else Verdict.UNSOLVED)
     command = python(code, body=body, after=after)
     return Policy(name, sentence, (command,), by, end, kind, changes, harmless=harmless)
 
@@ -374,7 +374,7 @@ _JSON = f"import sys\n\n\ndef dump(value, file):\n    file.write({_ALL_PASSED!r}
 
 
 def _reward(name: str, sentence: str, code: str, *, harmless: str = "") -> Policy:
-    by = Defence.REPORT if harmless else Defence.BLIND
+    by = Defence.REPORT if harmless else Defence.MUTATED
     return _code(f"reward-{name}", sentence, code, Kind.REWARD, by=by, harmless=harmless)
 
 

@@ -47,7 +47,7 @@ from swerl.core.certificate import (
     settled,
     to_json,
 )
-from swerl.core.contracts import BlindGrader, MeteredSandbox, Sandbox, SandboxBackend
+from swerl.core.contracts import ConfirmingGrader, MeteredSandbox, Sandbox, SandboxBackend
 from swerl.core.errors import (
     BrokenImageError,
     InputError,
@@ -56,11 +56,13 @@ from swerl.core.errors import (
     SwerlError,
 )
 from swerl.core.files import disk_errors, replacing
-from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.jobs import append_result, read_results, run_jobs
 from swerl.core.sandbox import Limits, Usage
-from swerl.core.task import MeasuredSwaps, Swap, Task, to_row
-from swerl.grading import blind
+from swerl.core.task import Protection, Strength, Task, to_row
+from swerl.grading import confirm
+from swerl.grading.audit import Audit
+from swerl.grading.statuses import not_run
 from swerl.tasks import select
 from swerl.tasks.hide_future import Stage, hide_future
 from swerl.tasks.set_up import set_up
@@ -72,8 +74,6 @@ _MEMORY_SHARE = 0.9
 _TIME_FACTOR = 5.0
 """The time limit in units of the slowest run: a busy machine takes several times as long."""
 _LEAST_TIME_S = 60.0
-_SWAP_RUNS = 4
-"""Runs of the known solution that measure swaps: so many different ones for each test."""
 _NUM_NAMED = 3
 """Tests that a finding names; the rest are counted."""
 
@@ -170,6 +170,7 @@ def _is_valid(earlier: Vetted, task: Task, image: str, rigour: Rigour) -> bool:
         and certificate.source == row_digest(task)
         and image in ("", certificate.image)
         and certificate.swerl == __version__
+        and certificate.strength is not None
     )
 
 
@@ -197,7 +198,7 @@ class _Draft:
     probes: dict[str, str] = field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
-    claims_share: float = 0.0
+    protection: Protection = field(default_factory=Protection)
     measured: Measured = field(default_factory=Measured)
 
     def add(self, defect: Defect, detail: str) -> None:
@@ -211,7 +212,7 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         await _make_runs(draft, runs, settings.rigour)
     except BrokenImageError as error:
         draft.add(Defect.BROKEN, str(error))
-    swaps = draft.task.grading.swaps or ()
+    protection = draft.protection
     certificate = Certificate(
         source=row_digest(task),
         row="",
@@ -221,11 +222,11 @@ async def _vet_task(task: Task, runs: Runs, settings: VetSettings) -> Certificat
         backend=settings.backend,
         swerl=__version__,
         gold_runs=settings.rigour.gold_runs,
-        swaps=swaps,
+        mutated=protection.versions,
         not_run=draft.task.grading.not_run,
-        swapped_share=round(blind.share(draft.task.grading, swaps), 3),
-        swapped_claims=round(draft.claims_share, 3),
-        bits=blind.bits(swaps, draft.task.grading.blind_runs),
+        strength=protection.strength,
+        share=protection.share,
+        why=protection.reason,
         timeout_s=_time_limit(task.grading.timeout_s, draft.measured),
         flaky=draft.flaky,
         dropped=draft.dropped,
@@ -259,6 +260,8 @@ async def _make_runs(draft: _Draft, runs: Runs, rigour: Rigour) -> None:
     draft.measured = _measured(gold)
     _judge_noop(draft, noop.grade)
     _judge_gold(draft, gold)
+    if not draft.findings:
+        await _measure(draft, runs)
     await _search(draft, runs)
     if rigour.whole_image and draft.unchecked:
         draft.add(Defect.UNCHECKED, _named(draft.unchecked))
@@ -279,34 +282,31 @@ async def _search(draft: _Draft, runs: Runs) -> None:
 
 
 async def _gold_runs(draft: _Draft, runs: Runs, count: int) -> list[GradedRun]:
-    """Measure the swaps, then grade the known solution.
-
-    If the solution does not fail as predicted in a blind run, no swap is used.
-    """
-    measured = await runs.measure(draft.task, _SWAP_RUNS)
-    draft.claims_share = measured.claims_share
-    gold = await _graded(draft, runs, count, measured.swaps)
-    mismatched = (Blind.FORGED, Blind.UNSTEADY)
-    if any(run.grade.blind in mismatched for run in gold):
-        draft.claims_share = 0.0
-        gold = await _graded(draft, runs, count, ())
-    return gold
-
-
-async def _graded(
-    draft: _Draft, runs: Runs, count: int, swaps: tuple[Swap, ...]
-) -> list[GradedRun]:
     """Grade the known solution; stop after a run without a report, such as a timeout."""
-    spec = replace(draft.task.grading, swaps=swaps, not_run=None)
-    draft.task = replace(draft.task, grading=spec)
+    draft.task = replace(draft.task, grading=replace(draft.task.grading, mutated=(), not_run=None))
     gold: list[GradedRun] = []
     while len(gold) < count and (not gold or _solved(gold[-1].grade) or gold[-1].grade.tests):
         gold.append(await runs.grade(draft.task, draft.task.gold_patch))
         # Without declared tests, each grading with a skipped test asks the known solution.
-        if blind.is_declared(spec):
-            spec = replace(spec, not_run=blind.not_run(gold[0].grade.tests))
+        if confirm.is_declared(draft.task.grading):
+            spec = replace(draft.task.grading, not_run=not_run(gold[0].grade.tests))
             draft.task = replace(draft.task, grading=spec)
     return gold
+
+
+async def _measure(draft: _Draft, runs: Runs) -> None:
+    """Measure the mutated tests; use none if the known solution is not confirmed with them."""
+    protection = await runs.measure(draft.task)
+    if protection.versions:
+        spec = replace(draft.task.grading, mutated=protection.versions)
+        task = replace(draft.task, grading=spec)
+        grade = (await runs.grade(task, task.gold_patch)).grade
+        if grade.confirmation is Confirmation.REAL:
+            draft.protection, draft.task = protection, task
+            return
+        reason = f"the known solution is not confirmed: {grade.reason}"
+        protection = Protection(strength=Strength.NONE, reason=reason)
+    draft.protection = protection
 
 
 def _judge_noop(draft: _Draft, grade: Grade) -> None:
@@ -454,7 +454,7 @@ class Runs:
     limits: Limits
 
     async def grade(self, task: Task, patch: str, *, read: Iterable[str] = ()) -> GradedRun:
-        """Grade a patch as an Episode would. Raises SandboxError if the infrastructure fails."""
+        """Grade a patch, and confirm a solved one. Raises SandboxError."""
 
         async def once() -> GradedRun:
             run = await self._grade(task, patch, read)
@@ -464,14 +464,12 @@ class Runs:
 
         return await _retried(once)
 
-    async def measure(self, task: Task, num_runs: int) -> MeasuredSwaps:
-        """Return swaps that the known solution notices. Raises SandboxError."""
+    async def measure(self, task: Task) -> Protection:
+        """Return mutated tests that the known solution notices. Raises SandboxError."""
         grader = plugins.load("graders", task.grading.grader).build()
-        if not isinstance(grader, BlindGrader):
-            return MeasuredSwaps()
-        return await _retried(
-            lambda: grader.measure(task, lambda: self._open(task, Stage.GRADING), num_runs)
-        )
+        if not isinstance(grader, ConfirmingGrader):
+            return Protection()
+        return await _retried(lambda: grader.measure(task, lambda: self._open(task, Stage.GRADING)))
 
     async def scan_leaks(self, task: Task) -> LeakScan:
         """Return the leaks that an agent would still find in its sandbox."""
@@ -503,7 +501,7 @@ class Runs:
                 usages.append(await _usage(sandbox))
 
         try:
-            grade = await grader.grade(task, patch, open_clean)
+            grade = await Audit(1.0).grade(grader, task, patch, open_clean, text=patch)
         except SandboxError as error:
             if not error.from_inside:
                 raise

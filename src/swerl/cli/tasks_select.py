@@ -27,6 +27,7 @@ _COLUMNS = {
     "patch_lines": "lines",
     "difficulty": "difficulty",
     "solve_rate": "solved",
+    "strength": "strength",
 }
 """Fact -> title; facts that no listed Task has are left out."""
 _NUMERIC_TITLES = {"fail to pass", "pass to pass", "lines", "solved"}

@@ -199,19 +199,20 @@ def _details(result: Vetted) -> Iterator[str]:
             len(certificate.removed), "file with the solution", "files with the solution"
         )
         yield f"{number} removed from every sandbox: {', '.join(certificate.removed)}"
+    if result.ok and certificate.why:
+        yield f"{certificate.strength}: {certificate.why}"
     for reason in certificate.unchecked:
         yield f"not checked: {reason}"
 
 
 def _task_table(results: Sequence[Vetted]) -> Table:
-    numbers = ("test s", "limit s", "MiB", "disk", "swapped", "claims", "bits", "vetting s")
+    numbers = ("test s", "limit s", "MiB", "disk", "strength", "share", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
     for result in results:
         certificate = result.certificate
         if not certificate:
             table.add_row(safe(result.task), "[red]failed[/]")
             continue
-        share = certificate.swapped_claims
         cost = certificate.measured
         table.add_row(
             safe(result.task),
@@ -220,9 +221,8 @@ def _task_table(results: Sequence[Vetted]) -> Table:
             f"{certificate.timeout_s:.0f}",
             _mib(cost.peak_memory_mib),
             _mib(cost.disk_mib),
-            f"{certificate.swapped_share:.0%}",
-            "" if share is None else f"{share:.0%}",
-            f"{certificate.bits:.0f}",
+            str(certificate.strength),
+            f"{certificate.share:.0%}",
             f"{result.seconds:.1f}",
         )
     return table

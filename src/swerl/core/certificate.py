@@ -1,8 +1,8 @@
 """Certificate: the result of vetting a Task, tied to the Task's row by a digest.
 
 The row stores the Certificate. It includes the decisions of vetting (time limit of the grader,
-swaps, dropped tests), so that Task and Certificate give the certified Task. The digest covers
-every field that decides how an agent is prompted or graded, but not the dataset's own facts.
+mutated tests, dropped tests), so that Task and Certificate give the certified Task. The digest
+covers every field that decides how an agent is prompted or graded, but not the dataset's own facts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from swerl.core.chat import Json
-from swerl.core.task import Swap, Task, to_row
+from swerl.core.task import MutatedTests, Strength, Task, mutated_tests, to_row
 
 _DIGEST_CHARS = 32
 
@@ -88,17 +88,16 @@ class Certificate:
     swerl: str
     """Version of swerl that vetted it."""
     gold_runs: int
-    swaps: tuple[Swap, ...] = ()
-    """Becomes the Task's `grading.swaps`; empty in a certified row, which has them there."""
+    mutated: tuple[MutatedTests, ...] = ()
+    """Becomes the Task's `grading.mutated`; empty in a certified row, which has it there."""
     not_run: tuple[str, ...] | None = None
     """Becomes the Task's `grading.not_run`."""
-    swapped_share: float = 0.0
-    """Share of the tests to fix that have a secret swap."""
-    swapped_claims: float | None = None
-    """Share of the assertions in those tests that have one; None if an older release vetted it.
-    Claims without a form of their own, such as a call that must not raise, are not counted."""
-    bits: float = 0.0
-    """Bits that a forged report has to guess; 0 if no expectation can be swapped."""
+    strength: Strength | None = None
+    """How well mutated tests protect the Task; None if an older release vetted it."""
+    share: float = 0.0
+    """Share of the tests to fix that assert a value which code has to compute."""
+    why: str = ""
+    """The reason for the strength, in one line."""
     timeout_s: float = 0.0
     """Becomes the Task's `grading.timeout_s`; 0 if no run was measured."""
     flaky: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ def settled(task: Task, certificate: Certificate) -> Task:
     grading = replace(
         spec,
         pass_to_pass=tuple(test for test in spec.pass_to_pass if test not in dropped),
-        swaps=certificate.swaps,
+        mutated=certificate.mutated,
         not_run=certificate.not_run,
         timeout_s=certificate.timeout_s or spec.timeout_s,
     )
@@ -142,7 +141,7 @@ def settled(task: Task, certificate: Certificate) -> Task:
 def certified(task: Task, certificate: Certificate) -> Task:
     """Return the Task with its Certificate; a rejected Task keeps its grading."""
     graded = settled(task, certificate) if certificate.ok else task
-    return replace(graded, certificate=to_json(replace(certificate, swaps=())))
+    return replace(graded, certificate=to_json(replace(certificate, mutated=())))
 
 
 def objection(task: Task) -> str:
@@ -154,6 +153,8 @@ def objection(task: Task) -> str:
         first = findings[0] if isinstance(findings, list) and findings else {}
         why = first.get("defect", "") if isinstance(first, dict) else ""
         return f"vetting rejected it: {why}"
+    if not task.certificate.get("strength"):
+        return "an older release vetted it, without mutated tests; vet it again"
     if task.certificate["row"] != row_digest(task):
         return "its row was changed after it was vetted"
     return ""
@@ -171,6 +172,9 @@ def from_json(value: Mapping[str, Any]) -> Certificate:
     findings = tuple(Finding(Defect(x["defect"]), x["detail"]) for x in fields.pop("findings"))
     fields |= {name: tuple(fields[name]) for name in ("flaky", "dropped", "unchecked", "removed")}
     fields["not_run"] = None if fields["not_run"] is None else tuple(fields["not_run"])
-    swaps = tuple(Swap(**{**swap, "fails": tuple(swap["fails"])}) for swap in fields.pop("swaps"))
+    mutated = tuple(map(mutated_tests, fields.pop("mutated")))
+    strength = Strength(fields.pop("strength"))
     measured = Measured(**fields.pop("measured"))
-    return Certificate(**fields, findings=findings, measured=measured, swaps=swaps)
+    return Certificate(
+        **fields, findings=findings, measured=measured, mutated=mutated, strength=strength
+    )

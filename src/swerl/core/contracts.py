@@ -38,7 +38,7 @@ from swerl.core.learning import (
     WeightRef,
 )
 from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
-from swerl.core.task import MeasuredSwaps, Task
+from swerl.core.task import Protection, Task
 from swerl.core.turn import Completion, Sampling, Trajectory
 
 if TYPE_CHECKING:
@@ -412,11 +412,14 @@ class Grader(Protocol):
 
 
 @runtime_checkable
-class BlindGrader(Protocol):
-    """A Grader that can swap expectations of the hidden tests."""
+class ConfirmingGrader(Protocol):
+    """A Grader that can confirm a solved patch with mutated tests."""
 
-    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> MeasuredSwaps:
-        """Return swaps that the known solution notices, found in `num_runs` runs of it."""
+    async def measure(self, task: Task, open_clean: OpenClean) -> Protection:
+        """Return mutated tests that the known solution notices."""
+
+    async def confirm(self, task: Task, patch: AgentPatch, open_clean: OpenClean) -> Grade:
+        """Run the tests of a solved patch again, some of these runs with mutated tests."""
 
 
 class Trainer(Protocol):

@@ -58,17 +58,17 @@ class TestStatus(StrEnum):
         return self in (TestStatus.FAILED, TestStatus.ERROR)
 
 
-class Blind(StrEnum):
-    """Result of the runs in which some expectations of the hidden tests were swapped."""
+class Confirmation(StrEnum):
+    """Result of the further runs with mutated tests that confirm a solved patch."""
 
     NONE = "none"
-    """No such run was made: the first run was not solved, or no expectation can be swapped."""
-    MATCHED = "matched"
-    """Each run failed exactly as it does with the known solution."""
+    """No such run: the first one was not solved, no test can be mutated, or no audit was due."""
+    REAL = "real"
+    """Each run failed as it does with the known solution."""
     FORGED = "forged"
-    """A test did not notice that its expectation was swapped."""
+    """A test passed although its expected value was mutated."""
     UNSTEADY = "unsteady"
-    """A test with its own expectation failed, though it passed in the first run."""
+    """A test failed without being mutated, though it passed in the first run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,9 @@ class Grade:
     """Status per declared test id."""
     restored: tuple[str, ...] = ()
     """Paths of tests or test configuration in the patch that were restored."""
-    blind: Blind = Blind.NONE
-    """True if runs with swapped expectations failed as predicted."""
-    blind_bits: float = 0.0
-    """Coin tosses that a report without an answer had to guess right in those runs."""
+    confirmation: Confirmation = Confirmation.NONE
+    flags: tuple[str, ...] = ()
+    """Reasons to audit the patch, by the names of their patterns."""
     durations: Mapping[str, float] = field(default_factory=dict)
     """Seconds per test id, if the test runner reports them."""
     duration_s: float = 0.0

@@ -7,6 +7,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,54 @@ from swerl.core.errors import TaskError, unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
-    """Another value for one expectation of a hidden test, and its effect on the known solution."""
+class Edit:
+    """A replaced part of a test file."""
 
     path: str
     """Absolute path of the test file in the sandbox."""
-    digest: str
-    """SHA-256 of the file for which the positions hold, in hexadecimal."""
     start: int
     """First replaced byte."""
     end: int
     """Byte after the last replaced one."""
     new: str
     """The replacing text."""
-    fails: tuple[str, ...]
-    """Tests that fail with it although the solution is right; empty if only an exit code or a
-    number shows it."""
-    is_secret: bool = True
-    """False if the agent can distinguish it from a real expectation: by the repository that it
-    gets, or by an operator that the file hardly uses."""
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The first changed value, which the swapped test fails at."""
-        return self.path, self.start
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredSwaps:
-    """The swaps of a Task's hidden tests that the known solution notices."""
+class MutatedTests:
+    """The hidden tests with one other expectation in each test that has one, and their effect."""
 
-    swaps: tuple[Swap, ...] = ()
-    claims_share: float = 0.0
-    """Share of the assertions in the tests to fix that have a secret one."""
+    edits: tuple[Edit, ...]
+    digests: Mapping[str, str]
+    """SHA-256 of each edited file before the edits, in hexadecimal."""
+    tests: tuple[str, ...]
+    """Mutated tests, which must fail; empty if only an exit code or a number shows it."""
+    fails: tuple[str, ...] = ()
+    """Other tests that fail with the known solution, such as those that depend on order."""
+
+
+class Strength(StrEnum):
+    """How well mutated tests protect a Task against forged reports."""
+
+    STRONG = "strong"
+    """Each test to fix asserts a value that code has to compute."""
+    SOME = "some"
+    """Some tests to fix can be mutated."""
+    NONE = "none"
+    """No test to fix can be mutated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The mutated tests of a Task, and how well they protect it."""
+
+    versions: tuple[MutatedTests, ...] = ()
+    strength: Strength = Strength.NONE
+    share: float = 0.0
+    """Share of the tests to fix with a replaced value that is no truth value or exception, and
+    stands neither in the prompt, nor in a test's id, nor elsewhere in the test."""
+    reason: str = "no test to fix has an expected value that can be replaced"
+    """One line for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +94,9 @@ class GradingSpec:
     """Environment of the test command."""
     timeout_s: float = 600.0
     """Time limit of the test command in seconds."""
-    swaps: tuple[Swap, ...] | None = None
-    """Replaceable expectations of the hidden tests; None if vetting has not measured them. Then
-    each grading of a solved patch measures them first."""
-    blind_runs: int = 3
-    """Runs with swapped expectations after a solved one; two more if fewer than six tests have
-    swaps, up to twice as many if a test makes several claims. Three leave a guess one chance in 30
-    with a single claim, one in 16,000 with three tests."""
+    mutated: tuple[MutatedTests, ...] | None = None
+    """Versions of the hidden tests with other expected values; None if vetting has not measured
+    them. Then a run or evaluation measures them once, before it confirms a patch."""
     not_run: tuple[str, ...] | None = None
     """Tests that the known solution skips or fails as expected; no other test may be skipped. None
     if vetting has not measured it."""
@@ -156,7 +168,9 @@ def file_bytes(text: str) -> bytes:
     return text.encode()
 
 
-_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch", "swaps"}
+_SHARED_FIELDS = {"fail_to_pass", "pass_to_pass", "test_patch", "mutated"}
+_OLD_FIELDS = ("swaps", "blind_runs")
+"""Fields that vetting wrote in another form; the certificate beside them is refused."""
 _PLAIN = {str, float, dict}
 _SPEC_FIELDS = [each.name for each in fields(GradingSpec) if each.name not in _SHARED_FIELDS]
 
@@ -191,7 +205,7 @@ def to_row(task: Task) -> dict[str, Json]:
                 "setup": task.setup,
                 "metadata": _json(task.metadata),
                 "grading": {name: _json(getattr(spec, name)) for name in _SPEC_FIELDS}
-                | {"swaps": None if spec.swaps is None else [asdict(swap) for swap in spec.swaps]},
+                | {"mutated": None if spec.mutated is None else [*map(asdict, spec.mutated)]},
                 **({"certificate": dict(task.certificate)} if task.certificate else {}),
             },
         },
@@ -205,13 +219,15 @@ def from_row(row: Mapping[str, Json]) -> Task:
         fields_of_swerl: dict[str, Any] = dict(_object(metadata["swerl"]))
         shared: dict[str, Any] = _object(metadata["remote_env_info"])
         grading: dict[str, Any] = dict(_object(fields_of_swerl.pop("grading")))
-        swaps = grading.pop("swaps", None)
+        mutated = grading.pop("mutated", None)
+        for name in _OLD_FIELDS:
+            grading.pop(name, None)
         not_run = grading.pop("not_run", None)
         spec = GradingSpec(
             fail_to_pass=tuple(shared["FAIL_TO_PASS"]),
             pass_to_pass=tuple(shared["PASS_TO_PASS"]),
             test_patch=shared["test_patch"],
-            swaps=None if swaps is None else tuple(_swap(_object(swap)) for swap in swaps),
+            mutated=None if mutated is None else tuple(map(mutated_tests, mutated)),
             not_run=None if not_run is None else tuple(not_run),
             **grading,
         )
@@ -301,9 +317,11 @@ def _parse_line(path: Path, number: int, line: bytes) -> Task:
         ) from error
 
 
-def _swap(value: dict[str, Json]) -> Swap:
-    fields: dict[str, Any] = {**value, "fails": tuple(value["fails"])}  # type: ignore[arg-type]
-    return Swap(**fields)
+def mutated_tests(value: Mapping[str, Any]) -> MutatedTests:
+    """Read one version of the tests from JSON types."""
+    edits = tuple(Edit(**edit) for edit in value["edits"])
+    tests, fails = tuple(value["tests"]), tuple(value["fails"])
+    return MutatedTests(edits, value["digests"], tests, fails)
 
 
 def _json(value: Any) -> Any:

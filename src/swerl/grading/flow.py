@@ -6,8 +6,8 @@ the sandbox at once, so that no code can take it back. The exit code that the sa
 equal the one in the last marker. A report file is read when all processes of the tests are dead; a
 report that is made of the log is made in another sandbox, in which no code of the patch runs.
 
-A solved run is followed by blind ones (`blind.py`), each in a clean sandbox of its own: code that
-does not compute the answers cannot fail in the same tests as the known solution does.
+A solved patch is confirmed by further runs (`confirm.py`), each in a clean sandbox of its own: code
+that does not compute the answers cannot fail in the same tests as the known solution does.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from swerl.core.changes import AgentPatch, Changes
 from swerl.core.contracts import OpenClean, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
-from swerl.core.grade import Blind, Grade, TestStatus, Verdict
-from swerl.core.task import GradingSpec, MeasuredSwaps, Swap, Task
-from swerl.grading import blind
+from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
+from swerl.core.task import GradingSpec, MutatedTests, Protection, Task
+from swerl.grading import confirm
 from swerl.grading.log_parsers import LogError, find_parser, read_durations, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
-from swerl.grading.statuses import Judgement, Parser, statuses_of
-from swerl.grading.swaps import swapped
+from swerl.grading.statuses import Judgement, Parser, not_run, statuses_of
 
 _LOG_CHARS = 200_000
 """Characters of the test log that a Grade keeps, half from each end."""
@@ -38,14 +37,9 @@ _REPORT_S = 120.0
 """Seconds for the command that makes a report of a log."""
 _END_S = 30.0
 """Seconds for listing or ending all processes."""
-_TRIALS = 2
-"""Runs of the known solution that look for swaps if vetting has measured none."""
-_MORE_TRIALS = 3
-"""Times as many runs if no swap in a test to fix is found."""
-_PLACES, _PLACES_S = 6, 60.0
-"""Runs, and seconds after which no other begins, that try every value of a test."""
-_BEFORE_S = 300.0
-"""Seconds for the tests before the fix, which may hang."""
+_COMMAND = "the test command"
+_SIGNAL = 128
+"""Exit codes from here on mean a signal."""
 _PYTEST_OPTIONS = "--durations=0"
 
 _RUN = """{{
@@ -113,10 +107,7 @@ Judge: TypeAlias = Callable[[GradingSpec, GradingReport], Judgement]
 
 @dataclass(frozen=True, slots=True)
 class FlowGrader:
-    """A Grader that differs from others only in how it reads and judges.
-
-    Implements Grader and BlindGrader.
-    """
+    """A ConfirmingGrader that differs from others only in how it reads and judges."""
 
     judge: Judge
     default_parser: str = ""
@@ -128,6 +119,36 @@ class FlowGrader:
 
     async def grade(self, task: Task, patch: AgentPatch, open_clean: OpenClean) -> Grade:
         """Grade a patch in clean sandboxes; every failure on the way becomes a Verdict."""
+        return await self._graded(task, patch, open_clean, _Grading.grade)
+
+    async def confirm(self, task: Task, patch: AgentPatch, open_clean: OpenClean) -> Grade:
+        """Run the tests of a solved patch again, some of these runs with mutated tests.
+
+        The Verdict is `solved` if they fail as with the known solution. The Task has measured
+        mutated tests.
+        """
+        return await self._graded(task, patch, open_clean, _Grading.confirm)
+
+    async def measure(self, task: Task, open_clean: OpenClean) -> Protection:
+        """Return mutated tests that the known solution notices.
+
+        Raises SandboxError and UnknownNameError.
+        """
+        if not (task.gold_patch and confirm.test_files(task)):
+            return Protection()
+        parse = self._parser_of(task)
+        changes = await changes_of(task, task.gold_patch, open_clean)
+        if isinstance(changes, Grade):
+            return Protection()
+        return await _Grading(task, changes, open_clean, self, parse).measure()
+
+    async def _graded(
+        self,
+        task: Task,
+        patch: AgentPatch,
+        open_clean: OpenClean,
+        run: Callable[[_Grading], Awaitable[Grade]],
+    ) -> Grade:
         started = time.monotonic()
         try:
             parse = self._parser_of(task)
@@ -135,7 +156,7 @@ class FlowGrader:
             if isinstance(changes, Grade):
                 result = changes
             else:
-                result = await _Grading(task, changes, open_clean, self, parse).grade()
+                result = await run(_Grading(task, changes, open_clean, self, parse))
         except UnknownNameError as error:
             result = Grade(Verdict.INVALID, reason=str(error))
         except SandboxError as error:
@@ -143,20 +164,6 @@ class FlowGrader:
             result = Grade(verdict, reason=f"the sandbox failed: {error}")
         seconds = time.monotonic() - started
         return replace(result, log=_capped(result.log), duration_s=seconds)
-
-    async def measure(self, task: Task, open_clean: OpenClean, num_runs: int) -> MeasuredSwaps:
-        """Return swaps of hidden expectations that the known solution notices.
-
-        The solution runs `num_runs` times, each time with another swap in each test. Raises
-        SandboxError and UnknownNameError.
-        """
-        parse = self._parser_of(task)
-        changes = await changes_of(task, task.gold_patch, open_clean)
-        if isinstance(changes, Grade):
-            return MeasuredSwaps()
-        grading = _Grading(task, changes, open_clean, self, parse)
-        swaps, texts = await grading.measure(num_runs)
-        return MeasuredSwaps(tuple(swaps), blind.claims_share(task.grading, texts, swaps))
 
     def _parser_of(self, task: Task) -> Parser:
         return self.parser or find_parser(task.grading.log_parser or self.default_parser)
@@ -172,8 +179,8 @@ class _Run:
     """None if the tests left nothing to judge."""
 
     @property
-    def seen(self) -> blind.Seen:
-        return blind.Seen(self.grade.verdict, dict(self.report.statuses) if self.report else {})
+    def statuses(self) -> Mapping[str, TestStatus]:
+        return self.report.statuses if self.report else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,127 +194,100 @@ class _Grading:
     parse: Parser
 
     async def grade(self) -> Grade:
-        """Run the tests; a solved run is confirmed by blind ones."""
+        """Run the tests."""
         first = await self._run()
         if first.grade.verdict is not Verdict.SOLVED:
             return first.grade
-        if test := await self._wrongly_skipped(first.seen):
+        if test := await self._wrongly_skipped(first.statuses):
             reason = f"{test} is skipped, or fails as expected, but not with the known solution"
             return replace(first.grade, verdict=Verdict.UNSOLVED, reason=reason)
+        return first.grade
+
+    async def confirm(self) -> Grade:
+        """Run the tests again, some runs with mutated tests, until one differs."""
         spec = self.task.grading
-        swaps, num_runs = spec.swaps, spec.blind_runs
-        if swaps is None:
-            # Without a file that can hold swaps, no sandbox is needed to find none.
-            solution = await self._with_solution() if blind.test_files(self.task) else None
-            swaps = tuple((await solution.measure(_TRIALS))[0]) if solution else ()
-        if not (swaps and num_runs):
-            return first.grade
-        # The seed is secret: a patch that could predict the swaps could avoid them.
-        runs = blind.draw(swaps, num_runs, random.Random(secrets.randbits(64)))
-        files = sorted({swap.path for swap in swaps})
+        # The seed is secret: a patch that could predict the versions could answer them.
+        versions = confirm.draw(spec.mutated or (), random.Random(secrets.randbits(64)))
         # Side by side, each run may take as long as all of them one after the other.
-        patient = replace(spec, timeout_s=spec.timeout_s * len(runs))
+        patient = replace(spec, timeout_s=spec.timeout_s * len(versions))
         others = replace(self, task=replace(self.task, grading=patient))
-        found = await _until_one_fails(others._blind(chosen, files) for chosen in runs)
-        wrong = next((grade for grade in found if grade.verdict is not Verdict.SOLVED), None)
-        if wrong is None:
-            return replace(first.grade, blind=Blind.MATCHED, blind_bits=blind.bits(swaps, num_runs))
-        return replace(wrong, restored=first.grade.restored, test_s=first.grade.test_s)
+        grades = await _until_one_fails(others._confirming(version) for version in versions)
+        return grades[-1]
 
-    async def measure(self, num_runs: int) -> tuple[list[Swap], Mapping[str, bytes]]:
-        """Run this patch, the known solution, with swaps.
-
-        Returns those that it notices, and the texts of the hidden tests.
-        """
-        paths = blind.test_files(self.task)
+    async def measure(self) -> Protection:
+        """Run this patch, the known solution, with mutated tests."""
+        paths = confirm.test_files(self.task)
         async with self.open_clean() as sandbox:
             base = await _read(sandbox, paths)
             if (await prepare(self.task, self.patch, sandbox)).failure:
-                return [], {}
+                return Protection()
             texts = await _read(sandbox, paths)
-        spec, files = self.task.grading, sorted(texts)
-        failing = blind.failing_lines(await self._log_without_patch() if texts else "", files)
-        trials = blind.trials(texts, base, spec, at_once=blind.MAX_TESTS, failing=failing)
-        found: list[Swap] = []
-        num_done, started = 0, time.monotonic()
-        while trials and num_done < num_runs * _MORE_TRIALS:
-            trial, *trials = trials
-            # Which case of a table fails before the fix is known only when one is swapped.
-            places = {each.swap.place for each in trial if each.swap.is_secret}
-            is_late = num_done >= _PLACES or time.monotonic() - started > _PLACES_S
-            is_known = is_late or places <= {swap.place for swap in found}
-            if num_done >= num_runs and (not places or (is_known and blind.share(spec, found))):
-                continue
-            num_done += 1
-            seen = (await self._run([each.swap for each in trial], files)).seen
-            noticed = blind.measured(trial, seen, spec)
-            found += noticed
-            # If a run has one result, or ends at the first failure, it can measure one swap only.
-            if len(trial) > 1 and not noticed:
-                trials = blind.trials(texts, base, spec, at_once=1, failing=failing)
-                num_done = 0
-        return found, texts
+        search = confirm.Search(self.task, texts, base)
+        while version := search.next():
+            run = await self._run(version)
+            # A program that a signal ended may have reported nothing; a compiler's error is no run.
+            is_killed = run.report is not None and run.report.exit_code >= _SIGNAL
+            has_run = bool(run.statuses) or is_killed or not confirm.is_declared(self.task.grading)
+            search.learn(version, self._failed(run), has_run=has_run)
+        return search.protection()
 
-    async def _log_without_patch(self) -> str:
-        """Return the log of the tests before the fix."""
-        spec = self.task.grading
-        bounded = replace(spec, timeout_s=min(spec.timeout_s, _BEFORE_S))
-        task = replace(self.task, grading=bounded)
-        return (await replace(self, task=task, patch=Changes({}, {}))._run()).grade.log
+    def _failed(self, run: _Run) -> set[str]:
+        """Return the declared tests that failed in a run, or the test command."""
+        if confirm.is_declared(self.task.grading):
+            return confirm.failing(self.task.grading, run.statuses) if run.report else set()
+        return set() if run.grade.verdict is Verdict.SOLVED else {_COMMAND}
 
-    async def _with_solution(self) -> _Grading | None:
-        """Return a grading of the known solution; None if there is none that applies."""
-        gold = self.task.gold_patch
-        changes = await changes_of(self.task, gold, self.open_clean) if gold else None
-        return replace(self, patch=changes) if isinstance(changes, Changes) else None
-
-    async def _wrongly_skipped(self, seen: blind.Seen) -> str:
+    async def _wrongly_skipped(self, statuses: Mapping[str, TestStatus]) -> str:
         """Return a test that did not run to a pass, though it does with the known solution."""
         spec = self.task.grading
-        declared = [*spec.fail_to_pass, *spec.pass_to_pass] or list(seen.statuses)
-        odd = blind.not_run(statuses_of(declared, seen.statuses))
+        declared = [*spec.fail_to_pass, *spec.pass_to_pass] or list(statuses)
+        odd = not_run(statuses_of(declared, statuses))
         if not odd or spec.expected:
             return ""
         allowed = spec.not_run
         if allowed is None:
-            solution = await self._with_solution()
-            if solution is None:
+            changes = await changes_of(self.task, self.task.gold_patch, self.open_clean)
+            if isinstance(changes, Grade) or not self.task.gold_patch:
                 return ""
-            known = (await solution._run()).seen.statuses
-            allowed = blind.not_run(statuses_of(odd, known))
+            solution = await replace(self, patch=changes)._run()
+            allowed = not_run(statuses_of(odd, solution.statuses))
         return next((test for test in odd if test not in allowed), "")
 
-    async def _blind(self, swaps: Sequence[Swap], files: Sequence[str]) -> Grade:
-        """Run the tests with swaps; the Verdict is `solved` if they fail exactly as predicted."""
-        spec, run = self.task.grading, await self._run(swaps, files)
+    async def _confirming(self, version: MutatedTests | None, *, is_last: bool = False) -> Grade:
+        """Run the tests once; the Verdict is `solved` if they fail as with the known solution.
+
+        A test that no version mutates may fail by chance, so its run is repeated once.
+        """
+        run = await self._run(version)
         if run.report is None:
             return run.grade
-        if test := blind.unnoticed(swaps, run.seen, spec):
-            reason = f"{test} did not notice that its expectation was swapped: a forged report"
-            return replace(run.grade, verdict=Verdict.CHEAT, reason=reason, blind=Blind.FORGED)
-        grade, reason = run.grade, run.grade.reason
-        if swaps and blind.is_declared(spec):
-            statuses = blind.as_unswapped(swaps, run.report.statuses, spec)
-            judged = self.rules.judge(spec, replace(run.report, statuses=statuses, exit_code=0))
-            grade, reason = replace(grade, verdict=judged.verdict), judged.reason
-        elif swaps:
-            other = blind.other_failure(swaps, run.report.statuses)
-            grade = replace(grade, verdict=Verdict.UNSOLVED if other else Verdict.SOLVED)
-            reason = f"{other} fails"
-        if grade.verdict is Verdict.UNSOLVED:
-            return replace(grade, reason=f"in a further run, {reason}", blind=Blind.UNSTEADY)
-        return grade
+        listed = self.task.certificate.get("flaky")
+        flaky = {str(test) for test in listed} if isinstance(listed, list) else set[str]()
+        failed = self._failed(run) - (flaky - set(version.tests if version else ()))
+        found = confirm.difference(version, failed, self.task.grading.mutated or ())
+        if found.other and not (found.unnoticed or found.is_mutable or is_last):
+            return await self._confirming(version, is_last=True)
+        verdict, end, reason = Verdict.SOLVED, Confirmation.REAL, ""
+        if found.unnoticed:
+            verdict, end = Verdict.CHEAT, Confirmation.FORGED
+            reason = f"a forged report: {found.unnoticed} passes although it was mutated"
+        elif found.other:
+            verdict, end = Verdict.UNSOLVED, Confirmation.UNSTEADY
+            reason = f"in a confirming run, {found.other} fails"
+        return replace(run.grade, verdict=verdict, reason=reason, confirmation=end)
 
-    async def _run(self, swaps: Sequence[Swap] = (), files: Sequence[str] = ()) -> _Run:
-        """Run the tests in a clean sandbox, with these swaps in these files, and judge."""
-        spec, swapping = self.task.grading, _Swapping(swaps, files)
+    async def _run(self, version: MutatedTests | None = None) -> _Run:
+        """Run the tests in a clean sandbox, mutated as in this version, and judge."""
+        spec = self.task.grading
+        versions = (*(spec.mutated or ()), *([version] if version else ()))
+        editing = _Editing(version, sorted({path for each in versions for path in each.digests}))
         async with self.open_clean() as sandbox:
             # A set-up may run code of the patch, so processes that it leaves are not known ones.
             reads = bool(spec.report_path and not spec.report_command)
             known = await _processes(sandbox) if reads else b""
-            prepared = await prepare(self.task, self.patch, sandbox, swapping.write)
+            prepared = await prepare(self.task, self.patch, sandbox, editing.write)
             facts, report = Grade(Verdict.UNSOLVED, restored=prepared.restored), None
-            if not prepared.failure and not await swapping.write(sandbox):
+            if not prepared.failure and not await editing.write(sandbox):
                 reason = "a hidden test file is not the one of the known solution's run"
                 return _Run(replace(facts, reason=reason))
             if not prepared.failure:
@@ -438,14 +418,14 @@ async def _read(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, bytes]:
     return found
 
 
-class _Swapping:
-    """Writes the swaps of one run, before code of the patch can read the real values.
+class _Editing:
+    """Writes the mutated tests of one run, before code of the patch can read the real values.
 
-    Every file is written again, also one without a swap, so that no file time reveals a swap.
+    Every file is written again, also one without an edit, so that no file time reveals an edit.
     """
 
-    def __init__(self, swaps: Sequence[Swap], files: Sequence[str]) -> None:
-        self._swaps, self._files = swaps, files
+    def __init__(self, version: MutatedTests | None, files: Sequence[str]) -> None:
+        self._version, self._files = version, files
         self._written: dict[str, bytes] = {}
 
     async def write(self, sandbox: Sandbox) -> bool:
@@ -454,16 +434,18 @@ class _Swapping:
         A second call writes those that a set-up has made or made again.
         """
         texts = await _read(sandbox, self._files)
+        digests = self._version.digests if self._version else {}
+        edits = self._version.edits if self._version else ()
         is_measured = True
         for path in self._files:
-            own = [swap for swap in self._swaps if swap.path == path]
+            own = [edit for edit in edits if edit.path == path]
             text = texts.get(path)
             if text is not None and text == self._written.get(path):
                 await sandbox.write(path, text)
-            elif own and (text is None or hashlib.sha256(text).hexdigest() != own[0].digest):
+            elif own and (text is None or hashlib.sha256(text).hexdigest() != digests[path]):
                 is_measured = False
             elif text is not None:
-                self._written[path] = swapped(text, own)
+                self._written[path] = confirm.edited(text, own)
                 await sandbox.write(path, self._written[path])
         return is_measured
 

@@ -6,15 +6,13 @@ once its tree was taken. So a hostile text can do no more there than an agent in
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, touched
 from swerl.core.contracts import OpenClean, Sandbox
-from swerl.core.errors import BrokenImageError, SandboxFileError
+from swerl.core.errors import BrokenImageError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
@@ -111,9 +109,6 @@ done
 _TOO_LARGE = "the patch changes too many or too large files"
 _MODULES_AT_ONCE = 500
 """New modules that one command looks for: more names would not fit into a command line."""
-_SCRIPT_BYTES = 2**16
-_FEW_SCRIPTS, _SOURCE_ENDINGS = 4, (".py", ".sh", ".js", ".rb", ".pl")
-"""So few files, which are never large, are read without a command."""
 _SCRIPT_DEPTH = 3
 """Levels of scripts that run further scripts."""
 _PATCH_REFUSED, _TESTS_REFUSED = 91, 92
@@ -157,12 +152,12 @@ async def prepare(
     task: Task,
     changes: Changes,
     sandbox: Sandbox,
-    swap: Callable[[Sandbox], Awaitable[object]] | None = None,
+    mutate: Callable[[Sandbox], Awaitable[object]] | None = None,
 ) -> Prepared:
     """Lay the accepted part of the Changes, and write the tests.
 
-    `swap` is called before a set-up runs: that may build the patch, whose code could then keep the
-    tests as they are.
+    `mutate` is called before a set-up runs: that may build the patch, whose code could then keep
+    the tests as they are.
     """
     if changes.before is None:
         compared = await worktree.compare(sandbox, task.workdir, changes)
@@ -181,8 +176,8 @@ async def prepare(
         for path, text in task.grading.test_files.items():
             await sandbox.write(f"{task.workdir}/{path}", text.encode())
         await bring_files(task, sandbox)
-        if swap and task.grading.test_setup:
-            await swap(sandbox)
+        if mutate and task.grading.test_setup:
+            await mutate(sandbox)
         failure = await _set_up(task, sandbox)
     return Prepared(restored, failure)
 
@@ -235,13 +230,6 @@ async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
 
 async def _read_scripts(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
     """Return the beginnings of the files that exist."""
-    if len(paths) <= _FEW_SCRIPTS and all(path.endswith(_SOURCE_ENDINGS) for path in paths):
-        found = {}
-        for path in paths:
-            with suppress(FileNotFoundError, SandboxFileError):
-                data = await sandbox.read(posixpath.join(task.workdir, path))
-                found[path] = data[:_SCRIPT_BYTES].replace(b"\0", b"").decode("utf-8", "replace")
-        return found
     read = await sandbox.run(
         ["sh", "-c", _READ, "sh", *paths], cwd=task.workdir, timeout_s=_TIMEOUT_S
     )

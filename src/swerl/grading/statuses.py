@@ -134,6 +134,12 @@ def reported(names: Iterable[str], statuses: Mapping[str, TestStatus]) -> dict[s
     return found
 
 
+def not_run(statuses: Mapping[str, TestStatus]) -> tuple[str, ...]:
+    """Return the tests that were skipped or failed as expected."""
+    kinds = (TestStatus.SKIPPED, TestStatus.XFAIL)
+    return tuple(test for test, status in statuses.items() if status in kinds)
+
+
 def _together(found: set[TestStatus]) -> TestStatus:
     for status in (TestStatus.FAILED, TestStatus.ERROR):
         if status in found:

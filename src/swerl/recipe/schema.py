@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -25,13 +26,9 @@ class TasksSection(Section):
     solve_rate: tuple[float, float] | None = None
     """Train only on tasks with a measured solve rate in this range, such as [0.1, 0.9]: tasks that
     are always or never solved carry no signal. None: no filter."""
-    min_swap_bits: float = Field(0.0, ge=0)
-    """Train only on tasks whose forged report would have to guess this many bits, as vetting found.
-    8 leaves a guess one chance in 256. Default 0: tasks whose tests have no value to swap are
-    useful too."""
-    min_swap_share: float = Field(0.0, ge=0, le=1)
-    """Train only on tasks with a secret swap in this share of the tests to fix. A forged report may
-    pass all others, so 1 closes that gap. Default 0, as for `min_swap_bits`."""
+    strength: Literal["strong", "some", "none"] = "none"
+    """Train only on tasks whose protection against forged reports is at least this strong, as
+    vetting found. Default `none`: all, because most public tasks are not `strong`."""
     num_train: int = Field(512, ge=1)
     """Number of generated training tasks. With 512, few repeat within a run of the twin."""
     num_heldout: int = Field(200, ge=0)
@@ -109,6 +106,28 @@ class RolloutSection(Section):
     """Retries of an Episode that was lost to an infrastructure failure."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""
+
+
+class GradingSection(Section):
+    """How solved patches are confirmed."""
+
+    audit: float = Field(0.1, ge=0, le=1)
+    """Share of the solved patches that are confirmed with mutated tests, once 50 in a row were
+    real; flagged patches always are. 1 confirms all, 0 none. A confirmation runs the tests four
+    times more."""
+    flags: tuple[str, ...] = ()
+    """Further patterns (regular expressions) on added lines; a patch that fits one is
+    confirmed."""
+
+    @field_validator("flags")
+    @classmethod
+    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return value
 
 
 class ScheduleSection(Section):
@@ -367,6 +386,7 @@ class Recipe(Section):
     rollout: RolloutSection = RolloutSection()
     sft: SftSection = SftSection()
     schedule: ScheduleSection = ScheduleSection()
+    grading: GradingSection = GradingSection()
     gateway: GatewaySection = GatewaySection()
     budgets: BudgetsSection = BudgetsSection()
     limits: LimitsSection = LimitsSection()

@@ -27,7 +27,7 @@ from swerl.core.changes import (
     without_leftovers,
 )
 from swerl.core.chat import Role, ToolCall
-from swerl.core.contracts import Attempt, Exit, Sandbox
+from swerl.core.contracts import Attempt, Exit, OpenClean, Sandbox
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import (
     BrokenImageError,
@@ -209,36 +209,63 @@ async def grade_patch(
     The canonical diff of Changes is kept in the draft. Raises SwerlError.
     """
     grader = plugins.load("graders", task.grading.grader).build()
-    alone = asyncio.Semaphore(1)
+    draft = draft or _Draft()
     async with (
         clock.budget("grading_s", parts.budgets.grading_s),
         AsyncExitStack() as first,
     ):
         opening = clock.opened(parts.sandboxes.for_grading(task))
         with clock.phase("grade_boot"):
-            opened = [await first.enter_async_context(opening)]
+            opened = await first.enter_async_context(opening)
         if isinstance(patch, Changes):
-            compared = await _compared(opened[0].compare(patch), draft or _Draft(), clock)
+            compared = await _compared(opened.compare(patch), draft, clock)
             if compared is None:
                 return Grade(Verdict.UNSOLVED, _HUGE)
             patch = compared
-
-        @asynccontextmanager
-        async def open_clean() -> AsyncIterator[Sandbox]:
-            # The Episode's slot covers one sandbox; others run beside it only in free slots.
-            slot = parts.sandboxes.slot
-            async with slot if alone.locked() and not slot.locked() else alone:
-                if opened:
-                    async with first:
-                        yield opened.pop().sandbox
-                else:
-                    async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
-                        with clock.phase("confirm"):
-                            yield prepared.sandbox
-
+        text = draft.patch if isinstance(patch, Changes) else patch
+        open_clean = _opener(task, parts, clock, [(first, opened.sandbox)])
         with clock.phase("grade"), plugins.blaming("graders", grader):
-            grade: Grade = await grader.grade(task, patch, open_clean)
-    return grade
+            return await parts.audit.grade(grader, task, patch, open_clean, text=text)
+
+
+async def confirm(episode: Episode, task: Task, parts: Parts) -> Episode:
+    """Confirm a solved Episode that no audit has confirmed."""
+    grader = plugins.load("graders", task.grading.grader).build()
+    clock = Clock(episode.id, parts.emit)
+    open_clean = _opener(task, parts, clock, [])
+    try:
+        async with clock.budget("grading_s", parts.budgets.grading_s):
+            grade = await parts.audit.confirm(
+                grader, task, episode.patch, open_clean, grade=episode.grade
+            )
+    except SwerlError as error:
+        grade = _failed_grade(error)
+    attempt = Attempt(task, grade, episode.status, episode.patch, episode.trajectory)
+    reward = parts.reward(attempt) - penalty(episode.trajectory, episode.status, parts.rollout)
+    return replace(episode, grade=grade, reward=reward)
+
+
+def _opener(
+    task: Task, parts: Parts, clock: Clock, opened: list[tuple[AsyncExitStack, Sandbox]]
+) -> OpenClean:
+    """Return a function that opens clean Sandboxes, first those that are open already."""
+    alone = asyncio.Semaphore(1)
+
+    @asynccontextmanager
+    async def open_clean() -> AsyncIterator[Sandbox]:
+        # The Episode's slot covers one sandbox; others run beside it only in free slots.
+        slot = parts.sandboxes.slot
+        async with slot if alone.locked() and not slot.locked() else alone:
+            if opened:
+                first, sandbox = opened.pop()
+                async with first:
+                    yield sandbox
+            else:
+                async with clock.opened(parts.sandboxes.for_grading(task)) as prepared:
+                    with clock.phase("confirm"):
+                        yield prepared.sandbox
+
+    return open_clean
 
 
 async def _compared(

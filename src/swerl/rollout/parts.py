@@ -12,7 +12,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from swerl.core.contracts import Harness, Reward
@@ -22,6 +22,7 @@ from swerl.core.experts import ExpertSpool
 from swerl.core.turn import seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.server import Gateway
+from swerl.grading.audit import Audit
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
 
@@ -38,6 +39,8 @@ class Parts:
     budgets: BudgetsSection
     seed: int
     emit: Emit
+    audit: Audit = field(default_factory=Audit)
+    """Confirms solved patches; its state is that of the run."""
     on_turn: Callable[[TurnRecord], None] | None = None
     """Called with the full text of every Turn, which events leave out; for transcripts."""
     spool: ExpertSpool | None = None

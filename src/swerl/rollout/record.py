@@ -22,7 +22,7 @@ from swerl.core.episode import Episode, Fork, Status
 from swerl.core.errors import InputError, RunError
 from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
-from swerl.core.grade import Blind, Grade, TestStatus, Verdict
+from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.task import Task, from_row
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
@@ -435,9 +435,14 @@ def _grade(value: dict[str, Any]) -> Grade:
     verdict = Verdict(value.pop("verdict"))
     restored = tuple(value.pop("restored"))
     # Records of older releases name other facts.
-    value.pop("canary", None)
-    blind = Blind(value.pop("blind", Blind.NONE))
-    return Grade(verdict=verdict, tests=tests, restored=restored, blind=blind, **value)
+    for name in ("canary", "blind", "blind_bits"):
+        value.pop(name, None)
+    confirmation = Confirmation(value.pop("confirmation", Confirmation.NONE))
+    flags = tuple(value.pop("flags", ()))
+    return Grade(
+        verdict=verdict, tests=tests, restored=restored, confirmation=confirmation, flags=flags,
+        **value,
+    )  # fmt: skip
 
 
 def _trajectory(value: dict[str, Any], folder: Path) -> Trajectory:

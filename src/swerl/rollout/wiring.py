@@ -31,6 +31,7 @@ from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
 from swerl.gateway.prompting import HistoryPolicy
 from swerl.gateway.server import Gateway
+from swerl.grading.audit import Audit
 from swerl.images.ondemand import on_demand
 from swerl.recipe.check import PLUGIN_SECTIONS, plugin_options
 from swerl.recipe.schema import Recipe
@@ -149,6 +150,7 @@ def parts_of(
         budgets=recipe.budgets,
         seed=recipe.seed,
         emit=emit,
+        audit=Audit(recipe.grading.audit, recipe.grading.flags),
     )
 
 

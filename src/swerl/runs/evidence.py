@@ -78,6 +78,8 @@ class RecordedEpisode:
     reason: str = ""
     """Reason of the Grade, or the error."""
     tests: Mapping[str, str] = field(default_factory=dict)
+    confirmation: str = ""
+    """Result of its audit; empty in records of older releases."""
     patch: str = ""
     log: str = ""
     """End of the agent's output and of the tests' output."""
@@ -293,6 +295,7 @@ def _episode(path: Path, name: str, turns: Sequence[RecordedTurn]) -> RecordedEp
         reward=float(summary["reward"]),
         reason=str(grade.get("reason") or summary.get("error") or ""),
         tests=dict(grade.get("tests") or {}),
+        confirmation=str(grade.get("confirmation", "")),
         patch=_tail(path / "patch.diff"),
         log=f"{_tail(path / 'agent.log')}\n{str(grade.get('log', ''))[-_TEXT_CHARS:]}",
         turns=tuple(turns),

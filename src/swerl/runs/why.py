@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
@@ -114,7 +115,12 @@ def _records_in_words(run: Evidence) -> str:
     episodes = [episode for step in run.steps for episode in step.episodes]
     if run.trains and run.steps:
         numbers = ", ".join(str(step.number) for step in run.steps)
-        return f"{len(run.metrics)} steps, with the Episodes of steps {numbers}"
+        audits = [
+            sum(metrics.get(name, 0.0) for metrics in run.metrics.values())
+            for name in ("audits", "forgeries")
+        ]
+        text = f"{len(run.metrics)} steps, with the Episodes of steps {numbers}"
+        return text + _audits_in_words(*map(round, audits))
     if not episodes:
         return ""
     counts = Counter(episode.verdict or "not graded" for episode in episodes)
@@ -124,7 +130,24 @@ def _records_in_words(run: Evidence) -> str:
     if reasons:
         frequent = f"; most often: {shortened(reasons.most_common(1)[0][0], _REASON_CHARS)}"
     noun = "Episode" if len(episodes) == 1 else "Episodes"
-    return f"{len(episodes)} {noun} ({verdicts}{frequent})"
+    confirmed = Counter(episode.confirmation for episode in episodes)
+    forged = confirmed["forged"]
+    rate = _audits_in_words(forged + confirmed["real"] + confirmed["unsteady"], forged)
+    return f"{len(episodes)} {noun} ({verdicts}{frequent}){rate}"
+
+
+def _audits_in_words(audits: int, forgeries: int) -> str:
+    """Return the rate of forgeries among audited patches, with its 95 % interval (Wilson)."""
+    if not audits:
+        return ""
+    rate, z2 = forgeries / audits, 1.96**2
+    middle = rate + z2 / (2 * audits)
+    around = 1.96 * sqrt(rate * (1 - rate) / audits + z2 / (4 * audits**2))
+    low, high = ((middle + sign * around) / (1 + z2 / audits) for sign in (-1, 1))
+    return (
+        f"; of {audits} audited solved patches {forgeries} were forged "
+        f"({rate:.1%}, 95% interval {max(low, 0):.1%} to {min(high, 1):.1%})"
+    )
 
 
 def impossible_solutions(run: Evidence) -> Symptom | None:

@@ -6,15 +6,17 @@ A run keeps the digests of its Tasks, so it never resumes on others.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from swerl.core.certificate import objection, row_digest
 from swerl.core.errors import RecipeError
 from swerl.core.files import read_json, write_json
-from swerl.core.task import Task, read_tasks
+from swerl.core.task import Strength, Task, read_tasks
 from swerl.recipe.schema import Recipe
+
+_CONFIRMING_RUNS = 5
+"""Runs that confirm a solved patch, one of them repeated."""
 
 
 def admitted(recipe: Recipe) -> list[Task]:
@@ -27,9 +29,7 @@ def admitted(recipe: Recipe) -> list[Task]:
     if not section.uncertified:
         require_certified(tasks, section.source)
     require_time(tasks, recipe.budgets.grading_s)
-    if section.min_swap_bits or section.min_swap_share:
-        bits, share = section.min_swap_bits, section.min_swap_share
-        tasks = of_strength(tasks, section.source, min_bits=bits, min_share=share)
+    tasks = of_strength(tasks, section.source, Strength(section.strength))
     if section.solve_rate:
         tasks = of_difficulty(tasks, section.solve_rate, section.source)
     if section.heldout:
@@ -102,40 +102,31 @@ def require_time(tasks: Sequence[Task], grading_s: float) -> None:
 
 
 def _longest_s(task: Task) -> float:
-    """Return the time limit of the first run and the measured time of each blind one."""
+    """Return the time limit of the first run and the measured time of each confirming one."""
     measured = task.certificate.get("measured")
     test_s = measured.get("test_s") if isinstance(measured, dict) else None
-    spec = task.grading
-    num_claims = Counter(test for swap in spec.swaps or () for test in swap.fails)
-    least = min(2, spec.blind_runs - 1)
-    further = min(spec.blind_runs, max(least, max(num_claims.values(), default=1) - 1))
-    num_blind = spec.blind_runs + further + 1 if spec.swaps else 0
-    return spec.timeout_s + num_blind * (test_s if isinstance(test_s, float) else 0.0)
+    num_runs = _CONFIRMING_RUNS if task.grading.mutated else 0
+    return task.grading.timeout_s + num_runs * (test_s if isinstance(test_s, float) else 0.0)
 
 
-def of_strength(
-    tasks: Sequence[Task], source: str, *, min_bits: float, min_share: float
-) -> list[Task]:
-    """Return the Tasks with strong enough swaps, as vetting found.
+def of_strength(tasks: Sequence[Task], source: str, least: Strength) -> list[Task]:
+    """Return the Tasks whose mutated tests are at least so strong, as vetting found.
 
-    A forged report would have to guess `min_bits`, and `min_share` of the tests to fix have a
-    secret swap. Raises RecipeError if none is left.
+    Raises RecipeError if none is left.
     """
-    strengths = [(_found(task, "bits"), _found(task, "swapped_share")) for task in tasks]
-    strong = [bits >= min_bits and share >= min_share for bits, share in strengths]
-    if any(strong):
-        return [task for task, is_strong in zip(tasks, strong, strict=True) if is_strong]
-    bits, shares = zip(*strengths, strict=True)
+    if least is Strength.NONE:
+        return list(tasks)
+    order = [Strength.NONE, Strength.SOME, Strength.STRONG]
+    wanted = order[order.index(least) :]
+    strong = [task for task in tasks if task.certificate.get("strength") in wanted]
+    if strong:
+        return strong
+    names = [str(task.certificate.get("strength") or "not vetted") for task in tasks]
+    counts = ", ".join(f"{names.count(name)} {name}" for name in sorted(set(names)))
     raise RecipeError(
-        f"no task of {source} has {min_bits:g} bits of swaps in {min_share:.0%} of its tests to "
-        f"fix; the strongest has {max(bits):g}, the widest {max(shares):.0%}",
-        hint="`swerl tasks vet` measures them; lower tasks.min_swap_bits or tasks.min_swap_share",
+        f"no task of {source} has the strength {least} ({counts})",
+        hint="`swerl tasks vet` measures it; lower tasks.strength",
     )
-
-
-def _found(task: Task, key: str) -> float:
-    measure = task.certificate.get(key)
-    return float(measure) if isinstance(measure, int | float) else 0.0
 
 
 def of_difficulty(tasks: Sequence[Task], bounds: tuple[float, float], source: str) -> list[Task]:

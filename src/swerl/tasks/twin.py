@@ -26,14 +26,12 @@ from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.secrets import child_environment
-from swerl.core.task import GradingSpec, Swap, Task
+from swerl.core.task import Edit, GradingSpec, MutatedTests, Task
 
 WORKDIR = "/repo"
 TEST_FILE = "tests/run_tests.py"
 TEST_COMMAND = f"python3 -I -S -B {TEST_FILE}"
 _TEST_TIMEOUT_S = 20.0
-_BLIND_RUNS, _MANY_TESTS = 1, 4
-"""With so many tests to fix, one run leaves a guess one chance in 15; fewer tests get more runs."""
 _TRIES_PER_TASK = 200
 _COMMITTER = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -184,8 +182,7 @@ def _task(folder: Path, variant: Variant) -> Task:
             test_command=TEST_COMMAND,
             log_parser="status_lines",
             timeout_s=_TEST_TIMEOUT_S,
-            swaps=tuple(_swaps(variant, tests)),
-            blind_runs=_BLIND_RUNS if len(failing) >= _MANY_TESTS else 3,
+            mutated=_mutated(variant, tests),
             not_run=(),
         ),
         base_commit=(repository / ".git/refs/heads/main").read_text().strip(),
@@ -247,10 +244,12 @@ def _tests(variant: Variant) -> str:
     return _RUNNER.format(cases=f"[\n{rows}]")
 
 
-def _swaps(variant: Variant, tests: str) -> Iterator[Swap]:
-    """Yield other results for the calls of the tests to fix: of another call, or a neighbour."""
-    digest = hashlib.sha256(tests.encode()).hexdigest()
+def _mutated(variant: Variant, tests: str) -> tuple[MutatedTests, ...]:
+    """Return versions with other results in the tests to fix: of another call, or a neighbour."""
+    path = f"{WORKDIR}/{TEST_FILE}"
+    digests = {path: hashlib.sha256(tests.encode()).hexdigest()}
     wants = {call.want for call in (*variant.failing, *variant.passing)}
+    versions: list[list[Edit]] = [[], []]
     for call in variant.failing:
         before = (
             f"({_name(call)!r}, {Path(variant.file).stem!r}, {call.function!r}, {call.args!r}, "
@@ -259,9 +258,12 @@ def _swaps(variant: Variant, tests: str) -> Iterator[Swap]:
         end = start + len(repr(call.want))
         near = {not call.want} if isinstance(call.want, bool) else {call.want - 1, call.want + 1}
         same_kind = {want for want in wants if type(want) is type(call.want)}
-        for other in sorted((near | same_kind) - {call.want}):
-            path = f"{WORKDIR}/{TEST_FILE}"
-            yield Swap(path, digest, start, end, repr(other), (_name(call),))
+        others = sorted((near | same_kind) - {call.want})
+        for number, edits in enumerate(versions):
+            new = others[(start + number) % len(others)]
+            edits.append(Edit(path, start, end, repr(new)))
+    names = tuple(_name(call) for call in variant.failing)
+    return tuple(MutatedTests(tuple(edits), digests, names) for edits in versions)
 
 
 def _name(call: Call) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
 from swerl.core.events import Event, GatewayLoad, PhaseEnded
+from swerl.core.grade import Confirmation
 from swerl.core.learning import StepStats
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions, staleness
@@ -50,6 +51,8 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
         "unsolved_rate": sum(e.verdict == "unsolved" for e in learnable) / count,
         "timeout_rate": sum(e.verdict == "timeout" for e in learnable) / count,
         "cheat_rate": sum(e.verdict == "cheat" for e in learnable) / count,
+        "audits": sum(e.grade.confirmation is not Confirmation.NONE for e in learnable),
+        "forgeries": sum(e.grade.confirmation is Confirmation.FORGED for e in learnable),
         "infra_episodes": len(episodes) - len(learnable),
         "groups_with_signal": sum(group.has_signal for group in groups.all),
         "groups_left_out": len(groups.left_out),

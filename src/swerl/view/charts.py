@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 600, 160
 _MAIN: Mapping[str, Sequence[str]] = {
     "Reward": ("reward", "solve_rate"),
     "Verdicts": ("unsolved_rate", "timeout_rate", "cheat_rate"),
+    "Audits": ("audits", "forgeries"),
     "Engine against trainer, nats": ("mismatch", "mismatch_max"),
     "Entropy, nats a token": ("entropy",),
     "Gradient norm": ("grad_norm",),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from swerl.checks.vet import Rigour, Runs, VetSettings, Vetted, fitting_workers, vet
+from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, vet
 from swerl.core.certificate import Defect, certified, from_json, objection, to_json
 from swerl.core.sandbox import Limits
-from swerl.core.task import Task, file_text, from_row, to_row
+from swerl.core.task import Strength, Task, file_text, from_row, to_row
 from swerl.sandboxes import docker, local
 from swerl.tasks.hide_future import Stage, hide_future
 
@@ -69,23 +69,20 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert vetted.ok, told
     assert told
     assert (told.gold_runs, told.timeout_s) == (3, 60.0)
-    assert (told.swapped_share, told.swapped_claims) == (1.0, 1.0)
-    assert told.bits == pytest.approx(4.91, abs=0.01)
+    assert (told.strength, told.share) == (Strength.STRONG, 1.0)
     assert set(told.probes.values()) <= {"unsolved", "cheat"}
     assert len(told.probes) == 4
     assert 0 < told.measured.test_s <= told.measured.grading_s
     assert told.measured.disk_mib is not None
 
     final = certified(task, told)
-    kept = final.grading.swaps
+    kept = final.grading.mutated
     assert kept
-    assert {swap.fails for swap in kept} == {(ADD,)}
-    assert final.grading == replace(task.grading, swaps=kept, not_run=(), timeout_s=60.0)
+    assert {version.tests for version in kept} == {(ADD,)}
+    assert final.grading == replace(task.grading, mutated=kept, not_run=(), timeout_s=60.0)
     assert objection(final) == ""
     assert from_row(to_row(final)) == final
     assert from_json(to_json(told)) == told
-    older = {name: value for name, value in to_json(told).items() if name != "swapped_claims"}
-    assert from_json(older) == replace(told, swapped_claims=None)
 
 
 async def test_a_certificate_speaks_of_its_own_row_alone(make: Callable[..., Task]) -> None:
@@ -168,12 +165,8 @@ def flaky_task(tmp_path: Path, *, bad_run: int) -> Task:
     return make_task(tmp_path / "image", test_files=files, pass_to_pass=(ZERO, FLAKY))
 
 
-async def first_gold_run(tmp_path: Path) -> int:
-    """Return the number of the sandbox in which the known solution is tested first."""
-    backend = Numbered()
-    await Runs(backend, Limits()).measure(flaky_task(tmp_path / "count", bad_run=0), 4)
-    # The run without a change, the measuring, and the sandbox in which the diff is applied.
-    return 1 + backend.num_opened + 1 + 1
+FIRST_GOLD_RUN = 3
+"""After the run without a change, and the sandbox in which the solution's diff is applied."""
 
 
 async def test_an_image_that_is_not_scanned_whole_is_rejected_on_request(
@@ -190,7 +183,7 @@ async def test_an_image_that_is_not_scanned_whole_is_rejected_on_request(
 
 
 async def test_a_test_that_fails_in_one_of_the_runs_is_flaky(tmp_path: Path) -> None:
-    vetted = await vet_one(flaky_task(tmp_path, bad_run=await first_gold_run(tmp_path)))
+    vetted = await vet_one(flaky_task(tmp_path, bad_run=FIRST_GOLD_RUN))
     assert vetted.certificate
     assert vetted.certificate.flaky == (FLAKY,)
     assert Defect.FLAKY in {found.defect for found in vetted.certificate.findings}
@@ -198,7 +191,7 @@ async def test_a_test_that_fails_in_one_of_the_runs_is_flaky(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("is_noop", [True, False])
 async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, is_noop: bool) -> None:
-    bad_run = 1 if is_noop else await first_gold_run(tmp_path)
+    bad_run = 1 if is_noop else FIRST_GOLD_RUN
     task = flaky_task(tmp_path, bad_run=bad_run)
     vetted = await vet_one(task, Rigour(2, drop_flaky=True))
     assert vetted.ok, vetted
@@ -209,7 +202,7 @@ async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, is_noop: b
     assert objection(final) == ""
 
 
-async def test_a_task_without_a_swap_can_be_forged_and_is_not_admitted(
+async def test_a_task_without_an_expected_value_can_be_forged_and_is_not_admitted(
     make: Callable[..., Task],
 ) -> None:
     """The test compares nothing with a value, so forged lines look like a solution."""
@@ -225,8 +218,7 @@ async def test_a_task_without_a_swap_can_be_forged_and_is_not_admitted(
         )
     )
     assert vetted.certificate
-    found = vetted.certificate
-    assert (found.swapped_share, found.swapped_claims, found.bits) == (0.0, 0.0, 0.0)
+    assert (vetted.certificate.strength, vetted.certificate.share) == (Strength.NONE, 0.0)
     assert Defect.NOOP_SOLVED in [found.defect for found in vetted.certificate.findings]
 
 

@@ -195,7 +195,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
         test_command="PYTHONPATH=. python3 hidden/run.py",
         log_parser="status_lines",
         timeout_s=60.0,
-        swaps=(),
+        mutated=(),
         not_run=(),
     )
     return Task("calc-1", "example/calc", f"dir:{folder}", "/repo", "Fix add.", spec)

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.core.grade import Blind, Grade, Verdict
+from swerl.core.grade import Confirmation, Grade, Verdict
 from swerl.core.task import GradingSpec, Task
+from swerl.grading.audit import Audit
 from swerl.grading.flow import GradingReport
 from swerl.grading.graders import reward_file
 from tests.unit.grading.conftest import GOLD, in_sandboxes
@@ -65,7 +66,8 @@ async def test_tests_whose_runner_cannot_be_downloaded_are_invalid(
 
 
 async def grade(task: Task, patch: str) -> Grade:
-    return await reward_file.build().grade(task, patch, in_sandboxes(task))
+    grader, open_clean = reward_file.build(), in_sandboxes(task)
+    return await Audit(1.0).grade(grader, task, patch, open_clean, text=patch)
 
 
 def rewrite(text: str) -> str:
@@ -80,7 +82,7 @@ def rewrite(text: str) -> str:
 @pytest.mark.parametrize("good", ["1", "1.0", '{"reward": 1}', '{"score": 1, "reward": 1.0}'])
 async def test_a_full_reward_is_solved(judged: Callable[..., Task], good: str) -> None:
     result = await grade(judged(good=good), GOLD)
-    assert (result.verdict, result.blind) == (Verdict.SOLVED, Blind.MATCHED)
+    assert (result.verdict, result.confirmation) == (Verdict.SOLVED, Confirmation.REAL)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,11 @@ async def test_a_planted_reward_and_an_early_end_do_not_count(
     assert "void" in result.reason or "killed" in result.reason
 
 
-async def test_a_test_that_always_passes_is_found_by_a_blind_run(
+async def test_a_test_that_always_passes_is_found_by_mutated_tests(
     judged: Callable[..., Task],
 ) -> None:
     found = await grade(judged(), rewrite("import os\nos._exit(0)\n"))
-    assert (found.verdict, found.blind) == (Verdict.CHEAT, Blind.FORGED)
+    assert (found.verdict, found.confirmation) == (Verdict.CHEAT, Confirmation.FORGED)
 
 
 async def test_a_log_with_failures_overrules_the_file(judged: Callable[..., Task]) -> None:

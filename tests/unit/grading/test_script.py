@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.core.grade import Blind, Grade, Verdict
+from swerl.core.grade import Confirmation, Grade, Verdict
 from swerl.core.task import GradingSpec, Task
+from swerl.grading.audit import Audit
 from swerl.grading.graders import script
 from tests.unit.grading._folder_sandbox import opener
 from tests.unit.grading.conftest import GOLD
@@ -44,7 +45,7 @@ def scripted(task: Task, **changes: object) -> Task:
 
 
 async def grade(task: Task, patch: str) -> Grade:
-    return await script.build().grade(task, patch, opener(task))
+    return await Audit(1.0).grade(script.build(), task, patch, opener(task), text=patch)
 
 
 @pytest.mark.parametrize("declared", [(f"{NAME}::test_add",), ()])
@@ -65,7 +66,7 @@ async def test_leaving_early_with_success_proves_nothing(
     assert result.verdict is Verdict.UNSOLVED
 
 
-async def test_a_script_that_pytest_runs_is_run_blindly(task: Task) -> None:
+async def test_a_script_that_pytest_runs_is_confirmed(task: Task) -> None:
     chosen = scripted(task, test_command=f"{sys.executable} -m pytest {NAME}")
     result = await grade(chosen, GOLD)
-    assert (result.verdict, result.blind) == (Verdict.SOLVED, Blind.MATCHED)
+    assert (result.verdict, result.confirmation) == (Verdict.SOLVED, Confirmation.REAL)

@@ -115,8 +115,7 @@ async def test_grading_restores_them_and_reports_it(task: Task) -> None:
         "diff --git a/setup.cfg b/setup.cfg\nnew file mode 100644\n--- /dev/null\n+++ b/setup.cfg\n"
         f"@@ -0,0 +1,5 @@\n{new}"
     )
-    # Without swaps the first run is the last one, so its files stay.
-    task = replace(task, grading=replace(task.grading, swaps=(), not_run=()))
+    task = replace(task, grading=replace(task.grading, mutated=(), not_run=()))
     result = await command.build().grade(task, GOLD + patch, opener(task))
     assert (result.verdict, result.restored) == (Verdict.SOLVED, ("setup.cfg",))
     assert (Path(task.workdir) / "setup.cfg").read_text() == "[metadata]\nname = calc\n"

@@ -13,7 +13,7 @@ from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import RunError
 from swerl.core.events import Event, Notice
-from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
@@ -186,6 +186,10 @@ async def test_tokens_of_attempts_lost_to_infrastructure_are_counted(
 
 
 async def _one(root: Path) -> Episode:
+    return (await _group(root, size=1)).episodes[0]
+
+
+async def _group(root: Path, *, size: int) -> Group:
     class Slot:
         async def __aenter__(self) -> None: ...
         async def __aexit__(self, *_: object) -> None: ...
@@ -195,8 +199,32 @@ async def _one(root: Path) -> Episode:
     parts = Parts(
         absent, slot, absent, absent, RolloutSection(refills=3), absent, seed=0, emit=absent
     )
-    found: Group = await group.run_one(TASK, "00000", parts, size=1, folder=RunFolder(root))
-    return found.episodes[0]
+    return await group.run_one(TASK, "00000", parts, size=size, folder=RunFolder(root))
+
+
+async def test_a_group_with_a_forgery_is_confirmed_whole_before_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = {
+        "0": (Verdict.CHEAT, Confirmation.FORGED),
+        "1": (Verdict.SOLVED, Confirmation.NONE),
+        "2": (Verdict.SOLVED, Confirmation.REAL),
+        "3": (Verdict.UNSOLVED, Confirmation.NONE),
+    }
+
+    async def run(task: Task, name: str, *_: object, **__: object) -> Episode:
+        verdict, confirmation = results[name[-1]]
+        grade = Grade(verdict, confirmation=confirmation)
+        return replace(episode(name, "v1", verdict=verdict), grade=grade, id=f"{name}+1")
+
+    async def confirm(earlier: Episode, *_: object) -> Episode:
+        return replace(earlier, grade=Grade(Verdict.CHEAT, confirmation=Confirmation.FORGED))
+
+    monkeypatch.setattr(group.episode, "run", run)
+    monkeypatch.setattr(group.episode, "confirm", confirm)
+    found = await _group(tmp_path, size=4)
+    assert [e.verdict.value for e in found.episodes] == ["cheat", "cheat", "solved", "unsolved"]
+    assert await _group(tmp_path, size=4) == found
 
 
 def test_turns_are_read_back_with_their_messages_though_a_kill_cut_the_last(tmp_path: Path) -> None:

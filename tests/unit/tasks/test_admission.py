@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,16 @@ from swerl.cli.main import typer_app
 from swerl.core.certificate import Certificate, Measured, certified, row_digest, settled
 from swerl.core.errors import RecipeError
 from swerl.core.events import ignore
-from swerl.core.task import GradingSpec, Swap, Task, write_tasks
+from swerl.core.task import (
+    Edit,
+    GradingSpec,
+    MutatedTests,
+    Strength,
+    Task,
+    from_row,
+    to_row,
+    write_tasks,
+)
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import wiring
 from swerl.tasks.admission import require_unchanged
@@ -22,9 +32,10 @@ from swerl.training.train import train
 PLAIN = Task("a-1", "r", "host", "/w", "p", GradingSpec("command", timeout_s=60.0))
 
 
-def with_certificate(task: Task, **found: float) -> Task:
+def with_certificate(task: Task, **found: Any) -> Task:
     """Return the Task with a certificate as vetting writes it."""
-    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, **found)  # type: ignore[arg-type]
+    found.setdefault("strength", Strength.SOME)
+    draft = Certificate(row_digest(task), "", (), "", "local", "0", 3, **found)
     return certified(task, replace(draft, row=row_digest(settled(task, draft))))
 
 
@@ -98,41 +109,32 @@ def test_a_budget_leaves_certified_tests_their_time(tmp_path: Path) -> None:
     assert "grading_s above 151" in raised.value.hint
 
 
-@pytest.mark.parametrize(("num_claims", "total_s"), [(1, 220), (3, 220), (9, 240)])
-def test_the_budget_includes_the_blind_runs(tmp_path: Path, num_claims: int, total_s: int) -> None:
-    swaps = tuple(Swap("/w/t.py", "0" * 64, at, at + 1, "2", ("t",)) for at in range(num_claims))
-    spec = replace(PLAIN.grading, timeout_s=100.0, swaps=swaps)
-    draft = Certificate(
-        row_digest(replace(PLAIN, grading=spec)), "", (), "", "local", "0", 3, swaps=swaps
-    )
-    draft = replace(draft, measured=Measured(test_s=20.0))
-    task = replace(PLAIN, grading=spec)
-    final = certified(task, replace(draft, row=row_digest(settled(task, draft))))
-    with pytest.raises(RecipeError, match=f"may take {total_s} s"):
+def test_the_budget_includes_the_confirming_runs(tmp_path: Path) -> None:
+    mutated = (MutatedTests((Edit("/w/t.py", 0, 1, "2"),), {"/w/t.py": "0" * 64}, ("t",)),)
+    task = replace(PLAIN, grading=replace(PLAIN.grading, timeout_s=100.0))
+    final = with_certificate(task, mutated=mutated, measured=Measured(test_s=20.0))
+    with pytest.raises(RecipeError, match="may take 200 s"):
         tasks_of(tmp_path, [final])
 
 
 def test_weakly_tested_tasks_stay_out_if_a_recipe_asks_for_it(tmp_path: Path) -> None:
-    tasks = [
-        with_certificate(replace(PLAIN, id=name), bits=bits)
-        for name, bits in (("a", 0.0), ("b", 3.25), ("c", 12.0))
-    ]
-    assert [task.id for task in tasks_of(tmp_path, tasks)] == ["a", "b", "c"]
-    assert [task.id for task in tasks_of(tmp_path, tasks, min_swap_bits=8)] == ["c"]
-    with pytest.raises(RecipeError, match="the strongest has 12"):
-        tasks_of(tmp_path, tasks, min_swap_bits=20)
+    levels = {"a": Strength.NONE, "b": Strength.SOME, "c": Strength.STRONG}
+    tasks = [with_certificate(replace(PLAIN, id=i), strength=s) for i, s in levels.items()]
+    for least, ids in (("none", "abc"), ("some", "bc"), ("strong", "c")):
+        assert "".join(task.id for task in tasks_of(tmp_path, tasks, strength=least)) == ids
+    with pytest.raises(RecipeError, match=r"no task of .* strength strong \(1 none, 1 some\)"):
+        tasks_of(tmp_path, tasks[:2], strength="strong")
 
 
-def test_tasks_with_tests_that_can_be_forged_stay_out_if_a_recipe_asks_for_it(
-    tmp_path: Path,
-) -> None:
-    tasks = [
-        with_certificate(replace(PLAIN, id=name), bits=bits, swapped_share=share)
-        for name, bits, share in (("a", 12.0, 0.5), ("b", 3.25, 1.0))
-    ]
-    assert [task.id for task in tasks_of(tmp_path, tasks, min_swap_share=1)] == ["b"]
-    with pytest.raises(RecipeError, match=r"8 bits .* 100% .* strongest has 12, the widest 100%"):
-        tasks_of(tmp_path, tasks, min_swap_bits=8, min_swap_share=1)
+def test_a_certificate_of_an_older_release_is_refused_with_the_command(tmp_path: Path) -> None:
+    row = to_row(with_certificate(PLAIN))
+    fields: Any = row["metadata"]
+    del fields["swerl"]["grading"]["mutated"], fields["swerl"]["certificate"]["strength"]
+    fields["swerl"]["grading"] |= {"swaps": [{"path": "/w/t.py"}], "blind_runs": 3}
+    fields["swerl"]["certificate"] |= {"bits": 4.9}
+    with pytest.raises(RecipeError, match="an older release vetted it") as raised:
+        tasks_of(tmp_path, [from_row(row)])
+    assert "swerl tasks vet" in raised.value.hint
 
 
 @pytest.mark.parametrize("flag", [(), ("--allow-uncertified",)])

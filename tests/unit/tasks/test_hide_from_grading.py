@@ -94,7 +94,7 @@ async def test_a_setup_takes_tests_from_the_fix_that_the_tests_cannot_read(folde
         assert await sh(sandbox, "cat tests/test_total.py") == SECRET_TEST
         assert await sh(sandbox, "cat pkg/total.py") == BROKEN
         assert await sh(sandbox, "cat /home/run.sh") == "python3 -m pytest\n"
-        # A blind run changes values in the tests; the index would still have the real ones.
+        # A confirming run changes values in the tests; the index would still have the real ones.
         assert await sh(sandbox, "git ls-files -s -- tests") == ""
         stored = await sh(sandbox, "git cat-file --batch-all-objects --batch")
         assert SECRET_TEST not in stored and BROKEN in stored

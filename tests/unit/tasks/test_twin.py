@@ -14,10 +14,11 @@ import pytest
 
 from swerl.core.changes import edits, touched
 from swerl.core.errors import ImageError, InputError
-from swerl.core.grade import Blind, Verdict
+from swerl.core.grade import Confirmation, Verdict
 from swerl.core.task import Task
+from swerl.grading.audit import Audit
+from swerl.grading.confirm import edited
 from swerl.grading.graders import command
-from swerl.grading.swaps import swapped
 from swerl.tasks.twin import (
     TEST_COMMAND,
     TEST_FILE,
@@ -131,20 +132,18 @@ def test_a_module_sees_nothing_of_what_the_tests_want(repositories: Path, tmp_pa
     assert seen.read_text() == "(False, [], [])"
 
 
-def test_every_swap_makes_its_own_test_fail(repositories: Path, tmp_path: Path) -> None:
+def test_the_mutated_tests_to_fix_fail_and_no_others(repositories: Path, tmp_path: Path) -> None:
     [task] = make_tasks(repositories, split="train", count=1, seed=3)
     text = task.grading.test_files[TEST_FILE].encode()
-    assert task.grading.swaps
-    for at, swap in enumerate(task.grading.swaps):
-        files = {TEST_FILE: swapped(text, [swap]).decode()}
+    assert task.grading.mutated
+    for at, version in enumerate(task.grading.mutated):
+        files = {TEST_FILE: edited(text, version.edits).decode()}
         other = dataclasses.replace(
             task, grading=dataclasses.replace(task.grading, test_files=files)
         )
         found = _run_tests(other, tmp_path / str(at), patch=task.gold_patch)
-        assert {name for name, status in found.items() if status != "PASSED"} == {*swap.fails}
-    assert {test for swap in task.grading.swaps for test in swap.fails} == {
-        *task.grading.fail_to_pass
-    }
+        failed = {name for name, status in found.items() if status != "PASSED"}
+        assert failed == {*version.tests} == {*task.grading.fail_to_pass}
 
 
 READS_FRAMES = """
@@ -182,8 +181,8 @@ async def test_code_that_reads_the_wanted_values_in_the_runner_is_a_cheat(
         before.splitlines(True), after.splitlines(True), f"a/{module}", f"b/{module}"
     )
     patch = f"diff --git a/{module} b/{module}\n" + "".join(diff)
-    grade = await command.build().grade(task, patch, in_sandboxes(task))
-    assert (grade.verdict, grade.blind) == (Verdict.CHEAT, Blind.FORGED), grade.reason
+    grade = await Audit().grade(command.build(), task, patch, in_sandboxes(task), text=patch)
+    assert (grade.verdict, grade.confirmation) == (Verdict.CHEAT, Confirmation.FORGED), grade.reason
 
 
 def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(repositories: Path) -> None:
