@@ -189,12 +189,16 @@ class Search:
         self._prompt = "\n".join([task.prompt, *self._tests])
         self._before = {line.strip() for text in before.values() for line in text.split(b"\n")}
         self._texts = texts
-        self._units = [
-            _Unit(unit)
+        units = [
+            unit
             for path, text in texts.items()
             if self._tests or not is_declared(spec)
             for unit in candidates_of(path, text, self._tests)
         ][:_MAX_TESTS]
+        # A replaced value that the issue names would betray the whole version.
+        secret = [[each for each in unit if self._is_secret(each)] for unit in units]
+        self._units = [_Unit(unit) for unit in secret if unit]
+        self._weak = [_Unit(unit) for unit in units]
         self._chosen: list[tuple[_Unit, Candidate]] = []
         self._num_runs = 0
         self._versions: dict[tuple[Edit, ...], MutatedTests] = {}
@@ -211,6 +215,9 @@ class Search:
             if candidate and not any(_meet(candidate.edit, each.edit) for _, each in self._chosen):
                 self._chosen.append((unit, candidate))
         edits = tuple(candidate.edit for _, candidate in self._chosen)
+        if not edits and not self._versions and self._weak:
+            self._units, self._weak = self._weak, []
+            return self.next()
         if not edits or edits in self._versions:
             return None
         return MutatedTests(edits, {edit.path: self._digests[edit.path] for edit in edits}, ())
@@ -257,7 +264,7 @@ class Search:
             reason += (
                 f"; {weak} only what can be guessed or read: a bound, a truth value, an exception"
             )
-            reason += f"; {len(tests) - len(mutated)} cannot be mutated"
+            reason += f"; {len(tests) - len(mutated)} are not mutated"
         return Protection(tuple(self._versions.values()), strength, share, reason)
 
     def _is_secret(self, candidate: Candidate) -> bool:

@@ -94,6 +94,19 @@ def test_a_run_is_compared_with_that_of_the_known_solution(
     assert confirm.difference(chosen, failed, versions) == expected
 
 
+@pytest.mark.parametrize(("other", "olds"), [("== 57", ["57"]), ("in (3, 4)", ["23"])])
+def test_a_value_that_the_issue_names_is_mutated_only_if_no_test_has_another(
+    make: Callable[..., Task], other: str, olds: list[str]
+) -> None:
+    text = f"def test_a():\n    assert f(20) == 23\n\n\ndef test_b():\n    assert f(54) {other}\n"
+    task = replace(make(fail_to_pass=("test_a", "test_b")), prompt="f(20) must be 23.")
+    search = confirm.Search(task, {"/repo/test_x.py": text.encode()}, {})
+    first = search.next()
+    assert first
+    found = [text[edit.start : edit.end] for edit in first.edits]
+    assert olds[0] in found and ("23" in found) == (olds == ["23"])
+
+
 async def test_the_solution_is_measured_confirmed_and_kept_in_the_row(
     make: Callable[..., Task],
 ) -> None:
