@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 STEPS = 3
 NUM_CASES = int(os.environ.get("SWERL_FUZZ_LAYOUTS", "0"))
-CHOSEN = (10, 13, 30, 42)
+CHOSEN = (10, 13, 30, 34, 42)
 """Cases that together split every line and every axis."""
 SEEDS = range(NUM_CASES) if NUM_CASES else CHOSEN
 CASES = [draw(seed, 4, num_steps=STEPS) for seed in SEEDS]
