@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,24 +98,6 @@ def test_a_batch_whose_experts_are_gone_is_not_written(
     (tmp_path / "experts.bin").unlink()
     with pytest.raises(RunError, match=r"experts\.bin: No such file"):
         batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
-
-
-def test_older_files_that_hold_experts_themselves_are_read(
-    tmp_path: Path, random_batch: MakeBatch
-) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path, pieces = tmp_path / "b.parquet", (_experts(0, 4), _experts(6, 9))
-    batches.write(path, random_batch(0))
-    table = pq.read_table(path)
-    numbers = ("start", "num_layers", "top_k", "bytes_per_id")
-    kind = pa.struct([*((name, pa.int32()) for name in numbers), ("data", pa.binary())])
-    held = [list(map(asdict, pieces)) if row == 2 else [] for row in range(7)]
-    place = table.column_names.index("routed")
-    column = pa.array(held, pa.list_(kind))
-    pq.write_table(table.set_column(place, pa.field("routed", column.type), column), path)
-    assert [row.routed for row in batches.read(path).samples] == [(), (), pieces, (), (), (), ()]
 
 
 @pytest.mark.parametrize(
