@@ -44,6 +44,7 @@ NOT_RUN = {
     r"e2b|--backend docker|type=docker|type=kubernetes": "needs E2B, a Docker daemon or a cluster",
     r"replacer|one-line-bugs": "needs the example package; tests/unit/examples runs it",
     r"--format slime": "leaves out tasks without a registry's image, as these are",
+    r"tasks from-repo": "tests/unit/tasks/test_from_repo.py runs it",
     r"tasks vet": "minutes of grading; tests/unit/cli/test_tasks_vet.py runs it",
 }
 """Pattern of a command -> why it is not run here."""

@@ -381,13 +381,17 @@ def _read_experts(column: pa.ChunkedArray, folder: Path) -> Iterator[tuple[Route
     """Yield the records of each row."""
     whole = column.combine_chunks()
     fields = [field.to_pylist() for field in whole.flatten().flatten()]
-    shapes, locations = zip(*fields[: len(_SHAPE)], strict=True), fields[len(_SHAPE) : -1]
+    shapes = zip(*fields[: len(_SHAPE)], strict=True)
+    locations = fields[len(_SHAPE) : -1]
     files = {name: folder / name for name in set(fields[-1])}
     data = [
         StoredBytes(files[file], *location)
         for file, *location in zip(fields[-1], *locations, strict=True)
     ]
-    pieces = iter([RoutedExperts(*shape, each) for shape, each in zip(shapes, data, strict=True)])
+    pieces = iter(
+        RoutedExperts(start, num_layers, top_k, bytes_per_id, stored)
+        for (start, num_layers, top_k, bytes_per_id), stored in zip(shapes, data, strict=True)
+    )
     for length in whole.value_lengths().to_pylist():
         yield tuple(islice(pieces, length))
 
