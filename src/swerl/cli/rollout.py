@@ -307,7 +307,7 @@ _PHASES = {
     "diff": "patch taken",
     "grade_boot": "clean sandbox up",
     "grade": "patch graded",
-    "confirm": "of which one run of tests with other values",
+    "confirm": "of which a confirming run of the tests",
     "test": "of which tests",
 }
 _MAX_FAILING = 10

@@ -431,18 +431,14 @@ def _plain(value: object) -> Any:
 
 
 def _grade(value: dict[str, Any]) -> Grade:
-    tests = {name: TestStatus(status) for name, status in value.pop("tests").items()}
-    verdict = Verdict(value.pop("verdict"))
-    restored = tuple(value.pop("restored"))
-    # Records of older releases name other facts.
-    for name in ("canary", "blind", "blind_bits"):
-        value.pop(name, None)
-    confirmation = Confirmation(value.pop("confirmation", Confirmation.NONE))
-    flags = tuple(value.pop("flags", ()))
     return Grade(
-        verdict=verdict, tests=tests, restored=restored, confirmation=confirmation, flags=flags,
+        verdict=Verdict(value.pop("verdict")),
+        tests={name: TestStatus(status) for name, status in value.pop("tests").items()},
+        restored=tuple(value.pop("restored")),
+        confirmation=Confirmation(value.pop("confirmation")),
+        flags=tuple(value.pop("flags")),
         **value,
-    )  # fmt: skip
+    )
 
 
 def _trajectory(value: dict[str, Any], folder: Path) -> Trajectory:
