@@ -19,6 +19,7 @@ MAX_PATCH_BYTES = 10_000_000
 """Maximum size of a diff in a row. No known row has a tenth of it."""
 
 _COMMIT = re.compile(r"[0-9a-f]{4,64}")
+_PROGRESS = re.compile(r"\[ *\d+%\]")
 _DIFF_TARGET = re.compile(r"diff --git a/.* b/(.*)")
 """No anchor at the line start: a search for plain text is ten times as fast."""
 _END_OF_TESTS = ": '>>>>> End Test Output'"
@@ -85,6 +86,30 @@ def test_ids(row: Row, column: str) -> tuple[str, ...]:
     if "" in value:
         raise TaskError(f"column {column} contains an empty test id")
     return tuple(value)  # type: ignore[arg-type]  # all are str
+
+
+def tests_to_keep(row: Row) -> tuple[str, ...]:
+    """Return the tests that a solution must not break, without artefacts of logs."""
+    ids = test_ids(row, "PASS_TO_PASS")
+    dropped = set(_artefacts(ids))
+    return tuple(name for name in ids if name not in dropped)
+
+
+def log_artefacts(row: Row) -> dict[str, Json]:
+    """Return metadata with the dropped ids of PASS_TO_PASS; empty if there are none."""
+    ids = _artefacts(test_ids(row, "PASS_TO_PASS"))
+    return {"log_artefacts": list(ids)} if ids else {}
+
+
+def _artefacts(ids: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ids that are no tests of the run; no solution can pass them.
+
+    `PASSED [100%]` is a progress mark beside a live log. `PASSED test_a.py::test_x` among tests of
+    folders is the captured output of a pytest that a test of pytest ran.
+    """
+    bare = [name for name in ids if "::" in name and "/" not in name.split("::")[0]]
+    echoes = set(bare) if 10 * len(bare) < len(ids) else set()
+    return tuple(name for name in ids if _PROGRESS.fullmatch(name) or name in echoes)
 
 
 def _python_list(text: str) -> list[Json]:

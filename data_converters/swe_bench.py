@@ -11,10 +11,11 @@ from ._common import (
     diff,
     difficulty,
     fail_to_pass,
+    log_artefacts,
     optional_text,
     prompt,
     script_commands,
-    test_ids,
+    tests_to_keep,
     text,
 )
 from ._swe_bench_commands import log_parser, runner, test_command
@@ -41,7 +42,7 @@ def to_task(row: Row) -> Task:
     spec = GradingSpec(
         grader="swebench",
         fail_to_pass=fail_to_pass(row),
-        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        pass_to_pass=tests_to_keep(row),
         test_patch=test_patch,
         test_command=_command(row, repo, test_patch),
         log_parser=_parser(row, repo),
@@ -58,7 +59,11 @@ def to_task(row: Row) -> Task:
         base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
-        metadata={"version": optional_text(row, "version"), **difficulty(row)},
+        metadata={
+            "version": optional_text(row, "version"),
+            **difficulty(row),
+            **log_artefacts(row),
+        },
     )
 
 

@@ -12,10 +12,11 @@ from ._common import (
     commit,
     diff,
     fail_to_pass,
+    log_artefacts,
     optional_text,
     prompt,
     test_files,
-    test_ids,
+    tests_to_keep,
     text,
 )
 from ._swe_bench_commands import ACTIVATE
@@ -53,7 +54,7 @@ def to_task(row: Row) -> Task:
     spec = GradingSpec(
         grader="swebench",
         fail_to_pass=fail_to_pass(row),
-        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        pass_to_pass=tests_to_keep(row),
         test_patch=test_patch,
         test_command=f"{ACTIVATE}\n{_command(repo, test_patch)}",
         log_parser="pytest",
@@ -69,7 +70,7 @@ def to_task(row: Row) -> Task:
         base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
-        metadata={"version": optional_text(row, "version")},
+        metadata={"version": optional_text(row, "version"), **log_artefacts(row)},
     )
 
 

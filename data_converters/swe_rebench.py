@@ -13,10 +13,11 @@ from ._common import (
     fail_to_pass,
     json_object,
     lines,
+    log_artefacts,
     optional_text,
     prompt,
     test_files,
-    test_ids,
+    tests_to_keep,
     text,
 )
 from ._swe_bench_commands import ACTIVATE, log_parser
@@ -60,7 +61,7 @@ def to_task(row: Row) -> Task:
     spec = GradingSpec(
         grader="swebench",
         fail_to_pass=fail_to_pass(row),
-        pass_to_pass=test_ids(row, "PASS_TO_PASS"),
+        pass_to_pass=tests_to_keep(row),
         test_patch=test_patch,
         test_command=command,
         log_parser=_parser(config),
@@ -76,7 +77,11 @@ def to_task(row: Row) -> Task:
         base_commit=commit(row, "base_commit"),
         gold_patch=diff(row, "patch"),
         dataset=SOURCE,
-        metadata={"language": optional_text(row, "language") or "python", **_difficulty(row)},
+        metadata={
+            "language": optional_text(row, "language") or "python",
+            **_difficulty(row),
+            **log_artefacts(row),
+        },
     )
 
 

@@ -44,12 +44,14 @@ _DURATION = re.compile(r"(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*)")
 
 def pytest(log: str) -> Statuses:
     """Read the short summary of `pytest -rA`."""
-    return worst(_summary_lines(log))
+    return worst(_summary_lines(_with_subtests(log)))
 
 
 def pytest_options(log: str) -> Statuses:
     """Read `pytest -rA` and shorten parameters that are absolute paths to their last part."""
-    return worst((_short_option(name), status) for name, status in _summary_lines(log))
+    return worst(
+        (_short_option(name), status) for name, status in _summary_lines(_with_subtests(log))
+    )
 
 
 def pytest_coloured(log: str) -> Statuses:
@@ -59,7 +61,7 @@ def pytest_coloured(log: str) -> Statuses:
     a tear-down, also counts for the id without its message.
     """
     found: list[Line] = []
-    plain = _COLOUR.sub("", log).translate(_CONTROL)
+    plain = _with_subtests(_COLOUR.sub("", log).translate(_CONTROL))
     start = _summary_start(plain)
     verbose = (line for line in plain[:start].split("\n") if line.endswith(_WORDS))
     for line in chain(verbose, filter(None, plain[start:].split("\n"))):
@@ -140,7 +142,7 @@ def r2e(log: str) -> Statuses:
     """Read `pytest -rA` as R2E-Gym names tests: the parts after the file, joined with dots."""
     found: list[Line] = []
     _, _, summary = _COLOUR_CODE.sub("", log).rpartition("short test summary info")
-    for line in summary.split("\n"):
+    for line in _with_subtests(summary).split("\n"):
         for word in ("PASSED", "FAILED", "ERROR"):
             if word in line:
                 name = ".".join(line.split("::")[1:]).split(" - ")[0]
@@ -205,6 +207,24 @@ def _django_cut(log: str) -> Iterator[str]:
             break
         yield log[log.rfind("\n", position, start) + 1 or position : start]
         position = end.end()
+
+
+def _with_subtests(log: str) -> str:
+    """Turn lines of failed subtests into lines of the failed test.
+
+    pytest-subtests writes `(n=3) SUBFAIL id - message`, and pytest 9 `SUBFAILED(n=3) id - message`.
+    """
+    if "SUBFAIL" not in log:
+        return log
+    return "\n".join(map(_with_failed_subtest, log.split("\n")))
+
+
+def _with_failed_subtest(line: str) -> str:
+    description, mark, rest = line.partition("SUBFAIL")
+    name = next((word for word in rest.split() if "::" in word), "")
+    if not mark or not name or (description and not description.endswith(" ")):
+        return line
+    return f"FAILED {rest[rest.index(name) :]}"
 
 
 def _summary_lines(log: str) -> Iterator[Line]:

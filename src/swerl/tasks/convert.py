@@ -130,6 +130,8 @@ class _Writer:
             self.summary.warnings[f"the tests run `{command}`, and no sandbox has a network"] += 1
         elif task.metadata.get("allow_internet"):
             self.summary.warnings["the task allows a network, which no sandbox has"] += 1
+        if artefacts := task.metadata.get("log_artefacts"):
+            self.summary.warnings[f"{task.id}: dropped ids that are no tests: {artefacts}"] += 1
         return line
 
     def reject(self, number: int, row: Row | TaskError, error: Exception) -> bytes:

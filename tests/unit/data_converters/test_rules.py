@@ -58,6 +58,17 @@ def test_unknown_log_parsers_keep_their_names() -> None:
         task_of("swe-bench", **{**columns, "log_parser": "rm -rf"})
 
 
+@pytest.mark.parametrize("name", ["swe-bench", "swe-gym", "swe-rebench"])
+def test_ids_that_are_artefacts_of_logs_are_dropped_by_name(name: str) -> None:
+    tests = [f"testing/test_a.py::test_{number}" for number in range(20)]
+    task = task_of(name, PASS_TO_PASS=["[100%]", "[ 45%]", "test_inner.py::test_x", *tests])
+    assert task.grading.pass_to_pass == tuple(tests)
+    assert task.metadata["log_artefacts"] == ["[100%]", "[ 45%]", "test_inner.py::test_x"]
+    flat = ["test_six.py::test_a", "test_six.py::test_b"]
+    task = task_of(name, PASS_TO_PASS=flat)
+    assert task.grading.pass_to_pass == tuple(flat) and "log_artefacts" not in task.metadata
+
+
 @pytest.mark.parametrize(
     ("task_id", "named", "parser"),
     [

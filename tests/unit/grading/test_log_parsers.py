@@ -74,6 +74,24 @@ def test_worst_line_about_a_test_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "(n=3) SUBFAIL tests/a.py::test_one - assert 6 == 9",
+        "[two words] (n=3) SUBFAIL tests/a.py::test_one - assert 6 == 9",
+        "SUBFAILED(n=3) tests/a.py::test_one - assert 6 == 9",
+        "SUBFAILED[two words] (n=3) tests/a.py::test_one - assert 6 == 9",
+    ],
+)
+@pytest.mark.parametrize("name", ["pytest", "pytest_options", "pytest_coloured", "r2e"])
+def test_a_failed_subtest_fails_its_test(name: str, line: str) -> None:
+    log = SUMMARY.replace("FAILED tests", f"{line}\nFAILED tests")
+    test = "test_one" if name == "r2e" else "tests/a.py::test_one"
+    assert find_parser(name)(SUMMARY)[test] is PASSED
+    assert find_parser(name)(log)[test] is FAILED
+    assert len(find_parser(name)(log)) == len(find_parser(name)(SUMMARY))
+
+
+@pytest.mark.parametrize(
     ("shown", "name"),
     [
         ("a.py::t[/tmp/x/y.dcm]", "a.py::t[/y.dcm]"),
