@@ -27,6 +27,8 @@ _CHARS = frozenset({".go", ".rs", ".java", ".c", ".cc", ".cpp", ".cxx", ".h", ".
 """Languages in which a single quote holds one character."""
 _SLASH = _SCRIPTS | _CHARS | {".php", ".scala", ".swift"}
 """Languages in which `//` begins a comment."""
+_DYNAMIC = _SCRIPTS | {".py", ".rb", ".php"}
+"""Languages in which `[x]` may stand in the place of any `x`."""
 _MAX_BYTES = 4 << 20
 _MAX_PER_TEST = 6
 """Candidates of one test: a run of the known solution tries one of each test."""
@@ -219,7 +221,7 @@ class _Source:
 
     def places(self, test: _Test) -> Iterator[_Place]:
         """Yield what the assertions of a test compare, values first."""
-        weak: list[_Place] = []
+        weak, weakest = list[_Place](), list[_Place]()
         first, last = (bisect_left(self._starts, end) for end in (test.start, test.end))
         at = first
         named: set[str] = set()
@@ -230,12 +232,15 @@ class _Source:
                 values, names = self._values(at, end)
                 yield from values
                 named |= names
-                weak += self._operators(at, end)
+                wrapped = list(self._wrapped(at, end, names))
+                weak += wrapped or self._operators(at, end)
+                weakest += self._operators(at, end) if wrapped else ()
             at = max(end, at + 1)
         for at in range(first, last - 2):
             if self.tokens[at].text in named and self.tokens[at + 1].text in ("=", ":="):
                 yield from self._literals(at + 2, self._value_end(at + 2, last))
         yield from weak
+        yield from weakest
 
     def _statement_end(self, at: int, last: int) -> int:
         """Return the end of the assertion that begins with a name; `at` if none does."""
@@ -413,6 +418,17 @@ class _Source:
         is_template |= "$" in token.text and (self.suffix == ".php" or token.text[0] == "`")
         return not is_template and len(token.text) < _MAX_CHARS
 
+    def _wrapped(self, at: int, end: int, names: set[str]) -> Iterator[_Place]:
+        """Yield the last compared name, such as a parameter of the test, to be put in a list.
+
+        A negation alone would accept objects that equal everything.
+        """
+        tokens = self.tokens[at:end]
+        if self.suffix not in _DYNAMIC or any(_RAISES.match(token.text) for token in tokens):
+            return
+        if token := next((token for token in reversed(tokens) if token.text in names), None):
+            yield token, (f"[{token.text}]", f"[{token.text}, {token.text}]")
+
     def _operators(self, at: int, end: int) -> Iterator[_Place]:
         """Yield the negation of an assertion."""
         first = self.tokens[at].text
@@ -491,7 +507,8 @@ def _replacements(
             edit = Edit(source.path, token.start, token.end, _decoded(new))
             old = _decoded(token.text)
             made = Candidate(edit, old, test.name, test.outer, is_value, is_alone)
-            ranked.append(((not is_value, number, not is_alone), made))
+            order = (number, not is_alone) if is_value else (0, False)
+            ranked.append(((not is_value, *order), made))
     ranked.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in ranked[:_MAX_PER_TEST]]
 

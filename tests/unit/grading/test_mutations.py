@@ -138,6 +138,18 @@ def test_a_test_ends_where_the_indentation_falls_back_outside_of_texts() -> None
     assert values("test_a.py", text) == ["5"]
 
 
+def test_a_compared_parameter_is_put_into_a_list_before_its_assertion_is_negated() -> None:
+    head = "@pytest.mark.parametrize(('n', 'expected'), [(1, 'one'), (2, 'two')])\n"
+    [unit] = read("test_a.py", f"{head}def test_x(n, expected):\n    assert f(n) == expected\n")
+    assert [each.edit.new for each in unit] == [
+        "[expected]",
+        "[expected, expected]",
+        "not (f(n) == expected)",
+    ]
+    [unit] = read("a.test.js", "test.each(cases)('x', (n, e) => {\n  expect(f(n)).toBe(e);\n});\n")
+    assert [each.edit.new for each in unit] == ["[e]", "[e, e]"]
+
+
 def test_a_value_that_stands_twice_in_its_test_is_marked() -> None:
     [own] = read("test_a.py", PYTHON.format("x = 7\n    assert f(x) == 7\n    assert g() == 8"))
     alone = {each.old: each.is_alone for each in own if each.is_value}
