@@ -119,9 +119,9 @@ def with_sampling(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
         "temperature": params.get("temperature", recipe.rollout.temperature),
         "max_new_tokens": params.get("max_new_tokens", recipe.rollout.max_new_tokens),
     }
-    rollout = recipe.rollout.model_copy(update=update)
-    check_rollout(rollout)
-    return recipe.model_copy(update={"rollout": rollout})
+    changed = recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update=update)})
+    check_rollout(changed)
+    return changed
 
 
 def task_of(sample: SlimeSample) -> Task:

@@ -14,7 +14,7 @@ from swerl.cli.main import typer_app
 from swerl.core import plugins
 from swerl.core.contracts import Attempt
 from swerl.core.episode import Status
-from swerl.core.errors import InputError, RecipeError, UnknownNameError
+from swerl.core.errors import InputError, PluginError, RecipeError, UnknownNameError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory
@@ -129,7 +129,7 @@ def test_a_reward_in_a_file_sees_the_whole_attempt(tmp_path: Path) -> None:
 def test_a_reward_that_fails_is_one_error(tmp_path: Path, body: str, says: str) -> None:
     file = tmp_path / "mine.py"
     file.write_text(f"def reward(attempt):\n    return {body}\n")
-    with pytest.raises(RecipeError, match=says) as caught:
+    with pytest.raises(PluginError, match=f"REWARD FAILED .*{says}") as caught:
         reward_of(str(file))(ATTEMPT)
     assert caught.value.hint
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -129,10 +126,3 @@ def test_a_long_suite_with_many_tests_is_not_read(name: str, start: str, test: s
     log = start.format("x" * 100_000) + test * 1_000 + end
     with pytest.raises(LogError, match="the names of its tests exceed 67,108,864 characters"):
         parse_log(find_parser(name), log)
-
-
-def test_the_benchmark_of_this_runs() -> None:
-    script = Path(__file__).parents[3] / "bench" / "logs.py"
-    command = [sys.executable, str(script), "--mib", "0.01", "--parser", "pytest"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "pytest" in shown

@@ -140,7 +140,7 @@ def test_plan_is_shown_with_layout_hours_and_bill() -> None:
         show_plan(load([RECIPE]))
     shown = " ".join(capture.get().split())
     wanted = ("= 64 GPUs", "context 8 x data 4", "12,000 a GPU", "$9,442", "Memory of a GPU, GiB")
-    for text in (*wanted, "26.5 full contexts", "waiting for tools", "checked: every key"):
+    for text in (*wanted, "26.5 full contexts", "waiting for tools", "before the launch"):
         assert text in shown
 
 

@@ -47,6 +47,7 @@ FREE = {
     "gateway.bind": "an address: known when it is bound",
     "cluster.ray_address": "an address: `swerl doctor` connects to it",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",
+    "grading.flags": "patterns: the schema compiles them",
     "metrics.project": "the project's own name",
     "metrics.otlp_endpoint": "an address: a run goes on without it, and reports it",
 }
