@@ -161,8 +161,8 @@ def _edit_call(edit: FileEdit, workdir: str) -> Message:
     path = f"{workdir}/{edit.path}"
     if not edit.old:  # a new or empty file
         return _cli.call("write", path=path, content=edit.new)
-    # every release accepts one change in this form; only newer ones accept a list
-    return _cli.call("edit", path=path, oldText=edit.old, newText=edit.new)
+    changes: list[Json] = [{"oldText": edit.old, "newText": edit.new}]
+    return _cli.call("edit", path=path, edits=changes)
 
 
 def _package(version: str) -> str:
