@@ -498,9 +498,12 @@ async def test_the_solution_passes_tests_with_a_state_or_a_tolerance(
     text = "import unittest\n\nimport calc\n" + STATEFUL[name]
     files = {"tests/__init__.py": "", "tests/test_calc.py": text}
     task = await vetted(make(test_files=files, pass_to_pass=()))
+    # `!=` of these hours is that of numbers: no mutation is noticed, so no run can confirm.
+    is_mutable = name != "compares hours of a clock"
     for _ in range(2):
         found = await grade(task, GOLD)
-        assert (found.verdict, found.confirmation) == REAL, found.reason
+        assert found.verdict is Verdict.SOLVED, found.reason
+        assert found.confirmation is (Confirmation.REAL if is_mutable else Confirmation.NONE)
 
 
 KIND_OF = """
