@@ -22,10 +22,10 @@ FILES = (
     "rank/test_layout_fuzz.py",
     "rank/test_gated_delta.py",
     "rank/test_moe.py",
-    "rank/test_lora.py",
-    "checkpoint/test_checkpoint_families.py",
+    pytest.param("rank/test_lora.py", marks=pytest.mark.nightly),
+    pytest.param("checkpoint/test_checkpoint_families.py", marks=pytest.mark.nightly),
 )
-"""Layouts of every line, delta nets, experts, adapters, and checkpoints."""
+"""Layouts of every line, delta nets, experts; in the night adapters and checkpoints."""
 
 
 @pytest.fixture(scope="module")
