@@ -16,6 +16,7 @@ from .replay import Lists, Log
 CLASSES = {
     "worst line": "a failure counts, whatever another line or report says of the test",
     "error": "an error with a message counts for its test",
+    "subtest": "a failed subtest fails its test",
     "misspelt": "a line such as `PASSED: id` is no status line",
     "marker": "the package's own markers mean nothing where a test prints them",
     "outside": "what is printed outside of the tests never counts",
@@ -65,7 +66,14 @@ def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[
         _, heading, rest = log.text.partition("= short test summary info =")
         end = max((each.end() for each in _SUMMARY_END.finditer(rest)), default=len(rest))
         printed = {name for name in theirs if heading and name not in rest[:end]}
-    sets = {"misspelt": misspelt, "error": errors, "printed": printed}
+    failed = [line for line in log.text.split("\n") if "SUBFAIL" in line]
+    subtests = {word for line in failed for word in line.split() if "::" in word}
+    sets = {
+        "misspelt": misspelt,
+        "error": errors,
+        "printed": printed,
+        "subtest": subtests,
+    }
     return found | {name: ids for name, ids in sets.items() if ids}
 
 
