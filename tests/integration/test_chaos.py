@@ -20,18 +20,10 @@ from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.sandboxes import e2b
 from swerl.sandboxes.e2b_server.access import new_key
 from tests.services import dockerd, image
+from tests.unit.grading.conftest import GOLD
 
 ROOT = Path(__file__).resolve().parents[2]
 SWERL = [sys.executable, "-m", "swerl.cli"]
-GOLD = """\
-diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a + b
-"""
 SETUP = """
 printf 'def add(a, b):\\n    return a - b\\n' >calc.py
 git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commit -qm base

@@ -29,7 +29,6 @@ _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 MAX_LINKS = 40
 """Links followed in one path, as in Linux."""
 _CANNOT = {errno.EPERM, errno.EOPNOTSUPP}
-_ZEROS = bytes(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
