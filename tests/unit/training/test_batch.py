@@ -14,7 +14,7 @@ from swerl.core import experts, plugins
 from swerl.core.chat import Finish
 from swerl.core.contracts import Algorithm
 from swerl.core.episode import Episode, Group, Status
-from swerl.core.errors import RunError, TrainerError
+from swerl.core.errors import TrainerError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
@@ -90,16 +90,6 @@ def test_a_batch_names_the_experts_of_its_episodes_wherever_the_run_goes(
     assert not any(row.routed for row in unread.samples)
 
 
-def test_a_batch_whose_experts_are_gone_is_not_written(
-    tmp_path: Path, random_batch: MakeBatch
-) -> None:
-    [stored] = experts.store(tmp_path / "experts.bin", [_experts(0, 4)])
-    row = replace(random_batch(0).samples[2], share=1.0, routed=(stored,))
-    (tmp_path / "experts.bin").unlink()
-    with pytest.raises(RunError, match=r"experts\.bin: No such file"):
-        batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
-
-
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
@@ -113,14 +103,6 @@ def test_experts_that_do_not_fit_their_row_are_refused(
     row = replace(random_batch(0).samples[2], share=1.0, routed=pieces)
     with pytest.raises(TrainerError, match=message):
         batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
-
-
-def test_every_episode_has_one_vote(random_batch: MakeBatch) -> None:
-    batch = random_batch(0)
-    votes: dict[str, float] = {}
-    for sample, weight in zip(batch.samples, batches.weights(batch), strict=True):
-        votes[sample.episode] = votes.get(sample.episode, 0.0) + weight
-    assert list(votes.values()) == pytest.approx([1 / 6] * 6)
 
 
 def test_a_batch_without_all_samples_of_an_episode_is_refused(random_batch: MakeBatch) -> None:
@@ -248,12 +230,6 @@ def test_a_reply_without_ids_costs_its_episode_and_no_other(tmp_path: Path) -> N
     broken = replace(broken, trajectory=replace(broken.trajectory, turns=turns))
     collected = collect(0, [Group("a", (*whole, broken))], make("grpo"))
     assert collected == replace(collect(0, [Group("a", tuple(whole))], make("grpo")), lost=("a.3",))
-
-
-def test_a_step_without_a_sampled_token_is_a_batch_without_rows(tmp_path: Path) -> None:
-    collected = collect(0, [Group("a", (episode("a.0", Verdict.UNSOLVED, 0),))], make("grpo"))
-    batches.write(tmp_path / "b.parquet", collected.batch)
-    assert batches.read(tmp_path / "b.parquet") == Batch(0, (), 0)
 
 
 @pytest.mark.parametrize("status", [Status.LIMIT, Status.TIMEOUT])

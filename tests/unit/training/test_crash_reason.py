@@ -85,23 +85,6 @@ def test_libraries_in_a_clone_named_swerl_are_not_the_project(
     assert crash_reason(log, ProcessEnd(1)) == CrashReason(f"IndexError: out of range (in {place})")
 
 
-def test_of_two_exceptions_the_last_one_ended_it(package: Path) -> None:
-    script = (
-        "import step, threading\n"
-        "try:\n    step.learn('')\n"
-        "except ValueError as error:\n    raise RuntimeError('no batch') from error"
-    )
-    cause = crash_reason(*ended(package, script))
-    assert cause.text == "RuntimeError: no batch (in <string>:13, <module>)"
-
-
-def test_a_prefix_of_the_rank_does_not_hide_the_exception(package: Path) -> None:
-    log, end = ended(package, "import step\nstep.learn('')")
-    lines = log.read_text().splitlines()
-    log.write_text("\n".join(f"[rank1]: {line}" for line in lines) + "\n[rank1]:[W1] Warning: x\n")
-    assert crash_reason(log, end).text.endswith("(char 0) (in swerl/step.py:3, learn)")
-
-
 def test_a_missing_package_or_too_little_memory_is_reported_with_a_remedy(package: Path) -> None:
     missing = crash_reason(*ended(package, "import megatron_that_is_not_there"))
     assert missing.text.startswith("ModuleNotFoundError: No module named 'megatron_that_is")

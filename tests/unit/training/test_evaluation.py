@@ -15,7 +15,7 @@ import pytest
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import RunError
-from swerl.core.events import EvalEnded, Event, Notice, Progress
+from swerl.core.events import EvalEnded, Event, Progress
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory, Turn
@@ -178,30 +178,6 @@ async def test_the_best_step_of_the_named_split_is_kept_and_ties_do_not_replace_
     with open_run(tmp_path / "other", {}) as folder:
         await run_at(folder, 2, best="unseen")
         assert folder.read_state().best is None
-
-
-async def test_an_evaluation_samples_with_its_own_settings(answer, tmp_path: Path) -> None:
-    found: list[RolloutSection] = []
-
-    def keep(name: str, parts: Parts) -> str:
-        found.append(parts.rollout)
-        return "solved"
-
-    answer(keep)
-    with open_run(tmp_path / "run", {}) as folder:
-        await run_at(folder, 0, temperature=0.5)
-        await run_at(folder, 1)
-    own, _, rollouts, _ = found
-    assert (own.temperature, rollouts.temperature) == (0.5, 1.0)
-
-
-async def test_mixed_weights_are_reported(answer, tmp_path: Path) -> None:
-    answer(half)
-    events: list[Event] = []
-    with open_run(tmp_path / "run", {}) as folder:
-        await run_at(folder, 0, parts_of(events, agent="mixed"))
-    text = "the evaluation of heldout mixes the weights 000001, 000002"
-    assert Notice(text) in events
 
 
 def test_evaluations_come_first_and_at_every_nth_step() -> None:

@@ -1,14 +1,9 @@
-import json
-import os
 import re
 import socket
-import sqlite3
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -29,12 +24,6 @@ def ignore(event: Event) -> None:
 
 def _recipe(*sinks: str) -> Recipe:
     return Recipe(name="a", metrics=MetricsSection(sinks=sinks))
-
-
-def test_without_a_sink_events_go_nowhere(tmp_path: Path) -> None:
-    with open_sinks(_recipe(), tmp_path, ignore) as listen:
-        listen(StepEnded(0, {"reward": 0.5}))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_sink_that_is_not_installed_is_refused_with_the_install_command(
@@ -61,31 +50,6 @@ def test_weights_and_biases_gets_every_step_offline(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert b"reward" in logged.read_bytes()
-
-
-TRACKED = """
-import sys
-from pathlib import Path
-from swerl.recipe.schema import MetricsSection, Recipe
-from swerl.core.events import EvalEnded, StepEnded
-from swerl.training.metric_sinks import open_sinks
-
-for step in (0, 1):  # a run that is resumed goes on under its name
-    recipe = Recipe(name="a", metrics=MetricsSection(sinks=("trackio",)))
-    with open_sinks(recipe, Path(), print) as listen:
-        listen(StepEnded(step, {"reward": 0.5}))
-        listen(EvalEnded(step + 1, "heldout", 0.25, 4, k=2))
-"""
-
-
-def test_trackio_gets_every_step_into_its_own_folder(tmp_path: Path) -> None:
-    pytest.importorskip("trackio", reason="trackio is not installed")
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", TRACKED], env=environment, check=True, timeout=120)
-    rows = sqlite3.connect(tmp_path / "swerl.db").execute("select step, metrics from metrics")
-    logged = {(step, name) for step, text in rows for name in json.loads(text)}
-    assert {(0, "reward"), (1, "reward"), (1, "eval/heldout"), (2, "eval/heldout")} <= logged
-    assert (2, "eval/heldout_pass_at_2") in logged
 
 
 @pytest.fixture
@@ -143,55 +107,6 @@ def test_an_opentelemetry_collector_gets_steps_and_evaluations(
     assert values["swerl.step"] == [2]
 
 
-@pytest.fixture
-def real_collector(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Rotel, an OpenTelemetry collector of its own: its address, and the log of all that it got."""
-    rotel = pytest.importorskip("rotel", reason="needs the collector rotel from PyPI")
-    with socket.create_server(("127.0.0.1", 0)) as a, socket.create_server(("127.0.0.1", 0)) as b:
-        http, grpc = (f"127.0.0.1:{each.getsockname()[1]}" for each in (a, b))
-    program = Path(rotel.__file__).parent / "rotel-agent"
-    debug = ("--debug-log=metrics", "--debug-log-verbosity=detailed", "--exporter=blackhole")
-    endpoints = (f"--otlp-http-endpoint={http}", f"--otlp-grpc-endpoint={grpc}")
-    log = tmp_path / "rotel.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([program, "start", *endpoints, *debug], stdout=out, stderr=out)
-    try:
-        host, port = http.split(":")
-        until = time.monotonic() + 60
-        while time.monotonic() < until and process.poll() is None:
-            with suppress(OSError), socket.create_connection((host, int(port))):
-                break
-            time.sleep(0.05)
-        yield f"http://{http}", log
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_collector_of_others_reads_names_values_and_the_run(
-    tmp_path: Path, real_collector: tuple[str, Path]
-) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
-    url, log = real_collector
-    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=url)
-    events: list[Event] = []
-    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
-        listen(StepEnded(0, {"reward": 0.25}))
-        listen(StepEnded(1, {"reward": 0.5}))
-        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
-    assert events == []
-    until = time.monotonic() + 20
-    while "swerl.eval.heldout_pass_at_2" not in log.read_text() and time.monotonic() < until:
-        time.sleep(0.05)
-    told = log.read_text()
-    for attribute in ("service.name: Str(swerl)", "service.namespace: Str(mine)", "run: Str(a)"):
-        assert f"-> {attribute}" in told
-    found = re.findall(r"Name: (\S+)$.*?^Value: (\S+)", told, re.MULTILINE | re.DOTALL)
-    assert {"swerl.step": "2", "swerl.reward": "0.5", "swerl.eval.heldout": "0.75"}.items() <= dict(
-        found
-    ).items()
-
-
 def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,18 +127,6 @@ def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
     assert isinstance(notice, Notice)
     assert "otel failed; events.jsonl has all of them" in notice.text
     assert f"http://127.0.0.1:{port}" in notice.text
-
-
-def test_a_collector_that_refuses_the_last_export_is_reported(
-    tmp_path: Path, collector: tuple[str, object]
-) -> None:
-    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"{collector[0]}/elsewhere")
-    events: list[Event] = []
-    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
-        listen(StepEnded(0, {"reward": 0.25}))
-    [notice] = events
-    assert isinstance(notice, Notice)
-    assert "/elsewhere/v1/metrics did not take them" in notice.text
 
 
 class FakeTracker:

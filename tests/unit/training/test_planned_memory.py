@@ -12,7 +12,7 @@ import pytest
 
 from swerl.core.errors import RecipeError
 from swerl.core.learning import Batch
-from swerl.plan.activations import Splits, activation_bytes, layer_bytes, logit_bytes
+from swerl.plan.activations import Splits, activation_bytes, layer_bytes
 from swerl.plan.layout import Layout, layout
 from swerl.plan.memory import (
     BF16,
@@ -21,7 +21,6 @@ from swerl.plan.memory import (
     Precision,
     kv_cache,
     plan_memory,
-    state_bytes,
     token_bytes,
     training_state,
 )
@@ -113,27 +112,6 @@ def test_ranks_of_all_stages_hold_the_whole_model_once() -> None:
     assert split + params.whole + 8 * rank.expert == params.total
 
 
-def test_layer_of_the_hybrid_model_keeps_the_bytes_counted_by_hand() -> None:
-    _, shape, found = eight_nodes()
-    splits = Splits.of(found)
-    assert splits == Splits(tensor=2, sequence=2, expert_tensor=1, context=8)
-    # Two norms of 2048 for half of the positions: input and output.
-    norms = 2 * 1024 * (2 + 2)
-    # 4096 channels; 8 heads of queries and keys, 16 of values and of 64 in a chunk.
-    linear = 4096 * 2 + 8 * 2 * 128 * 2 + 16 * (128 + 64) * 2 + 16 * 6 * 4
-    # The norm of 2048 values: input, gate and output.
-    linear += 2048 * 3 * 2
-    # 2048 queries, their gates, 256 keys and values; copies of the first two; both rotated.
-    attention = (2 * 2048 + 2 * 256) * 2 + 2 * 2048 * 2 + 2304 * 2
-    # The output, log-sums, and its product with the gate; keys and values of eight ranks, and the
-    # output reordered.
-    attention += 2 * 2048 * 2 + 8 * 4 + (2048 + 2 * 256 * 8) * 2
-    # Eight experts for half of the positions; the shared one and its gate; the router.
-    experts = 4 * (2048 + 3 * 512) * 2 + (3 * 256 + 1024) * 2 + 3.5 * 128 * 4
-    assert layer_bytes(shape, splits, 0) == norms + linear + experts
-    assert layer_bytes(shape, splits, 3) == norms + attention + experts
-
-
 @pytest.mark.parametrize("kind", ["delta", "attention", "dense"])
 def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
     """Within 5 %: the layer of Qwen3.6-35B-A3B or Qwen3-4B on one rank, in bf16 on a CPU."""
@@ -144,45 +122,6 @@ def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
     shape = shape_from_config(kind, CONFIGS[kind])
     planned = layer_bytes(shape, Splits(tensor=1, sequence=1, expert_tensor=1), 0)
     assert found["held"] == pytest.approx(planned, rel=0.05)
-
-
-def test_hybrid_models_plan_is_the_one_computed_by_hand() -> None:
-    recipe, shape, found = eight_nodes("trainer.recompute=true")
-    gradients = 1024 * 2 + 2 * 4096 * 2
-    whole = max(layer_bytes(shape, Splits.of(found), layer) for layer in (0, 3))
-    # The busiest experts get 30 % more rows: of 8 experts, with the rows of two tensor ranks split.
-    whole += 0.3 * 8 / 2 * (2048 + 3 * 512) * 2
-    kept = 40 * 2048 + whole + 2048 + gradients
-    by_hand = 12_000 * kept
-    assert activation_bytes(shape, found, positions=12_000, recompute=True) == by_hand
-    # 2,162 positions are a chunk of at most 2^28 logits; all 12,000 would take 8.3 GiB.
-    assert logit_bytes(shape, found, positions=12_000) == 2_162 * 124_160 * 6
-    assert logit_bytes(shape, found, positions=2_000) == 2_000 * 124_160 * 6
-    planned = plan_memory(recipe, shape, found)
-    train = planned.train.parts
-    # 33 x 10^9 in experts over 8; the other 2.4 x 10^9 over 2.
-    assert train["weights"] == pytest.approx(9.8, abs=0.05)
-    assert train["gradients"] == pytest.approx(2 * train["weights"])
-    rank = rank_params(shape, found)
-    master = 4 * (rank.dense / 32 + rank.expert / 8)  # the moments are offloaded
-    assert train["optimizer"] == pytest.approx(master / GIB)
-    assert train["reference"] == 0
-    assert token_bytes(shape, 8) == 10 * 2 * 256 * 2
-    assert state_bytes(shape, 8) == 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2) / 8
-    # SGLang's own default keeps 512 MiB, 1.5 a token of a chunk of 8,192, 128 a GPU, 2 a reply of
-    # the largest graph and 8 a graph of prompts; contexts of both processes, and
-    # the groups of all, tensor, context, both, data, expert, expert data, expert and tensor: 11.
-    kept = (512 + 1.5 * 8192 + 8 * 128 + 16 * 2 + 58 * 8) / 1024
-    assert planned.cache.share == 0.794 == int(1000 * (1 - kept / (79.1 - 11))) / 1000
-    assert planned.cache.graphs == 1 + (16 * 2 + 58 * 8) / 1024
-    pool = (0.794 * (79.1 - 11) - model_params(shape).total * 2 / 8 / GIB) * GIB
-    assert planned.cache.pool == pytest.approx(pool / GIB)
-    # 0.9 of 1.9 parts hold states, one of them as padding; a running request keeps five.
-    states = int(pool * 0.9 / 1.9 // state_bytes(shape, 8))
-    assert planned.cache.running == (states - 1) // 5 == 581
-    assert planned.cache.tokens == int((pool - states * state_bytes(shape, 8)) / 10_240)
-    rollout = planned.phases[0]
-    assert rollout.total == pytest.approx(79.1, abs=0.1) and rollout.total <= 79.1
 
 
 def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
@@ -207,25 +146,6 @@ def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
     free = 80 - 6
     assert cache.pool == pytest.approx(cache.share * free - 8_190_735_360 * 2 / 2 / GIB)
     assert cache.running is None
-
-
-def test_shared_prefixes_are_planned_with_two_copies_of_all_keys() -> None:
-    _, shape, found = one_node(tensor_parallel=1)
-    plain, shared = (
-        activation_bytes(shape, found, positions=1, recompute=True, shared=shared)
-        for shared in (False, True)
-    )
-    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    # Recomputation keeps one whole layer: its queries and two copies of keys and values.
-    assert shared - plain == (queries + 2 * 2 * keys) * 2
-
-
-def test_a_first_stage_holds_a_micro_batch_for_each_stage() -> None:
-    _, shape, found = one_node(tensor_parallel=1)
-    _, _, staged = one_node(tensor_parallel=1, pipeline_parallel=4)
-    alone = activation_bytes(shape, found, positions=1, recompute=False)
-    first = activation_bytes(shape, staged, positions=1, recompute=False)
-    assert first - alone == 3 * 4096 * 2
 
 
 def total(planned: MemoryPlan, part: str) -> float:

@@ -109,11 +109,6 @@ def test_a_model_of_an_unknown_line_is_refused(tiny_model: Path, tmp_path: Path)
     assert "qwen3_5_moe" in raised.value.hint
 
 
-def test_a_folder_without_a_config_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
-        check_trainable(tiny.build(tiny_model), tmp_path)
-
-
 async def test_a_gpu_run_on_a_machine_without_gpus_ends_before_its_model_loads(
     tmp_path: Path,
 ) -> None:

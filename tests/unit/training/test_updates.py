@@ -39,11 +39,6 @@ def test_groups_stay_whole_and_every_row_is_in_one_part() -> None:
         assert sum(batches.weights(part)) == pytest.approx(1.0)
 
 
-def test_there_are_no_more_parts_than_groups() -> None:
-    assert len(split(BATCH, 9)) == 3
-    assert split(BATCH, 1) == [BATCH]
-
-
 def test_reports_are_joined_by_their_meaning() -> None:
     extra = {"clip_fraction": 0.0, "optimizer_s": 1.0, "mismatch_max": 0.5, "lr": 1e-3}
     extra |= {"executed_tokens": 70.0, "bounded_tokens": 1.0, "rows_without_gradient_negative": 0.5}
@@ -67,13 +62,6 @@ def test_log_probabilities_stay_with_their_episodes_and_skipped_parts_have_none(
     stats = [StepStats(1.0, 2.0, 1, 0.1, 4.0, logprobs=[[-1.0]] * len(p.samples)) for p in parts]
     found = join_updates(parts, [stats[0], None, stats[2]]).logprobs
     assert [episode for episode, _ in found] == ["a.0", "a.1", "a.1", "c.0"]
-
-
-def test_tasks_of_a_part_that_was_skipped_are_named() -> None:
-    stats = StepStats(1.0, 2.0, 30, 0.1, 4.0, {})
-    found = join_updates(split(BATCH, 3), [None, stats, None])
-    assert (found.stats, found.skipped) == (stats, {"a", "c"})
-    assert join_updates([BATCH], [None]).stats is None
 
 
 class Fails:
@@ -101,13 +89,6 @@ async def test_a_skipped_step_is_counted_and_reported_with_its_batch() -> None:
     assert events == [StepSkipped(0, "step 0 has loss nan", "samples/00000.parquet")]
     assert await take(skips, Fails(), 1, events) == "taken"
     assert (skips.total, skips.in_a_row) == (1, 0)
-
-
-async def test_a_step_without_a_token_to_train_is_skipped_too() -> None:
-    skips, events = SkipCounter(), list[Event]()
-    trainer: Any = Fails()
-    assert await skips.step(trainer, Batch(0, (), 0), Path("s.parquet"), events.append) is None
-    assert events == [StepSkipped(0, "no episode of step 0 has a token to train", "s.parquet")]
 
 
 async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:

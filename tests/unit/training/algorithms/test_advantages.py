@@ -10,7 +10,6 @@ import pytest
 from swerl.core import plugins
 from swerl.core.chat import Finish
 from swerl.core.episode import Group
-from swerl.core.sample import to_samples
 from swerl.core.turn import Trajectory, Turn
 from swerl.training.batch import collect
 
@@ -51,16 +50,6 @@ def _with_roots(group: Group, name: str, *num_roots: int) -> Group:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_episode_in_two_samples_changes_no_other_advantage(group, name: str) -> None:
-    """A all solved, B all failed, one rollout of A in two Samples: nobody has an advantage."""
-    solved = _with_roots(group(*[("solved", 1.0)] * 4), "A", 2, 1, 1, 1)
-    failed = _with_roots(group(*[("unsolved", 0.0)] * 4), "B", 1, 1, 1, 1)
-    collected = collect(0, [solved, failed], make(name))
-    assert len(collected.batch.samples) == 9
-    assert [sample.advantage for sample in collected.batch.samples] == [0.0] * 9
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fan_out", [1, 2, 6])
 def test_samples_of_an_episode_share_its_advantage_and_its_one_vote(
     group, name: str, fan_out: int
@@ -75,11 +64,6 @@ def test_samples_of_an_episode_share_its_advantage_and_its_one_vote(
     assert votes == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_the_example_has_two_samples_for_one_rollout() -> None:
-    rows = to_samples(_trajectory(2), episode="A.0", task="A")
-    assert [row.num_trained_tokens for row in rows] == [1, 2]
-
-
 @pytest.mark.parametrize("name", BY_DEVIATION)
 def test_advantages_are_the_rewards_normalised_in_their_group(group, name: str) -> None:
     rewards = np.array([1.0, 0.0, 0.0, 0.5])
@@ -89,11 +73,6 @@ def test_advantages_are_the_rewards_normalised_in_their_group(group, name: str) 
     np.testing.assert_allclose(found, expected, atol=1e-12)
     [found] = make(name, normalize_std=False).advantages([one])
     np.testing.assert_allclose(found, rewards - rewards.mean(), atol=1e-12)
-
-
-def test_dr_grpo_divides_by_no_deviation(group) -> None:
-    [found] = make("dr-grpo").advantages([group(("solved", 1.0), ("unsolved", 0.0))])
-    assert found == [0.5, -0.5]
 
 
 def test_reinforce_pp_divides_by_the_deviation_of_the_step(group) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swerl.training.rank.context import RowShare, held_order, own_positions, take, whole_order
+from swerl.training.rank.context import RowShare, held_order, take, whole_order
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
@@ -41,11 +41,6 @@ def test_rows_in_another_order_have_the_gradients_of_plain_indexing() -> None:
     found = take(x, order, back)
     assert torch.equal(found, x[order])
     assert torch.equal(torch.autograd.grad(found, x, upper)[0], wanted)
-
-
-def test_a_rank_holds_an_early_and_a_late_piece_of_every_row() -> None:
-    assert own_positions((8, 4), 2, 0).tolist() == [0, 1, 6, 7, 8, 11]
-    assert own_positions((8, 4), 2, 1).tolist() == [2, 3, 4, 5, 9, 10]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

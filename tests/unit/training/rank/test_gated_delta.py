@@ -115,29 +115,6 @@ def test_packed_rows_equal_separate_ones() -> None:
     assert gap(by_rule(x, [0, ROWS[-1]]), separate) >= 1e-2
 
 
-def test_the_convolution_sees_its_own_row_only() -> None:
-    torch.manual_seed(0)
-    x_MC, weight = torch.randn(ROWS[-1], 6), torch.randn(6, 4)
-
-    def reference(row: torch.Tensor) -> torch.Tensor:
-        padded = torch.nn.functional.pad(row.T[None], (3, 0))
-        out = torch.nn.functional.conv1d(padded, weight[:, None], groups=6)
-        return torch.nn.functional.silu(out[0].T)
-
-    separate = torch.cat([reference(x_MC[start:end]) for start, end in pairwise(ROWS)])
-    assert gap(causal_conv(x_MC, weight, ROWS), separate) <= 1e-6
-    assert gap(causal_conv(x_MC, weight, [0, ROWS[-1]]), separate) >= 1e-2
-
-
-def test_no_gradient_crosses_from_row_to_row() -> None:
-    x = inputs(ROWS[-1], decay=0.05)
-    x.value.requires_grad_()
-    by_rule(x, ROWS)[ROWS[1] :].sum().backward()
-    assert x.value.grad is not None
-    assert not x.value.grad[: ROWS[1]].any()
-    assert x.value.grad[ROWS[1] : ROWS[2]].any()
-
-
 def test_the_state_is_fp32_if_the_model_is_bf16() -> None:
     length = 1500
     x = inputs(length, decay=2e-3).to(torch.bfloat16)

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swerl.core import experts
-from swerl.core.errors import TrainerError
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts
@@ -45,15 +44,6 @@ def batch_of(fan_outs: list[int], rng: random.Random) -> Batch:
     return Batch(0, tuple(samples), len(fan_outs))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
-def test_each_row_is_trained_by_exactly_one_rank(random_batch: MakeBatch, num_ranks: int) -> None:
-    batch = random_batch(0, num_rows=40)
-    parts = [split(batch, rank, num_ranks) for rank in range(num_ranks)]
-    rows = [row for part in parts for rows in part for row in rows]
-    assert sorted(row.index for row in rows) == list(range(40))
-    assert all(row.sample is batch.samples[row.index] for row in rows)
-
-
 @given(
     fan_outs=st.lists(st.integers(1, 6), min_size=1, max_size=12),
     num_ranks=st.integers(1, 5),
@@ -81,22 +71,10 @@ def test_a_rank_without_rows_gets_one_that_trains_nothing(random_batch: MakeBatc
     assert micro.grid(torch.zeros(0)).shape == micro.mask_BT.shape == (1, 1)
 
 
-def test_micro_batches_keep_the_token_budget(random_batch: MakeBatch) -> None:
-    parts = split(random_batch(0, num_rows=40), 0, 1, budget=90)
-    sizes = [sum(len(row.sample.ids) - 1 for row in rows) for rows in parts]
-    assert max(sizes) <= 90
-    assert len(parts) < 40
-
-
 def test_rows_of_a_micro_batch_are_sorted_longest_first(random_batch: MakeBatch) -> None:
     (rows,) = split(random_batch(0), 0, 1)
     lengths = [len(row.sample.ids) for row in rows]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_a_row_over_the_budget_is_refused(random_batch: MakeBatch) -> None:
-    with pytest.raises(TrainerError, match="over the budget of 2"):
-        split(random_batch(0), 0, 1, budget=2)
 
 
 @pytest.mark.parametrize("all_tokens", [False, True])
@@ -128,17 +106,6 @@ def test_packed_tensors_hold_each_token_at_its_place(
     )
     assert list(found) == wanted
     assert micro.rows.ids_N.tolist() == [t for row in rows for t in row.sample.ids[:-1]]
-
-
-def test_values_are_laid_out_under_their_masks(random_batch: MakeBatch) -> None:
-    (rows,) = split(random_batch(1), 0, 1)
-    micro = to_tensors(rows, all_tokens=False, device=CPU)
-    grid_BT = micro.grid(torch.ones(len(micro.row_S)))
-    assert torch.equal(grid_BT, micro.mask_BT)
-    for row, logp_T, token_T in zip(rows, micro.old_logp_BT, micro.token_BT, strict=True):
-        length = len(row.sample.ids) - 1
-        assert logp_T[:length].tolist() == pytest.approx(row.sample.logprobs[1:])
-        assert token_T.sum() == length
 
 
 def test_experts_are_placed_at_the_positions_that_they_were_chosen_for(

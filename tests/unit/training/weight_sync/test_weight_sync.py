@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from swerl.core.errors import RecipeError
 from swerl.core.events import ignore
 from swerl.core.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection, Recipe
@@ -89,12 +88,6 @@ def test_the_way_follows_from_the_placement_of_trainer_and_engine(
     assert len(notices) == (not streams)  # a fall back to the disk is reported
 
 
-def test_a_way_that_the_engine_does_not_take_is_refused() -> None:
-    engine: Any = Taking(streams=False)
-    with pytest.raises(RecipeError, match='weight_sync = "tensor"'):
-        choose_way(ClusterSection(weight_sync="tensor"), engine, lambda event: None)
-
-
 @pytest.mark.parametrize(
     ("confirmed", "is_first", "texts"),
     [
@@ -158,21 +151,6 @@ def test_the_checksum_of_gpus_is_that_of_sglangs_kernel(
 ) -> None:
     """`known` is what SGLang 0.5.21's Triton kernel gives in Triton's interpreter."""
     assert hash_tensor((torch.arange(count) * 0.37).to(dtype), "cuda") == known
-
-
-def test_a_checksum_reads_one_number_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "_CHUNK_TILES", 3)
-    tensor = (torch.arange(20 * checksum.TILE_WORDS + 7) * 0.37).float()
-    read: list[int] = []
-    item = torch.Tensor.__int__
-    monkeypatch.setattr(torch.Tensor, "__int__", lambda self: read.append(1) or item(self))
-    monkeypatch.setattr(torch.Tensor, "tolist", None)
-    # A mode that another test of this process entered calls a patched method twice.
-    with torch._C.DisableTorchFunction():
-        in_chunks = hash_tensor(tensor, "cuda")
-    assert read == [1]
-    monkeypatch.setattr(checksum, "_CHUNK_TILES", 512)
-    assert hash_tensor(tensor, "cuda") == in_chunks
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
@@ -365,11 +343,6 @@ def test_a_server_on_gpus_without_a_trainer_rank_gets_no_other_memory() -> None:
         handles_of(second, HANDLES[:4])
     with pytest.raises(LookupError, match="no trainer rank shares the GPUs of server 2"):
         handles_of(_servers(known=False)[1], HANDLES[:4])
-
-
-def test_servers_on_a_cpu_share_one_memory() -> None:
-    target = EngineTarget("http://n:1", 2, "float32", "cpu", place=5)
-    assert handles_of(target, [RankHandle("shared")]) == ["shared", "shared"]
 
 
 class HandOver:
