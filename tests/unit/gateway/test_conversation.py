@@ -10,7 +10,6 @@ import pytest
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
-from swerl.gateway import conversation as state
 from swerl.gateway.conversation import Conversation
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import MALFORMED_CALL, prompter
@@ -34,23 +33,6 @@ async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
         reply = await answer.reply()
         answer.delivered()
         return reply
-
-
-async def test_a_reply_that_was_not_delivered_is_no_turn_and_no_parent(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "RETRY_S", 0)
-    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
-    conversation = talk(engine)
-    async with conversation.answer(ChatRequest((ASK,))) as answer:
-        lost = await answer.reply()
-    await asyncio.sleep(0.01)
-    await ask(conversation, ASK, lost.message, ASK)
-
-    trajectory = await conversation.close()
-
-    assert [turn.parent for turn in trajectory.turns] == [None]
-    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
 
 
 async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEngine) -> None:
@@ -77,29 +59,6 @@ async def test_the_trajectory_names_the_tools_of_its_first_request(engine: Recor
             (await answer.reply()) and answer.delivered()
         digests.append((await conversation.close()).tools)
     assert digests[0] == digests[1] != digests[2]
-
-
-async def test_the_engine_gets_the_number_of_positions_already_routed(
-    engine: RecordingEngine,
-) -> None:
-    conversation = talk(engine)
-    first = await ask(conversation, ASK)
-    await ask(conversation, ASK, first.message, ASK)
-    await conversation.close()
-    known = len(engine.calls[0].prompt) + len(engine.calls[0].output) - 1
-    assert [call.sampling.num_routed for call in engine.calls] == [0, known]
-
-
-async def test_a_reply_under_way_at_the_end_is_counted_once(engine: RecordingEngine) -> None:
-    conversation = talk(engine)
-    async with conversation.answer(ChatRequest((ASK,))) as answer:
-        await answer.reply()
-        trajectory = await conversation.close()
-        answer.delivered()
-
-    assert trajectory.turns == ()
-    assert trajectory.dropped == {"undelivered": len(engine.calls[0].output)}
-    assert (await conversation.close()).dropped == trajectory.dropped
 
 
 async def test_one_branch_that_is_given_up_leaves_the_others_alone(engine: RecordingEngine) -> None:
@@ -161,20 +120,6 @@ async def test_calls_get_ids_of_their_own_and_the_declared_types(engine: Recordi
     assert reply.finish is Finish.TOOL_CALLS
 
 
-async def test_a_malformed_call_reaches_the_client_as_text(engine: RecordingEngine) -> None:
-    whole = engine.family.encode_reply(
-        Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"cmd": "ls"}),))
-    )
-    engine.lines = [whole[:20] + whole[-1:]]
-    conversation = talk(engine)
-
-    reply = await ask(conversation)
-
-    assert reply.message.text.startswith("<tool_call>\n<function=bash>")
-    assert reply.finish is Finish.STOP
-    assert (await conversation.close()).turns[0].malformed_calls == 1
-
-
 async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_model_reads(
     engine: RecordingEngine,
 ) -> None:
@@ -210,14 +155,6 @@ async def test_a_call_that_the_token_limit_cut_stays_text(engine: RecordingEngin
         reply = await answer.reply()
 
     assert (reply.finish, reply.message.tool_calls) == (Finish.LENGTH, ())
-
-
-async def test_a_call_of_a_tool_that_was_not_offered_is_passed_on(engine: RecordingEngine) -> None:
-    engine.lines = [Message(Role.ASSISTANT, tool_calls=(ToolCall("", "browse", {"n": "5"}),))]
-    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
-        (call,) = (await answer.reply()).message.tool_calls
-
-    assert (call.name, call.arguments) == ("browse", {"n": "5"})
 
 
 async def test_only_new_messages_are_rendered(

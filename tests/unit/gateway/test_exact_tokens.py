@@ -292,29 +292,6 @@ def _same(message: dict[str, Any], random: Random) -> dict[str, Any]:
     return message
 
 
-@given(st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
-def test_one_conversation_replayed_in_every_allowed_way_is_one_sample(seed: int) -> None:
-    engine = RecordingEngine()
-
-    async def talk() -> Trajectory:
-        world = World(Random(seed), _conversation(engine), engine, [Client("main")])
-        for _ in range(8):
-            world._ask(world.clients[0])
-            await world._answer(world.clients[0], vanish=False)
-            if world.clients[0].turns[-1] is None:
-                break
-        return await world.conversation.close()
-
-    trajectory = asyncio.run(talk())
-
-    samples = to_samples(trajectory, episode="e", task="t")
-    assert len(samples) == 1
-    last = engine.calls[-1]
-    assert tuple(samples[0].ids) == last.prompt + last.output
-    assert check_samples(samples, engine.calls) == sum(len(call.output) for call in engine.calls)
-
-
 @pytest.mark.parametrize(("name", "num_rewritten"), [("tiny", 0), ("thinking", 2)])
 async def test_the_template_policy_begins_a_new_root_when_the_template_rewrites(
     families: dict[str, Family], name: str, num_rewritten: int

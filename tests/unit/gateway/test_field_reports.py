@@ -81,25 +81,6 @@ async def test_requests_of_the_reported_cases_are_answered(
             assert not [b for b in answer["content"] if b["type"] == "tool_use"]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-async def test_results_reach_the_model_in_the_order_of_its_calls(
-    engine: RecordingEngine, open_session: OpenSession, order: tuple[int, ...]
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, "", "", CALL.tool_calls * 3)]
-    session = open_session()
-    _, first = await post(session, json=body(tools=[BASH]))
-    results: list[Any] = [
-        {"type": "tool_result", "tool_use_id": first["content"][n]["id"], "content": f"R{n}"}
-        for n in order
-    ]
-    said = {"role": "assistant", "content": first["content"]}
-    await post(session, json=body(ASK, said, {"role": "user", "content": results}, tools=[BASH]))
-
-    text = engine.family.text(engine.calls[1].prompt)
-    assert re.findall(r"R\d", text) == ["R0", "R1", "R2"]
-    assert len((await session.close()).turns) == 2
-
-
 @pytest.mark.parametrize(
     ("path", "more"),
     [
@@ -160,15 +141,6 @@ def test_a_cut_reply_keeps_what_belongs_to_its_ids() -> None:
     assert whole.cut(4).routed == routed
 
 
-async def test_a_stop_text_of_chat_completions_may_be_one_string(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, "one STOP two")]
-    _, answer = await post(open_session(), CHAT, json=body(stop="STOP"))
-    assert answer["choices"][0]["message"]["content"] == "one "
-    assert answer["choices"][0]["finish_reason"] == "stop"
-
-
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_equal_texts_continue_the_branch_whose_thinking_the_client_sent(
     engine: RecordingEngine, open_session: OpenSession, kept: int
@@ -204,18 +176,6 @@ async def test_a_document_of_plain_text_is_read(
     assert status == 200
     assert "notes.txt" in prompt
     assert text in prompt
-
-
-@pytest.mark.parametrize("content", ["", "boom"])
-async def test_an_error_of_a_tool_is_shown(
-    engine: RecordingEngine, open_session: OpenSession, content: str
-) -> None:
-    use = {"type": "tool_use", "id": "x", "name": "Bash", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "x", "is_error": True, "content": content}
-    conversation = ({"role": "assistant", "content": [use]}, {"role": "user", "content": [result]})
-    await post(open_session(), json=body(ASK, *conversation, tools=[BASH]))
-    shown = f"[error]\n{content}".strip()
-    assert f"<tool_response>\n{shown}\n" in engine.family.text(engine.calls[0].prompt)
 
 
 @pytest.mark.parametrize(("sent", "status"), [(40.0, 200), (40.5, 400), (0, 400), ("40", 400)])

@@ -9,7 +9,6 @@ import pytest
 
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.gateway.history import MessageTree, ReplyNode
-from swerl.gateway.prompting import path_ids
 
 ASK = Message(Role.USER, "fix it")
 SYSTEM = Message(Role.SYSTEM, "be brief")
@@ -102,61 +101,6 @@ def test_a_client_that_makes_its_own_call_ids_is_known_by_content(
     assert match.parent is (first if is_known else None)
 
 
-def test_the_longest_known_branch_wins_and_only_what_follows_is_new() -> None:
-    history, first = known()
-    second = node(first)
-    done = Message(Role.ASSISTANT, "Done.")
-    history.add(history.match(request(SYSTEM, ASK, CALLS, *RESULTS)), done, second)
-    more = Message(Role.USER, "more")
-
-    match = history.match(request(SYSTEM, ASK, CALLS, *RESULTS[::-1], done, more))
-    fork = history.match(request(SYSTEM, ASK, CALLS, *RESULTS, more))
-
-    assert (match.parent, match.new) == (second, (more,))
-    assert (fork.parent, fork.new) == (first, (*RESULTS, more))
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        (Message(Role.SYSTEM, "sub-agent"), ASK, CALLS),
-        (SYSTEM, Message(Role.USER, "summary"), CALLS),
-        (ASK, CALLS),
-    ],
-)
-def test_a_different_first_message_is_another_root(messages: tuple[Message, ...]) -> None:
-    history, _ = known()
-
-    match = history.match(request(*messages, *RESULTS))
-
-    assert match.parent is None
-    assert match.new == (*messages, *RESULTS)
-
-
-def test_other_tools_are_another_root() -> None:
-    history, _ = known()
-    tools = (Tool("bash"),)
-
-    assert history.match(request(SYSTEM, ASK, CALLS, *RESULTS, tools=tools)).parent is None
-
-
-def test_a_tool_result_that_was_rewritten_forks_before_it() -> None:
-    history, first = known()
-    history.add(history.match(request(SYSTEM, ASK, CALLS, *RESULTS)), CALLS, node(first))
-    cleared = replace(RESULTS[0], text="[cleared]")
-
-    match = history.match(request(SYSTEM, ASK, CALLS, cleared, RESULTS[1], CALLS))
-
-    assert match.parent is first
-
-
-def test_blank_messages_of_the_client_may_come_and_go() -> None:
-    history, first = known()
-    blank = Message(Role.USER, " \n")
-
-    assert history.match(request(blank, SYSTEM, blank, ASK, CALLS, ASK)).parent is first
-
-
 def test_of_two_replies_with_the_same_text_the_newest_is_continued() -> None:
     history, first = known(Message(Role.ASSISTANT, "Done."))
     second = node(output=(4,))
@@ -182,10 +126,3 @@ def test_asking_without_adding_leaves_nothing_behind() -> None:
         history.match(request(ASK, tools=(Tool(f"tool{number}"),)))
 
     assert history._roots == {}
-
-
-def test_a_path_is_every_token_from_the_root() -> None:
-    first = node()
-
-    assert path_ids(node(first, (4, 5))).tolist() == [1, 2, 3, 1, 2, 4, 5]
-    assert path_ids(None).tolist() == []

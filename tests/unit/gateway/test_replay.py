@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,6 @@ from swerl.core.chat import ChatReply, ChatRequest, Message, Role, Tool, ToolCal
 from swerl.core.errors import GatewayError
 from swerl.core.sample import to_samples
 from swerl.core.turn import Sampling
-from swerl.gateway import replay as gateway_replay
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import prompter
@@ -188,14 +186,6 @@ async def test_a_prompt_that_was_too_long_is_refused_again_and_the_replay_goes_o
     assert "result of call 1" in replay.problem
 
 
-async def test_an_agent_that_ends_early_is_a_problem(
-    engine: RecordingEngine, record: list[TurnRecord]
-) -> None:
-    replay = again(record, engine, 2)
-    await ask(talk(engine, replay=replay), SYSTEM, ASK)
-    assert "made 1 of the 2 requests" in replay.problem
-
-
 async def test_other_tools_or_another_system_prompt_are_noticed(
     engine: RecordingEngine, record: list[TurnRecord]
 ) -> None:
@@ -208,16 +198,6 @@ async def test_other_tools_or_another_system_prompt_are_noticed(
         conversation = talk(engine, replay=again(record, engine, 1))
         with pytest.raises(GatewayError, match=text):
             await ask(conversation, *messages, tools=tools)
-
-
-async def test_a_clock_is_accepted_and_counted(
-    engine: RecordingEngine, record: list[TurnRecord]
-) -> None:
-    replay = again(record, engine, 1)
-    later = Message(Role.SYSTEM, SYSTEM.text.replace("2026-11-26", "2027-01-02"))
-    await ask(talk(engine, replay=replay), later, ASK)
-    assert not replay.problem
-    assert replay.differences == {"clock": 1}
 
 
 async def test_a_record_of_tokens_alone_is_compared_as_text(
@@ -266,26 +246,6 @@ async def test_requests_and_replies_keep_their_recorded_order_over_branches(
     await asyncio.gather(listen(*early), listen(*late))
     assert said == ["start", "part", "end"]
     assert (replay.problem, replay.num_played) == ("", 3)
-
-
-async def test_branches_are_replayed_in_any_order_and_twins_each_once(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_replay, "_OVERDUE_S", 0.01)
-    twin, other = Message(Role.USER, "part one"), Message(Role.USER, "part two")
-    engine.lines = [Message(Role.ASSISTANT, text) for text in ("one", "uno", "two")]
-    turns: list[TurnRecord] = []
-    conversation = talk(engine, turns)
-    await asyncio.gather(ask(conversation, twin), ask(conversation, twin))
-    await ask(conversation, other)
-    engine.calls.clear()
-
-    replay = again(turns, engine, 3)
-    conversation = talk(engine, replay=replay)
-    assert (await ask(conversation, other)).text == "two"
-    said = await asyncio.gather(ask(conversation, twin), ask(conversation, twin))
-    assert {message.text for message in said} == {"one", "uno"}
-    assert (replay.problem, engine.calls) == ("", [])
 
 
 async def test_a_branch_that_reaches_its_live_part_first_is_sampled(
@@ -390,26 +350,3 @@ def test_every_rule_has_its_case() -> None:
 )  # fmt: skip
 def test_no_rule_covers_an_ordinary_difference(before: str, after: str) -> None:
     assert isinstance(compare([Part("x", before)], [Part("x", after)]), str)
-
-
-async def test_an_overdue_request_holds_replies_up_once(
-    engine: RecordingEngine, record: list[TurnRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gateway_replay, "_OVERDUE_S", 0.2)
-    # By its times, every request came before the first reply; the agent waits for each reply.
-    late = [
-        replace(each, turn=replace(each.turn, started_s=0.0, duration_s=9.0)) for each in record
-    ]
-    replay = again(late, engine, 3)
-    began_s = time.monotonic()
-    await ask(talk(engine, replay=replay), SYSTEM, ASK)
-    assert time.monotonic() - began_s >= 0.2
-    assert replay._answered == {0, 1, 2}  # later replies do not wait for them again
-
-
-async def test_more_turns_than_the_record_has_are_a_problem(
-    engine: RecordingEngine, record: list[TurnRecord]
-) -> None:
-    replay = again(record, engine, 99)
-    await play(talk(engine, replay=replay))
-    assert "3 of the 99 requests" in replay.problem

@@ -166,17 +166,6 @@ async def test_a_reply_to_a_prefilled_beginning_may_be_sent_as_one_with_it() -> 
         one.assert_packed_once(await one.samples())
 
 
-async def test_a_reply_that_was_cut_and_gone_on_with_may_be_sent_as_one() -> None:
-    one = Talk(Random(1))
-    await one.say(said=Message(Role.ASSISTANT, "The first half"))
-    await one.ask(said=Message(Role.ASSISTANT, "and the second."))
-    first, second = one.messages[-2:]
-    first["content"] = first["content"] + second["content"]
-    del one.messages[-1]
-    await one.say()
-    one.assert_packed_once(await one.samples())
-
-
 def _system(body: Body, random: Random) -> Body:
     return {**body, "system": body["system"].replace("Monday", "Tuesday")}
 
@@ -222,20 +211,6 @@ async def test_a_change_of_meaning_begins_a_branch_and_loses_nothing(change: Rep
     assert len(samples) == (5 if change is _results_cleared else 2)
 
 
-async def test_a_rewound_history_is_a_branch_and_what_was_left_is_trained_too() -> None:
-    one = Talk(Random(1))
-    for _ in range(3):
-        await one.say()
-    left = copy.deepcopy(one.messages)
-    del one.messages[4:]
-    for _ in range(3):
-        await one.say(said=Message(Role.ASSISTANT, f"Another way {len(one.engine.calls)}."))
-    kept, one.messages = one.messages, left
-    await one.say()
-    assert len(await one.samples()) == 2
-    assert len(kept) > 4
-
-
 async def test_sub_agents_with_the_same_words_stay_apart() -> None:
     talks = [Talk(Random(1))]
     talks += [Talk(Random(1), talks[0].engine) for _ in range(2)]
@@ -252,16 +227,6 @@ async def test_sub_agents_with_the_same_words_stay_apart() -> None:
         assert [text.count(f"I am {other}.") for other in range(3)] == [
             4 if other == name else 0 for other in range(3)
         ]
-
-
-async def test_counting_between_turns_changes_nothing() -> None:
-    one = Talk(Random(1))
-    for _ in range(5):
-        await one.say()
-        asked = {"model": "m", "system": one.system, "tools": TOOLS, "messages": one.messages}
-        more = {**asked, "messages": [*one.messages, {"role": "user", "content": one._heard()}]}
-        assert await one.conversation.count(DIALECT.parse(more)) > len(one.engine.calls[-1].prompt)
-    one.assert_packed_once(await one.samples())
 
 
 def _in_two(message: dict[str, Any]) -> list[dict[str, Any]]:

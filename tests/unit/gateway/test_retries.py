@@ -153,23 +153,6 @@ async def test_a_delivered_reply_that_was_continued_is_not_given_again(
     assert await ask(conversation, AGAIN) is not first
 
 
-async def test_a_request_with_other_limits_or_text_is_no_duplicate(engine: RecordingEngine) -> None:
-    conversation = talk(engine)
-    first = await ask(conversation)
-    async with conversation.answer(ChatRequest((ASK,), max_tokens=5), AGAIN) as answer:
-        assert await answer.reply() is not first
-    assert await ask(conversation, AGAIN, "else") is not first
-
-
-async def test_a_retry_of_a_failed_reply_samples_again(engine: RecordingEngine) -> None:
-    engine.lines = [ValueError("broken")]
-    conversation = talk(engine)
-    with pytest.raises(Exception, match="broken"):
-        await ask(conversation, AGAIN)
-
-    assert (await ask(conversation, AGAIN)).message.text == "Done."
-
-
 async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(
     engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,43 +268,6 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110  # what it waits for is in the gateway's own state
             await asyncio.sleep(0.001)
-
-
-def num_waiting(session: Session) -> int:
-    """Return the clients that wait for a reply."""
-    return sum(answer.num_waiting for answer in session.conversation.answers)
-
-
-@pytest.mark.parametrize("header", ["x-claude-code-agent-id", "thread-id", "x-other"])
-async def test_sub_agents_with_equal_requests_get_their_own_reply_on_retry(
-    engine: RecordingEngine, open_session: OpenSession, header: str
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, name) for name in ("one", "two")]
-    engine.gate = asyncio.Event()
-    session = open_session()
-    body = {"model": "m", "messages": [{"role": "user", "content": "the same"}]}
-    headers = {"x-api-key": session.key}
-
-    async def post(http: aiohttp.ClientSession, name: str) -> str:
-        async with http.post("/v1/messages", json=body, headers={header: name}) as got:
-            return str((await got.json())["content"][0]["text"])
-
-    async with aiohttp.ClientSession(session.url, headers=headers) as http:
-        first = asyncio.create_task(post(http, "a1"))
-        await until(lambda: len(engine.calls) == 1)
-        second = asyncio.create_task(post(http, "b2"))
-        await until(lambda: len(engine.calls) == 2)
-        first.cancel()
-        second.cancel()
-        await until(lambda: num_waiting(session) == 0)
-        again = [asyncio.create_task(post(http, name)) for name in ("b2", "a1")]
-        await until(lambda: num_waiting(session) == 2)
-        engine.gate.set()
-        got = await asyncio.gather(*again)
-
-    assert sorted(got) == ["one", "two"]
-    assert got == ["two", "one"] or header == "x-other"
-    assert len(engine.calls) == len((await session.close()).turns) == 2
 
 
 @pytest.mark.parametrize(("rude", "num_calls"), [(True, 1), (False, 2)])

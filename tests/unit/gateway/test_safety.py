@@ -12,13 +12,11 @@ import orjson
 import pytest
 import zstandard
 
-from swerl.core.chat import Message, Role
 from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
 from swerl.gateway import bodies, limits
 from swerl.gateway.limits import SessionAdmission, SessionLimits
 from swerl.gateway.router import Server
-from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
@@ -93,17 +91,6 @@ async def told(session: Session, *parts: bytes, until: bytes = b"}") -> bytes:
 
 def _port(url: str) -> int:
     return int(url.rsplit(":", 1)[1])
-
-
-def test_keys_are_long_and_never_the_same(gateway: Gateway) -> None:
-    opened = [
-        gateway.open(str(number), sampling=Sampling(9), limits=SessionLimits())
-        for number in range(50)
-    ]
-    keys = {session.key for session in opened}
-
-    assert len(keys) == 50
-    assert all(len(key.removeprefix("sk-swerl-")) >= 32 for key in keys)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -204,31 +191,6 @@ async def test_http_1_0_is_served_to_its_end(open_session: OpenSession, stream: 
     assert answer.endswith(b'"message_stop"}\n\n' if stream == b"true" else b"}")
 
 
-async def test_requests_sent_in_one_go_are_answered_in_order(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, "first"), Message(Role.ASSISTANT, "second")]
-    session = open_session()
-    reading = told(session, http(session) + http(session) + b"GET / HTTP/1.0\r\n\r\n", until=b"!")
-
-    answer = await reading
-
-    assert answer.count(b" 200 OK") == 3
-    assert answer.index(b"first") < answer.index(b"second")
-
-
-async def test_expect_100_continue_is_answered(open_session: OpenSession) -> None:
-    session = open_session()
-    whole = http(session, extra="Expect: 100-continue\r\n")
-    reader, writer = await asyncio.open_connection("127.0.0.1", _port(session.url))
-    writer.write(whole[: -len(SMALL)])
-
-    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-    writer.write(SMALL)
-    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-    writer.close()
-
-
 @pytest.mark.parametrize(
     ("encoding", "body", "status"),
     [
@@ -313,11 +275,3 @@ async def test_a_session_has_few_requests_at_once(monkeypatch: pytest.MonkeyPatc
         pass
 
     assert refused.value.retryable
-
-
-async def test_counting_tokens_in_a_loop_is_stopped_too(open_session: OpenSession) -> None:
-    session = open_session(requests_per_minute=2)
-    asked = [await told(session, http(session, "/v1/messages/count_tokens")) for _ in range(3)]
-
-    assert [answer[9:12] for answer in asked] == [b"200", b"200", b"400"]
-    assert session.limit == "requests_per_minute"

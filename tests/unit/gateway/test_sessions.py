@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
-import pytest
-
-from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
@@ -30,35 +26,6 @@ async def test_a_session_can_be_closed_twice_at_once(
     assert one is two
     assert one.dropped == {"aborted": 2}
     assert (await asking)[0] >= 400
-
-
-async def test_a_closed_session_takes_no_socket(open_session: OpenSession) -> None:
-    session = open_session()
-    await session.close()
-    sock = socket.create_server(("127.0.0.1", 0))
-    port = sock.getsockname()[1]
-
-    with pytest.raises(GatewayError, match="closed"):
-        await session.attach(sock)
-
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", port)
-
-
-async def test_a_cancelled_close_still_closes_the_session(
-    engine: RecordingEngine, gateway: Gateway, open_session: OpenSession
-) -> None:
-    engine.gate = asyncio.Event()
-    session = open_session()
-    asking = asyncio.create_task(post(session, json=body()))
-    await engine.started.wait()
-    closing = asyncio.create_task(session.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-
-    assert (await asking)[0] >= 400
-    assert (await session.close()).dropped == {"aborted": 2}
-    assert open_session().key != session.key
 
 
 async def test_a_failing_on_turn_callback_holds_no_slot(

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall, Usage
-from swerl.core.errors import EngineLostError, GatewayError
+from swerl.core.errors import GatewayError
 from swerl.gateway.dialects.anthropic import build
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
@@ -62,31 +62,6 @@ async def test_a_reply_arrives_whole(
     assert reply.stop_reason == "tool_use"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_usage_counts_prompt_and_sampled_tokens(
-    engine: RecordingEngine, client: anthropic.AsyncAnthropic, stream: bool
-) -> None:
-    usage = (await ask(client, stream=stream, messages=[ASK])).usage
-
-    call = engine.calls[0]
-    assert usage.input_tokens + usage.cache_read_input_tokens == len(call.prompt)
-    assert usage.cache_read_input_tokens == 1
-    assert usage.output_tokens == len(call.output)
-
-
-async def test_count_tokens_counts_the_prompt_that_would_be_made(
-    engine: RecordingEngine, client: anthropic.AsyncAnthropic
-) -> None:
-    engine.lines = [SAID]
-    first = await ask(client, messages=[ASK], tools=TOOLS)
-    messages: Any = [ASK, {"role": "assistant", "content": first.content}, results(first)]
-
-    counted = await client.messages.count_tokens(model="m", messages=messages, tools=TOOLS)
-    await ask(client, messages=messages, tools=TOOLS)
-
-    assert counted.input_tokens == len(engine.calls[1].prompt)
-
-
 async def test_a_tool_round_trip_is_one_chain(
     engine: RecordingEngine, client: anthropic.AsyncAnthropic, session: Session
 ) -> None:
@@ -104,23 +79,6 @@ async def test_a_reply_cut_short_says_so(client: anthropic.AsyncAnthropic) -> No
 
     assert reply.stop_reason == "max_tokens"
     assert reply.usage.output_tokens == 2
-
-
-async def test_models_lists_the_one_model(client: anthropic.AsyncAnthropic) -> None:
-    assert [model.id async for model in client.models.list()] == ["swerl"]
-
-
-async def test_errors_are_the_vendors(
-    engine: RecordingEngine, client: anthropic.AsyncAnthropic, session: Session
-) -> None:
-    engine.lines = [EngineLostError("gone")]
-    with pytest.raises(anthropic.InternalServerError, match="overloaded_error"):
-        await ask(client, messages=[ASK])
-    with pytest.raises(anthropic.BadRequestError, match="answers no open tool call"):
-        await ask(client, messages=[{"role": "user", "content": [result("nobody")]}])
-    await session.close()
-    with pytest.raises(anthropic.AuthenticationError):
-        await ask(client, messages=[ASK])
 
 
 async def test_bearer_tokens_come_first(session: Session) -> None:
@@ -172,12 +130,6 @@ def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
 )
 def test_the_system_prompt_is_one_message_without_stamps(system: Any) -> None:
     assert parse(ASK, system=system)[0] == Message(Role.SYSTEM, "Be brief.")
-
-
-def test_system_messages_may_stand_anywhere() -> None:
-    late = {"role": "system", "content": [{"type": "text", "text": "It is Monday."}]}
-
-    assert [m.role for m in parse(ASK, late, ASK)] == [Role.USER, Role.SYSTEM, Role.USER]
 
 
 def test_each_tool_result_is_a_message_in_order() -> None:
@@ -289,24 +241,6 @@ def test_a_system_message_adds_and_removes_tools_where_it_stands() -> None:
     assert web.startswith("[tool web can be called: {")
     assert '"n":{"type":"integer"}' in new
     assert gone == "[tool bash can be called no more]"
-
-
-async def test_a_tool_that_is_loaded_later_continues_the_branch(
-    engine: RecordingEngine, client: anthropic.AsyncAnthropic, session: Session
-) -> None:
-    find = {**TOOLS[0], "name": "find"}
-    late = {**TOOLS[0], "defer_loading": True}
-    count = Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"timeout": "50"}),))
-    engine.lines = [Message(Role.ASSISTANT, tool_calls=(ToolCall("", "find", {}),)), count]
-    first = await ask(client, messages=[ASK], tools=[find])
-    found = [{"type": "tool_reference", "tool_name": "bash"}]
-    answer = {"role": "user", "content": [{**result(first.content[0].id), "content": found}]}
-    messages = [ASK, {"role": "assistant", "content": first.content}, answer]
-
-    second = await ask(client, messages=messages, tools=[find, late])
-
-    assert second.content[0].input == {"timeout": 50}
-    assert [turn.parent for turn in (await session.close()).turns] == [None, 0]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from swerl.core.chat import Message, Role, Tool, ToolCall
-from swerl.core.errors import EngineError, EngineLostError, GatewayError
+from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.errors import GatewayError
 from swerl.gateway.dialects.openai_chat import build
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
@@ -54,16 +54,6 @@ async def test_a_reply_arrives_whole(
     assert reply.usage.completion_tokens == len(engine.calls[0].output)
 
 
-async def test_thinking_arrives_as_reasoning(
-    engine: RecordingEngine, client: openai.AsyncOpenAI
-) -> None:
-    engine.lines = [SAID]
-
-    reply = await client.chat.completions.create(model="m", messages=[ASK])
-
-    assert reply.choices[0].message.model_extra["reasoning_content"] == "Hm."  # type: ignore[index]
-
-
 async def test_a_tool_round_trip_is_one_chain(
     engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
 ) -> None:
@@ -86,24 +76,6 @@ async def test_a_reply_cut_short_says_so(client: openai.AsyncOpenAI) -> None:
     )
 
     assert reply.choices[0].finish_reason == "length"
-
-
-async def test_models_lists_the_one_model(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == ["swerl"]
-
-
-async def test_errors_are_the_vendors(
-    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
-) -> None:
-    engine.lines = [EngineLostError("gone"), EngineError("broke")]
-    for _ in range(2):
-        with pytest.raises(openai.InternalServerError):
-            await ask(client, messages=[ASK])
-    with pytest.raises(openai.BadRequestError, match="answers no open tool call"):
-        await ask(client, messages=[{"role": "tool", "tool_call_id": "x", "content": ""}])
-    await session.close()
-    with pytest.raises(openai.AuthenticationError):
-        await ask(client, messages=[ASK])
 
 
 def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
@@ -155,13 +127,6 @@ def test_a_call_whose_result_comes_late_or_never_is_accepted(after: Any) -> None
     call = {"id": "a", "type": "function", "function": function}
 
     assert len(parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)) == 2 + len(after)
-
-
-def test_tools_are_functions() -> None:
-    read = build().parse({"model": "m", "messages": [ASK], "tools": TOOLS}).tools
-
-    parameters = TOOLS[0]["function"]["parameters"]
-    assert read == (Tool("bash", "Run a command.", parameters),)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from anthropic import beta_async_tool
 
 from swerl.core.chat import Message, Role, ToolCall
-from swerl.core.errors import EngineError, EngineLostError
+from swerl.core.errors import EngineError
 from swerl.gateway import conversation as state
 from swerl.gateway import router
 from swerl.gateway.sessions import Session
@@ -91,18 +91,6 @@ async def test_anthropics_stream_helpers_separate_text_thinking_and_calls(
     assert text == "Done."
 
 
-async def test_replies_are_parsed_into_the_clients_types(
-    engine: RecordingEngine, gpt: openai.AsyncOpenAI
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, '{"name": "Ulm", "people": 130000}')] * 2
-    ulm = City(name="Ulm", people=130_000)
-
-    chat = await gpt.chat.completions.parse(model="m", messages=HI, response_format=City)
-    response = await gpt.responses.parse(model="m", input="hi", text_format=City)
-
-    assert chat.choices[0].message.parsed == response.output_parsed == ulm
-
-
 async def test_calls_are_parsed_into_the_clients_types(
     engine: RecordingEngine, gpt: openai.AsyncOpenAI
 ) -> None:
@@ -122,25 +110,6 @@ async def test_calls_are_parsed_into_the_clients_types(
     assert response.output[0].arguments == '{"name":"Ulm","people":1}'  # type: ignore[union-attr]
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.completed"
-
-
-async def test_a_streamed_chat_ends_with_its_usage(
-    engine: RecordingEngine, gpt: openai.AsyncOpenAI
-) -> None:
-    stream = await gpt.chat.completions.create(
-        model="m", messages=HI, stream=True, stream_options={"include_usage": True}
-    )
-    usages = [chunk.usage async for chunk in stream if chunk.usage]
-
-    assert usages[-1].prompt_tokens == len(engine.calls[0].prompt)
-    assert usages[-1].completion_tokens == len(engine.calls[0].output)
-
-
-async def test_a_model_is_retrieved_by_its_name(
-    claude: anthropic.AsyncAnthropic, gpt: openai.AsyncOpenAI
-) -> None:
-    assert (await claude.models.retrieve("some-model")).id == "some-model"
-    assert (await gpt.models.retrieve("some-model")).id == "some-model"
 
 
 async def test_a_failure_after_the_first_ping_is_the_clients_own_exception(
@@ -175,21 +144,6 @@ async def test_a_failure_after_the_first_ping_is_the_clients_own_exception(
     assert all("broke" in str(one) for one in failures)
 
 
-async def test_clients_try_again_when_the_engine_was_lost_and_once_only_is_trained(
-    engine: RecordingEngine,
-    claude: anthropic.AsyncAnthropic,
-    gpt: openai.AsyncOpenAI,
-    session: Session,
-) -> None:
-    engine.lines = [EngineLostError("gone"), Message(Role.ASSISTANT, "back")]
-    reply = await claude.messages.create(model="m", max_tokens=9, messages=HI)
-    engine.lines = [EngineLostError("gone"), Message(Role.ASSISTANT, "back")]
-    response = await gpt.responses.create(model="m", input="ho")
-
-    assert reply.content[0].text == response.output_text == "back"  # type: ignore[union-attr]
-    assert len((await session.close()).turns) == 2
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_gave_up_waiting_gets_the_same_reply_when_it_asks_again(
     engine: RecordingEngine,
@@ -214,18 +168,6 @@ async def test_a_client_that_gave_up_waiting_gets_the_same_reply_when_it_asks_ag
     trajectory = await session.close()
     assert len(engine.calls) == len(trajectory.turns) == 1
     assert trajectory.dropped == {}
-
-
-async def test_anthropics_client_names_each_request(
-    claude: anthropic.AsyncAnthropic,
-) -> None:
-    first = await claude.messages.create(model="m", max_tokens=9, messages=HI)
-    async with claude.messages.stream(model="m", max_tokens=9, messages=HI) as stream:
-        streamed = stream.request_id
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        await claude.messages.create(model="m", max_tokens=9, messages=[])
-
-    assert_distinct(first._request_id, streamed, caught.value.request_id)
 
 
 async def test_openais_client_names_each_request(gpt: openai.AsyncOpenAI) -> None:

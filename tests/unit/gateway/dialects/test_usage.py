@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from swerl.core.chat import Message, Role
-from swerl.engines.families import qwen3_5, tiny
-from tests.unit.engines.families.test_templates import write_model
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
 
@@ -63,26 +60,3 @@ async def test_thinking_is_counted_in_every_vendors_words(
     else:
         assert engine.family.text(call.output[:thought]).endswith("</think>")
         assert engine.family.text(call.output[thought:]) == spoken.partition("</think>")[2]
-
-
-@pytest.mark.parametrize("end", ["</think>", ""])
-def test_a_chat_templates_family_counts_thinking_by_its_token(
-    tmp_path: Path, shared_dir: Path, end: str
-) -> None:
-    names = ("<|im_end|>", "<|endoftext|>")
-    write_model(tmp_path, shared_dir / "tokenizers", "qwen3_5_think", names)
-    family = qwen3_5.build(tmp_path)
-    ids = family.encode_reply(THOUGHT)
-
-    if end:
-        thought = family.parse(ids).thinking_tokens
-        assert family.text(ids[:thought]).endswith(end)
-        assert family.text(ids[thought:]).startswith("\n\nYes.")
-    else:
-        assert family.parse(ids[:3]).thinking_tokens == 3
-
-
-def test_a_reply_without_thinking_thought_nothing() -> None:
-    family = tiny.build(None)
-
-    assert family.parse(family.encode_reply(Message(Role.ASSISTANT, "Yes."))).thinking_tokens == 0
