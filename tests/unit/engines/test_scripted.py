@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from swerl.core.chat import Finish, Message, Role
+from swerl.core.chat import Message, Role
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import InputError
-from swerl.core.learning import WeightRef
 from swerl.core.turn import Sampling
 from swerl.engines import scripted
 from swerl.engines.families import tiny
@@ -54,41 +52,6 @@ async def test_a_side_request_takes_no_line_of_the_conversation(tmp_path: Path) 
 
     texts = [FAMILY.parse(each.ids).text for each in said]
     assert texts == ["a one", "a one", "a two", "a two", "Done.", "a one"]
-
-
-async def test_a_completion_is_whole(tmp_path: Path) -> None:
-    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
-        completion = await engine.generate([1, 2], MANY, "a")
-        cut = await engine.generate([1, 2, 3], Sampling(max_new_tokens=3), "a")
-
-    assert completion.ids == tuple(FAMILY.encode_reply(script("a")[0]))
-    assert completion.logprobs == (0.0,) * len(completion.ids)
-    assert (completion.finish, completion.weight_version) == (Finish.STOP, "scripted")
-    assert completion.prompt_tokens == 2
-    assert (len(cut.ids), cut.finish) == (3, Finish.LENGTH)
-
-
-async def test_an_abort_ends_the_wait_of_its_session_alone(tmp_path: Path) -> None:
-    async with scripted.open(scripted.Options(delay_s=0.15), setup(tmp_path)) as engine:
-        waiting = [asyncio.create_task(engine.generate([1], MANY, name)) for name in ("a", "b")]
-        await asyncio.sleep(0)
-        await engine.abort("a")
-        aborted, finished = await asyncio.gather(*waiting)
-
-    assert (aborted.finish, aborted.ids) == (Finish.ABORT, ())
-    assert finished.finish is Finish.STOP
-
-
-async def test_a_paused_engine_waits_and_serves_the_version_it_was_given(tmp_path: Path) -> None:
-    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
-        await engine.pause()
-        waiting = asyncio.create_task(engine.generate([1], MANY, "a"))
-        await asyncio.sleep(0.01)
-        assert not waiting.done()
-        assert await engine.load(WeightRef(tmp_path, "7", "sum")) == "7"
-        await engine.resume()
-
-        assert (await waiting).weight_version == "7"
 
 
 async def test_an_engine_without_a_script_is_refused(tmp_path: Path) -> None:

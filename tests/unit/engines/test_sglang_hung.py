@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineLostError
 from swerl.core.turn import Sampling
 from swerl.engines import _sglang_pool, sglang
 from swerl.engines._sglang_client import HttpEngine
-from swerl.engines._sglang_server import ServerState
 from tests.unit.engines import _launched
 from tests.unit.engines._fake_python import fake_python, process_at
 from tests.unit.engines._launched import ref, setup
@@ -61,33 +58,6 @@ async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_
         replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
         assert {reply.weight_version for reply in replies} == {"v1"}
     assert "ran but did not answer; restarting it (1 of 9)" in notices[0]
-
-
-async def test_another_client_takes_no_token_of_a_server_that_started_anew(
-    tmp_path: Path,
-) -> None:
-    async with sglang.open(options(tmp_path, 1), setup(tmp_path, [])) as engine:
-        shared = sglang.Options(url=engine.url)
-        async with sglang.open(shared, EngineSetup(None, tmp_path)) as another:  # type: ignore[arg-type]
-            assert (await another.generate([5], Sampling(2), "s")).weight_version == "default"
-            await engine.load(ref(tmp_path, "v1"))
-            server = engine.pool.servers[0]
-            async with engine.pool.changing:  # so that it gets no weights yet
-                process_at(engine.url).kill()
-                await until(lambda: server.state is ServerState.RESTARTED)
-                with pytest.raises(EngineLostError):
-                    await another.generate([5], Sampling(2), "s")
-            await until(lambda: not server.lost and not another.pool.servers[0].lost)
-            assert (await another.generate([5], Sampling(2), "s")).weight_version == "v1"
-
-
-async def test_a_server_that_starts_anew_before_any_load_serves_what_it_did(
-    tmp_path: Path,
-) -> None:
-    async with sglang.open(options(tmp_path, 1), setup(tmp_path, [])) as engine:
-        process_at(engine.url).kill()
-        await until(lambda: bool(engine.pool.servers[0].lost))
-        assert (await engine.generate([5], Sampling(2), "s")).weight_version == "default"
 
 
 async def test_a_server_that_hangs_in_an_update_does_not_hold_it_up(tmp_path: Path) -> None:

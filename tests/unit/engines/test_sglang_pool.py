@@ -22,7 +22,6 @@ from tests.unit.engines._fake_sglang import (
     LAYERS,
     SHAPE,
     TOP_K,
-    VOCAB,
     FakeServer,
     fake_router,
     opened,
@@ -68,18 +67,6 @@ async def test_a_router_gets_one_key_per_session_that_is_not_the_session(
     assert not set.union(*keys) & {f"s{n}" for n in range(6)}
 
 
-async def test_a_routers_servers_are_controlled_one_by_one(
-    servers: list[FakeServer], tmp_path: Path
-) -> None:
-    async with fake_router(servers) as router, connect([router.url], shape=SHAPE) as engine:
-        await engine.load(ref(tmp_path, "v1"))
-        assert {server.version for server in servers} == {"v1"}
-        task = asyncio.create_task(engine.generate([5], LONG, "s"))
-        await until(lambda: any(server.running for server in servers))
-        await engine.abort("s")
-        assert (await task).finish is Finish.ABORT
-
-
 async def test_a_server_that_joins_a_router_loads_the_serving_weights(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
@@ -91,18 +78,6 @@ async def test_a_server_that_joins_a_router_loads_the_serving_weights(
 
 
 # Aborts
-
-
-async def test_a_callers_cancellation_stops_the_request_at_its_server(
-    servers: list[FakeServer],
-) -> None:
-    async with opened(servers[:1]) as engine:
-        task = asyncio.create_task(engine.generate([5], LONG, "s"))
-        await until(lambda: bool(servers[0].running))
-        one = next(iter(servers[0].running.values()))
-        task.cancel()
-        await until(lambda: one.aborted or not servers[0].running)
-        await until(lambda: "/abort_request" in servers[0].paths)
 
 
 async def test_a_server_that_ignores_aborts_does_not_hold_the_session(
@@ -129,13 +104,6 @@ async def test_more_requests_than_connections_wait_their_turn(servers: list[Fake
     assert len(servers[0].headers) <= 40
 
 
-async def test_a_thousand_requests_at_once_are_all_answered(servers: list[FakeServer]) -> None:
-    async with opened(servers) as engine:
-        calls = (engine.generate([5, n % VOCAB], Sampling(3), f"s{n}") for n in range(1000))
-        replies = await asyncio.gather(*calls)
-    assert all(len(reply.ids) == 3 for reply in replies)
-
-
 # Loss
 
 
@@ -157,16 +125,6 @@ async def test_sessions_move_away_from_a_server_that_is_lost(servers: list[FakeS
         await servers[0].stop()
         await until(lambda: len(engine.pool.in_use()) == 2)
         assert await ask(engine) == {"default"}
-
-
-async def test_a_server_that_hangs_is_given_up_with_its_requests(
-    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_sglang_pool, "WATCH_S", 0.1)
-    async with opened(servers[:1]) as engine:
-        servers[0].unresponsive = True
-        with pytest.raises(EngineLostError):
-            await asyncio.wait_for(engine.generate([5], LONG, "s"), 60)
 
 
 async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restarted(
@@ -221,17 +179,6 @@ async def test_an_abort_tells_if_the_server_of_a_cancelled_request_does_not_answ
             await until(lambda: not servers[0].running)
 
 
-async def test_a_restarted_server_is_used_once_it_has_the_weights(
-    servers: list[FakeServer], tmp_path: Path
-) -> None:
-    async with opened(servers) as engine:
-        await engine.load(ref(tmp_path, "v1"))
-        await servers[1].restart()
-        await until(lambda: servers[1].version == "v1" and not servers[1].paused)
-        await until(lambda: len(engine.pool.in_use()) == 3)
-        assert await ask(engine) == {"v1"}
-
-
 async def test_tokens_of_unknown_weights_are_an_engine_error(
     servers: list[FakeServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,14 +220,6 @@ async def test_servers_that_hold_different_weights_must_be_loaded_first(
         assert await ask(engine) == {"v1"}
 
 
-async def test_another_process_may_load_servers_that_differ(servers: list[FakeServer]) -> None:
-    servers[0].version = "left behind"
-    async with opened(servers) as engine:
-        for server in servers:
-            server.version = "v1"
-        assert await ask(engine) == {"v1"}
-
-
 async def test_one_refusal_puts_every_server_back(
     servers: list[FakeServer], tmp_path: Path
 ) -> None:
@@ -314,17 +253,6 @@ async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(
             await engine.load(ref(tmp_path, "v2"))
         assert await ask(engine) == {"v1"}
         assert len(engine.pool.in_use()) == 2
-
-
-async def test_a_server_that_dies_of_the_weights_does_not_hold_up_the_others(
-    servers: list[FakeServer], tmp_path: Path
-) -> None:
-    async with opened(servers) as engine:
-        await engine.pause()
-        await servers[0].stop()
-        assert await engine.load(ref(tmp_path, "v1")) == "v1"
-        await engine.resume()
-        assert await ask(engine) == {"v1"}
 
 
 @pytest.mark.parametrize("mode", [PauseMode.ABORT, PauseMode.IN_PLACE])

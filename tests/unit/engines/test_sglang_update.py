@@ -71,21 +71,6 @@ async def versions(engine: HttpEngine) -> set[str]:
     return {reply.weight_version for reply in await asyncio.gather(*calls)}
 
 
-async def test_all_servers_serve_what_was_sent(servers: list[FakeServer]) -> None:
-    async with opened(servers) as engine:
-        received = await receive(engine, Source("1"))
-        assert (received.version, received.num_confirmed) == ("1", 2)
-        assert await versions(engine) == {"1"}
-    assert not any(server.paused or server.session for server in servers)
-
-
-async def test_an_update_that_was_left_open_is_closed_first(servers: list[FakeServer]) -> None:
-    servers[1].session = True
-    async with opened(servers) as engine:
-        await receive(engine, Source("1"))
-        assert await versions(engine) == {"1"}
-
-
 async def test_a_server_that_dies_in_the_middle_is_taken_out(
     servers: list[FakeServer],
 ) -> None:
@@ -183,21 +168,6 @@ async def test_weights_from_a_folder_repair_an_interrupted_update(
         assert await versions(engine) == {"1"}
 
 
-async def test_a_client_that_comes_in_the_middle_waits_until_the_weights_are_whole(
-    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
-    for server in servers:
-        server.version = "partial:x"
-    async with opened(servers) as engine:
-        with pytest.raises(EngineLostError, match="under way"):
-            await engine.generate([5], Sampling(2), "s")
-        for server in servers:
-            server.version = "1"
-        await until(lambda: not any(server.lost for server in engine.pool.servers))
-        assert await versions(engine) == {"1"}
-
-
 async def test_a_controller_that_is_stopped_in_the_middle_leaves_no_server_in_use(
     servers: list[FakeServer],
 ) -> None:
@@ -265,16 +235,6 @@ async def test_parameters_that_agreed_once_have_to_agree_ever_after(
         source.version, source.lies = "2", "b"
         with pytest.raises(EngineError, match="1 of 2 parameters arrived changed, b first"):
             await receive(engine, source)
-
-
-async def test_a_server_that_reports_another_version_is_refused(
-    servers: list[FakeServer],
-) -> None:
-    for server in servers:
-        server.lies_about_version = "9"
-    async with opened(servers) as engine:
-        with pytest.raises(EngineError, match="serves weights '9' after taking '1'"):
-            await receive(engine, Source("1"))
 
 
 async def test_a_sleeping_engine_wakes_in_order(servers: list[FakeServer]) -> None:
@@ -394,20 +354,6 @@ async def test_a_server_on_a_gpu_that_would_keep_its_memory_does_not_sleep(
     async with opened(servers) as engine:
         with pytest.raises(EngineError, match="cannot give its memory back"):
             await engine.sleep()
-
-
-async def test_a_request_of_a_dead_server_begins_again_on_another(
-    servers: list[FakeServer],
-) -> None:
-    settings = ClientSettings(retries=1, wait_s=10.0)
-    async with opened(servers, settings) as engine:
-        await receive(engine, Source("1"))
-        call = asyncio.create_task(engine.generate([5, 6], Sampling(900), "s"))
-        await until(lambda: any(server.running for server in servers))
-        busy = next(server for server in servers if server.running)
-        await busy.stop()
-        reply = await call
-    assert (reply.weight_version, len(reply.ids)) == ("1", 900)
 
 
 def void(_: object) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import orjson
 import pytest
 
-from swerl.core.chat import Finish
 from swerl.core.errors import EngineError
-from swerl.core.turn import Completion, Sampling
 from swerl.engines._sglang_wire import (
     ServedShape,
     WrittenPrompts,
-    generate_body,
     read_completion,
 )
 
@@ -32,10 +27,6 @@ GOOD: dict[str, Any] = {
         "output_token_logprobs": [[-1.0, 7, None], [-0.5, 8, None]],
     },
 }
-
-
-def test_a_consistent_reply_is_read() -> None:
-    assert read_completion(GOOD, SHAPE) == Completion((7, 8), (-1.0, -0.5), Finish.LENGTH, "v0")
 
 
 @pytest.mark.parametrize(
@@ -54,16 +45,6 @@ def test_an_inconsistent_reply_is_an_error(ids: list[int], logprobs: list[Any]) 
     meta = {**GOOD["meta_info"], "output_token_logprobs": logprobs}
     with pytest.raises(EngineError, match="is inconsistent"):
         read_completion({"output_ids": ids, "meta_info": meta}, SHAPE)
-
-
-@pytest.mark.parametrize("kind", [list, tuple, functools.partial(array, "i")])
-def test_ids_of_any_kind_are_sent_as_a_list(kind: Callable[[list[int]], Sequence[int]]) -> None:
-    ids = [0, 5, 150_000]
-
-    prompt = WrittenPrompts(None).write(kind(ids), "s")
-
-    sent = orjson.loads(orjson.dumps(generate_body(prompt, Sampling(1), "r", routed=False)))
-    assert sent["input_ids"] == ids
 
 
 def test_a_prompt_is_written_whole_whichever_known_one_it_continues() -> None:

@@ -97,22 +97,6 @@ def test_a_prefix_survives_until_its_row_is_the_oldest(tiny_model: Path) -> None
     assert alone_in(batch, ReplyRequest("a3", follow.ids, 2)).cached_tokens == 0
 
 
-def test_a_stop_id_ends_a_reply(tiny_model: Path) -> None:
-    plain = alone(tiny_model, ask("r", 20))
-    stop = plain.output_ids[4]
-    ended = alone(tiny_model, ask("r", 20, stop_ids=(stop,)))
-    first = plain.output_ids.index(stop)
-    assert (ended.reason, ended.output_ids) == ("stop", plain.output_ids[: first + 1])
-
-
-def test_a_reply_may_fill_the_context_to_the_last_token(tiny_model: Path, reference: Any) -> None:
-    request = ask("r", CONTEXT - 5, max_new=5)
-    ended = alone(tiny_model, request)
-    assert len(ended.output_ids) == 5
-    expected = reference.logprobs(tiny_model, list(request.ids), ended.output_ids)
-    assert (expected - torch.tensor(ended.logprobs)).abs().max() < 1e-4
-
-
 def test_abort_takes_running_and_waiting_requests_and_no_other(tiny_model: Path) -> None:
     batch = new_batch(tiny_model, max_running=3)
     requests = [ask(f"r{n}", 20 + n) for n in range(5)]
@@ -147,15 +131,6 @@ def test_a_pause_changes_no_reply(tiny_model: Path, mode: PauseMode) -> None:
         assert found[request.rid].output_ids == alone(tiny_model, request).output_ids
 
 
-def test_pause_with_abort_ends_everything(tiny_model: Path) -> None:
-    batch = new_batch(tiny_model)
-    batch.add(ask("r", 30))
-    batch.step()
-    ended = batch.pause(PauseMode.ABORT)
-    assert [one.reason for one in ended] == ["abort"]
-    assert 0 < len(ended[0].output_ids) < 12
-
-
 def test_weights_change_only_when_no_row_holds_old_keys(
     tiny_model: Path, other_model: Path
 ) -> None:
@@ -172,26 +147,6 @@ def test_weights_change_only_when_no_row_holds_old_keys(
     ended = run(batch)["r"]
     assert [version for version, _ in ended.versions] == ["default", "v1"]
     assert 0 < ended.versions[1][1] < 12
-
-
-def test_random_traffic_matches_requests_served_alone(tiny_model: Path) -> None:
-    rng = random.Random(3)
-    batch = new_batch(tiny_model, num_rows=6, max_running=3)
-    prompts = [ask(f"p{n}", rng.randrange(1, 90)).ids for n in range(5)]
-    requests, ended = [], []
-    for n in range(40):
-        ids = (*rng.choice(prompts)[: rng.randrange(1, 90)], rng.randrange(512))
-        request = ReplyRequest(
-            f"r{n}", ids, rng.randrange(1, 9), seed=n, top_p=rng.choice((1.0, 0.8))
-        )
-        requests.append(request)
-        batch.add(request)
-        for _ in range(rng.randrange(3)):
-            ended += batch.step()
-    found = {one.request.rid: one for one in ended} | run(batch)
-    assert batch.num_running == batch.num_waiting == 0
-    for request in requests:
-        assert found[request.rid].output_ids == alone(tiny_model, request).output_ids
 
 
 def alone_in(batch: RunningBatch, request: ReplyRequest) -> FinishedReply:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -75,30 +74,6 @@ async def until(engine: HttpEngine, key: str, value: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_reply_has_the_fields_of_the_contract(engine: HttpEngine) -> None:
-    body = {
-        "rid": "r",
-        "input_ids": [5, 6, 7],
-        "sampling_params": {"max_new_tokens": 2, "temperature": 1.0, "ignore_eos": True},
-        "return_logprob": True,
-    }
-    status, answer = await call(engine, "/generate", body)
-    meta = answer["meta_info"]
-    assert (status, meta["id"], meta["finish_reason"]) == (
-        200,
-        "r",
-        {"type": "length", "length": 2},
-    )
-    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (3, 2)
-    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": 2}]
-    assert [pair[1] for pair in meta["output_token_logprobs"]] == answer["output_ids"]
-
-
-async def test_a_seed_fixes_the_reply(engine: HttpEngine) -> None:
-    replies = [await engine.generate([5, 6], Sampling(20, seed=s), "s") for s in (1, 1, 2)]
-    assert replies[0].ids == replies[1].ids != replies[2].ids
-
-
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
@@ -128,14 +103,6 @@ async def test_bad_bodies_are_answered_400_with_the_reason(
     assert message in answer["error"]["message"]
 
 
-async def test_a_weight_update_is_opened_once_and_closed_once(engine: HttpEngine) -> None:
-    statuses = [
-        (await call(engine, path, {}))[0]
-        for path in (*["/begin_weight_update"] * 2, *["/end_weight_update"] * 2)
-    ]
-    assert statuses == [200, 400, 200, 400]
-
-
 async def test_running_requests_block_what_would_corrupt_them(
     engine: HttpEngine, endless_model: Path
 ) -> None:
@@ -148,30 +115,6 @@ async def test_running_requests_block_what_would_corrupt_them(
     await task
     assert (await call(engine, "/flush_cache"))[0] == 200
     assert (await call(engine, "/update_weights_from_disk", update))[0] == 200
-
-
-async def test_an_id_in_use_is_refused(engine: HttpEngine) -> None:
-    task = asyncio.create_task(
-        call(engine, "/generate", {"rid": "x", "input_ids": [5], "sampling_params": {
-            "max_new_tokens": 900}})
-    )  # fmt: skip
-    await until(engine, "num_running", 1)
-    assert (await call(engine, "/generate", {"rid": "x", "input_ids": [5]}))[0] == 400
-    await call(engine, "/abort_request", {"rid": "x"})
-    assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
-
-
-async def test_a_client_that_goes_away_frees_its_row(engine: HttpEngine) -> None:
-    task = asyncio.create_task(engine.generate([5], LONG, "s"))
-    await until(engine, "num_running", 1)
-    task.cancel()
-    await until(engine, "num_running", 0)
-    assert len((await engine.generate([5], Sampling(2), "s")).ids) == 2
-
-
-async def test_more_requests_than_rows_all_get_their_reply(engine: HttpEngine) -> None:
-    tasks = [engine.generate([n % 512, 7], Sampling(3, seed=n), f"s{n}") for n in range(150)]
-    assert all(len(reply.ids) == 3 for reply in await asyncio.gather(*tasks))
 
 
 async def test_health_and_checksum_are_answered(engine: HttpEngine, tiny_model: Path) -> None:
@@ -236,12 +179,6 @@ async def asks_again(engine: HttpEngine) -> bool:
     return caught.value.retryable
 
 
-async def test_leaving_the_context_ends_the_server(tmp_path: Path, tiny_model: Path) -> None:
-    async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tiny_model)):
-        pid = server_pid(tmp_path)
-    assert not is_alive(pid)
-
-
 async def test_a_large_model_answers_http_during_a_step(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,40 +215,5 @@ async def test_a_large_model_answers_http_during_a_step(
     stepping.cancel()
 
 
-async def test_a_killed_controller_leaves_no_server(tmp_path: Path, tiny_model: Path) -> None:
-    controller = f"""
-import asyncio, pathlib
-from swerl.engines import _torch_server, torch_cpu
-from swerl.core.contracts import EngineSetup
-async def main():
-    setup = EngineSetup(family=None, log_dir=pathlib.Path({str(tmp_path)!r}),
-                        model=pathlib.Path({str(tiny_model)!r}))
-    async with torch_cpu.open(torch_cpu.Options(), setup):
-        print("up", flush=True)
-        await asyncio.sleep(60)
-asyncio.run(main())
-"""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", controller, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"up\n"
-    pid = server_pid(tmp_path)
-    process.kill()
-    await process.wait()
-    async with asyncio.timeout(5):
-        # Not our child: its end cannot be awaited.
-        while is_alive(pid):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
 def server_pid(log_dir: Path) -> int:
     return int(json.loads((log_dir / "engine.ready.json").read_text())["pid"])
-
-
-def is_alive(pid: int) -> bool:
-    """Return True if the process runs; a zombie does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False

@@ -48,16 +48,6 @@ def test_chunks_of_any_size_give_the_logits_of_the_whole(tiny_model: Path, refer
     assert (torch.cat(parts, 1) - expected).abs().max() < TOLERANCE
 
 
-def test_what_lies_behind_a_position_is_never_read(tiny_model: Path) -> None:
-    model = load(tiny_model)
-    clean, dirty = model.new_cache(1), model.new_cache(1)
-    dirty[..., 5:, :] = 1e6
-    ids_BT, positions_BT = torch.randint(0, 512, (1, 5)), torch.arange(5)[None]
-    expected = model.forward(ids_BT, positions_BT, clean, 5)
-    found = model.forward(ids_BT, positions_BT, dirty, 9)
-    assert (found - expected).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

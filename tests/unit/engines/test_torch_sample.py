@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from swerl.engines._torch_batch import RECORD
-from swerl.engines._torch_model import draw, uniforms
+from swerl.engines._torch_model import draw
 
 PROBS = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2])
 
@@ -61,11 +61,3 @@ def test_a_row_draws_the_same_in_any_company() -> None:
 def test_logprobs_are_those_before_top_k_and_top_p() -> None:
     draws = draw(PROBS.log()[None], table(1, top_k=1))
     assert draws.logprobs_B[0] == pytest.approx(np.log(0.4), abs=1e-6)
-
-
-def test_uniforms_differ_by_seed_and_by_count_and_fill_the_interval() -> None:
-    seeds = np.repeat(np.arange(100, dtype=np.uint64), 100)
-    drawn = uniforms(seeds, np.tile(np.arange(100), 100))
-    assert len(np.unique(drawn)) == 10_000
-    assert 0 <= drawn.min() < drawn.max() < 1
-    assert np.histogram(drawn, bins=10, range=(0, 1))[0].min() > 900

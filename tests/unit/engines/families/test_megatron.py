@@ -84,19 +84,6 @@ def test_what_training_leaves_alone_is_named() -> None:
     assert ModelMapping().untrained(names, nested) == tuple(names[:2])
 
 
-def test_qkv_rows_are_grouped_as_megatron_reads_them() -> None:
-    model = build("qwen3")
-    hf = weights_of(model)
-    name = "decoder.layers.1.self_attention.linear_qkv.weight"
-    qkv = ModelMapping().to_megatron(name, hf, config_of(model))
-
-    heads = qkv.view(2, 4, 16, 32)
-    q = hf["model.layers.1.self_attn.q_proj.weight"].view(4, 16, 32)
-    v = hf["model.layers.1.self_attn.v_proj.weight"].view(2, 16, 32)
-    assert torch.equal(heads[1, 0], q[2])
-    assert torch.equal(heads[1, -1], v[1])
-
-
 def test_a_cut_between_key_heads_gives_whole_heads_of_a_delta_net() -> None:
     model = build("qwen3_5")
     hf = weights_of(model)
@@ -190,8 +177,3 @@ def test_scaled_rope_is_that_of_transformers(rope: dict[str, Any], size: int) ->
 def test_an_unknown_parameter_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="no counterpart"):
         ModelMapping().to_megatron(name, {}, LINES["qwen3"])
-
-
-def test_a_weight_that_lacks_is_named() -> None:
-    with pytest.raises(InputError, match=r"lack 'model\.norm\.weight'"):
-        ModelMapping().to_megatron("decoder.final_layernorm.weight", {}, LINES["qwen3"])

@@ -14,7 +14,6 @@ import pytest
 from swerl.core import plugins
 from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
 from swerl.core.errors import InputError
-from swerl.engines.families import tiny
 from swerl.engines.families._calls import CallForm
 from swerl.engines.families._template_family import ChatTemplate, TemplateFamily
 from swerl.engines.families._tokenizer import SplitTokenizer, load_tokenizer
@@ -396,10 +395,3 @@ def test_a_family_that_contradicts_the_chat_template_is_refused(
     assert "leave model.family out" in caught.value.hint
     with pytest.raises(InputError, match="is for models that swerl makes"):
         plugins.family("tiny", tmp_path)
-
-
-def test_tiny_is_the_family_of_models_that_swerl_makes(tmp_path: Path) -> None:
-    assert load([], ["name=made"]).model.family == "tiny"
-    tiny.save_tokenizer(tiny.byte_tokenizer(), tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    assert load([], ["name=kept", f"model.path={tmp_path}"]).model.family == "tiny"

@@ -14,7 +14,6 @@ from swerl.core.errors import InputError
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import (
     SPECIAL_TOKENS,
-    byte_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
@@ -87,56 +86,6 @@ def test_a_special_tokens_name_in_what_the_client_says_stays_text(name: str, rol
     assert f"x{name}" in text_of(ids)
 
 
-def test_the_prompt_is_the_conversation_without_system_prompt_and_tools() -> None:
-    request = ChatRequest(
-        (
-            Message(Role.SYSTEM, "Be brief."),
-            Message(Role.USER, "Fix it."),
-            Message(Role.ASSISTANT, tool_calls=(ToolCall("c1", "bash", {"command": "ls\n-l"}),)),
-            Message(Role.TOOL, "a", tool_call_id="c1"),
-            Message(Role.TOOL, "b", tool_call_id="c2"),
-        )
-    )
-
-    assert text_of(FAMILY.render(request)) == (
-        "<|im_start|>user\nFix it.<|im_end|>\n"
-        "<|im_start|>assistant\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n-l\n"
-        "</parameter>\n</function>\n</tool_call><|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\na\n</tool_response>\n"
-        "<tool_response>\nb\n</tool_response>\n<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("pieces", "text", "num_calls"),
-    [
-        (["<tool_call>", "\n<function=a>\n"], "<tool_call>\n<function=a>\n", 0),
-        (["<tool_call>", "nonsense", "</tool_call>"], "<tool_call>nonsense</tool_call>", 0),
-        (["hm", "<tool_call>", "\n<function=a>\n</function>\n", "</tool_call>"], "hm", 1),
-        (["<tool_call>", "<function=a>\n<parameter=b>\nc", "</tool_call>"], None, 0),
-    ],
-)
-def test_a_malformed_call_is_counted_and_stays_in_the_text(
-    pieces: list[str], text: str | None, num_calls: int
-) -> None:
-    named = {str(token): token for token in SPECIAL_TOKENS}
-
-    parsed = FAMILY.parse(FAMILY._tokenizer.encode([named.get(p, p) for p in pieces]))
-
-    assert parsed.text == (text if text is not None else "".join(pieces))
-    assert len(parsed.calls) == num_calls
-    assert parsed.malformed_calls == 1 - num_calls
-
-
-def test_thinking_that_was_cut_short_is_thinking() -> None:
-    ids = FAMILY.encode_reply(Message(Role.ASSISTANT, "said", "long thought"))
-
-    parsed = FAMILY.parse(ids[:8])
-
-    assert parsed.text == ""
-    assert parsed.thinking == "long t"
-
-
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Fix it."},
@@ -184,22 +133,6 @@ def test_a_saved_tokenizer_renders_the_same_in_transformers(tmp_path: Path) -> N
     assert theirs.decode(ours) == text
 
 
-def test_training_spends_no_merges_on_special_tokens() -> None:
-    text = "<|im_start|>user\nreturn the smallest of a, b and c<|im_end|>"
-    tokenizer = train_tokenizer([text] * 9, 280)
-
-    vocab = tokenizer.get_vocab()
-    assert [vocab[str(token)] for token in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
-    assert tokenizer.get_vocab_size() == 280
-    assert not [token for token in vocab if "im_" in token and token not in SPECIAL_TOKENS]
-
-
-def test_a_vocabulary_too_small_for_every_byte_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot hold") as caught:
-        train_tokenizer(["x"], 64)
-    assert caught.value.hint == "use at least 265"
-
-
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         tiny.build(tmp_path)
@@ -214,9 +147,3 @@ def test_a_tokenizer_of_another_family_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(Tokenizer(models.BPE()).to_str())
     with pytest.raises(InputError, match="is for models that swerl makes"):
         tiny.build(tmp_path)
-
-
-def test_a_byte_tokenizer_keeps_any_text() -> None:
-    tokenizer = byte_tokenizer()
-    text = "naïve 🐢\r\n\t\x00"
-    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
