@@ -177,14 +177,6 @@ async def test_tests_over_budget_are_a_timeout(task: Task) -> None:
     assert result.patch
 
 
-async def test_a_grading_over_its_whole_budget_is_a_timeout(task: Task) -> None:
-    spec = replace(task.grading, test_command="sleep 30", timeout_s=25)
-    tight = BUDGETS.model_copy(update={"grading_s": 0.3})
-    result = await attempt(replace(task, grading=spec), Replies(*gold(task)), tight)
-    assert result.verdict is Verdict.TIMEOUT
-    assert "grading_s = 0.3" in result.grade.reason
-
-
 async def test_an_episode_over_its_whole_budget_is_a_timeout(task: Task) -> None:
     engine = Replies(*gold(task), delay_s=0.9)
     result = await attempt(task, engine, BUDGETS.model_copy(update={"episode_s": 0.5}))
@@ -314,14 +306,6 @@ async def test_a_bug_in_every_episode_ends_the_run(task: Task, tmp_path: Path) -
                 await step.run_step([task], 0, broken, folder)
 
 
-async def test_an_editor_that_shows_a_folder_or_a_device_ends_nothing(task: Task) -> None:
-    folder, device = (
-        say("str_replace_editor", command="view", path=path) for path in (".", "/dev/zero")
-    )
-    result = await attempt(task, Replies(folder, device, *gold(task)))
-    assert (result.verdict, result.error) == (Verdict.SOLVED, "")
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -340,12 +324,6 @@ async def test_no_file_of_the_agent_is_a_fault_of_the_infrastructure(
 ) -> None:
     result = await after(task, f"rm -rf setup.cfg package.json pyproject.toml; {change}")
     assert result.verdict is Verdict.UNSOLVED, result.error
-
-
-async def test_an_image_that_cannot_be_had_is_infra(task: Task) -> None:
-    result = await attempt(replace(task, image="dir:/no/such/folder"), Replies())
-    assert result.verdict is Verdict.INFRA
-    assert "/no/such/folder" in result.error
 
 
 async def test_an_agent_that_destroys_its_repository_is_graded_as_ever(task: Task) -> None:
@@ -376,26 +354,10 @@ async def test_a_large_leftover_is_left_out_and_the_rest_is_graded(
     assert result.num_left >= 1
 
 
-async def test_an_edit_of_a_text_beyond_the_limit_is_unsolved(task: Task) -> None:
-    script = "head -c 9000000 /dev/zero | tr '\\0' x >README.md"
-    files = "ls README.md"
-    result = await attempt(
-        task, Replies(say("bash", command=f"{files} && {script}"), say("submit"))
-    )
-    assert (result.verdict, result.patch) == (Verdict.UNSOLVED, "")
-    assert "a huge patch" in result.grade.reason
-
-
 async def test_the_patch_of_an_attempt_that_ran_out_of_time_is_kept(task: Task) -> None:
     script = "echo hi >new.txt; sleep 60"
     result = await attempt(task, Replies(say("bash", command=script), say("submit")))
     assert result.verdict is Verdict.TIMEOUT
-    assert "+hi" in result.patch
-
-
-async def test_commits_of_the_agent_are_part_of_the_patch(task: Task) -> None:
-    commit = "echo hi > new.txt && git add -A && git -c user.name=a -c user.email=b commit -qm x"
-    result = await attempt(task, Replies(say("bash", command=commit), say("submit")))
     assert "+hi" in result.patch
 
 
@@ -456,8 +418,6 @@ async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(
     assert [e.verdict for e in found.episodes] == ["solved"]
 
 
-REWARD_FILES = "/logs/verifier/reward.txt /reward.txt /tmp/reward.txt /tests/reward.txt"
-"""Where other systems read a reward that a test script wrote down."""
 CONNECT = """python3 - <<'END'
 import socket
 print([line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]])
@@ -492,28 +452,10 @@ async def after(task: Task, *commands: str, agent_s: float = BUDGETS.agent_s) ->
     return await attempt(task, Replies(*said, say("submit")), budgets)
 
 
-async def test_a_reward_that_the_agent_writes_down_counts_nothing(task: Task) -> None:
-    write = f'for f in {REWARD_FILES}; do mkdir -p "$(dirname $f)" && echo 1 >$f || exit; done'
-    result = await after(task, write)
-    assert "exit code" not in result.log
-    assert (result.verdict, result.reward) == ("unsolved", 0.0)
-
-
-async def test_a_program_that_answers_for_the_tests_is_no_part_of_the_work(task: Task) -> None:
-    fake = "printf '#!/bin/sh\\nexit 0\\n' >$d/python; cp $d/python $d/python3; chmod +x $d/*"
-    result = await after(task, f"for d in /usr/local/bin ~/bin; do mkdir -p $d; {fake}; done")
-    assert (result.verdict, result.reward) == ("unsolved", 0.0)
-
-
 async def test_the_agents_commands_have_no_network_and_no_key(task: Task) -> None:
     result = await after(task, CONNECT, "env | grep -ci 'sk-swerl'")
     told = [json.loads(line)["content"][0]["content"] for line in result.log.splitlines()[2:5:2]]
     assert told == ["['lo']\nnobody there", "0\nexit code 1"]
-
-
-async def test_work_that_was_never_handed_in_is_graded(task: Task) -> None:
-    result = await attempt(task, Replies(*gold(task)[:-1], Message(Role.ASSISTANT, "Done.")))
-    assert (result.verdict, result.status) == ("solved", Status.COMPLETED)
 
 
 async def test_a_command_that_kills_all_processes_counts_as_unsolved(task: Task) -> None:

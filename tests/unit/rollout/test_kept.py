@@ -95,22 +95,6 @@ def test_episodes_are_chosen_by_outcome_and_each_reason_is_counted(tmp_path: Pat
     assert kept == choose(recipe, _reader(tmp_path))[0]
 
 
-def test_a_row_longer_than_the_trainer_takes_is_left_out(tmp_path: Path) -> None:
-    run = _run(tmp_path / "run", _episode("00000/a.0", (20,) * 9), _episode("00000/b.0", (20,)))
-    kept, left_out = choose(_recipe(run), _reader(tmp_path, max_tokens=15))
-    assert [each.task for each in kept] == ["b"]
-    assert left_out == {"too long": 1}
-
-
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-    one = _run(tmp_path / "one" / "run", _episode("00000/a.0", (20,)))
-    two = _run(tmp_path / "two" / "run", _episode("00000/a.0", (21,)))
-    kept, _ = choose(_recipe(one, two), _reader(tmp_path))
-    assert [each.id for each in kept] == ["run/00000/a.0", "run/00000/a.0~2"]
-
-
 def test_the_rows_of_a_step_train_each_sampled_token_once_in_its_own_prefix(
     tmp_path: Path,
 ) -> None:
@@ -145,23 +129,6 @@ async def test_every_epoch_takes_every_episode_once_and_one_vote_each(tmp_path: 
     assert collected.batch.num_episodes == 3
 
 
-async def test_weights_are_sent_when_they_are_needed(tmp_path: Path) -> None:
-    sent: list[int] = []
-
-    async def transfer() -> str:
-        sent.append(1)
-        return f"{len(sent)}"
-
-    versions = Versions()
-    schedule = KeptSchedule([], _recipe(tmp_path), versions, ignore)
-    for _ in range(3):
-        await schedule.serve(transfer)
-    assert not sent
-    await schedule.settle()
-    await schedule.settle()
-    assert (len(sent), versions.names) == (1, ("1",))
-
-
 def test_a_resumed_run_keeps_its_choice_and_notices_a_changed_episode(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", _episode("00000/a.0", (20,)))
     recipe, events = _recipe(run), list[Event]()
@@ -190,21 +157,6 @@ def test_rows_of_a_parquet_file_train_as_they_are(tmp_path: Path) -> None:
     assert [(row.mask, row.share) for row in again] == [(row.mask, row.share) for row in rows]
     assert [row.ids for row in again] == [row.ids for row in rows]
     assert found.learnable
-
-
-def test_a_served_session_is_ungraded(tmp_path: Path) -> None:
-    record_folder = tmp_path / "serve" / "0" / "1"
-    record_folder.mkdir(parents=True)
-    record.write_trajectory(record_folder, _episode("1", (20,)).trajectory)
-    [kept], _ = choose(_recipe(tmp_path / "serve", verdicts=("ungraded",)), _reader(tmp_path))
-    assert kept.verdict == "ungraded"
-
-
-def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "samples.parquet"
-    path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(RunError, match=r"cannot read the samples .*samples\.parquet"):
-        choose(_recipe(path), _reader(tmp_path))
 
 
 @pytest.mark.parametrize(

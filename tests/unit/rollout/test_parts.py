@@ -7,7 +7,6 @@ import subprocess
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +134,6 @@ def test_the_draw_depends_on_seed_and_group_alone() -> None:
     assert drawn != [_mixed(1, **shares).drawn(name).agent for name in names]
     # A Task meets both agents over the epochs.
     assert len({_mixed(**shares).drawn(f"{step:05d}/t").agent for step in range(20)}) == 2
-
-
-def test_one_agent_is_not_drawn() -> None:
-    alone = replace(_mixed(), agent="only")
-    assert alone.drawn("00000/task") is alone
 
 
 async def test_budgets_stand_still_while_a_sandbox_opens_or_closes() -> None:

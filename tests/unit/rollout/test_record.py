@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from swerl.core import experts
 from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall
 from swerl.core.episode import Episode, Group, Status
-from swerl.core.errors import RunError
 from swerl.core.events import Event, Notice
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, Task
@@ -63,13 +62,6 @@ def test_an_episode_reads_back_as_it_was_written(
     assert _in_memory(written) == episode
 
 
-def test_names_of_files_that_are_no_unicode_are_written(tmp_path: Path) -> None:
-    grade = Grade(Verdict.UNSOLVED, "\udcff differs", restored=("\udcff/conftest.py", "a.py"))
-    episode = replace(_episode("", -1.0), grade=grade, error="no \udcff")
-    record.write(tmp_path, episode)
-    assert record.read(tmp_path).grade.restored == ("\\udcff/conftest.py", "a.py")
-
-
 def _in_memory(episode: Episode) -> Episode:
     """Return an Episode whose experts are read from its folder."""
     turns = list(episode.trajectory.turns)
@@ -86,21 +78,6 @@ def test_experts_stay_beside_the_trajectory_when_the_folder_moves(tmp_path: Path
     assert (tmp_path / "t.0" / "experts.bin").read_bytes() == b"\x00\xff\x80\x01"
     (tmp_path / "t.0").rename(tmp_path / "moved")
     assert _in_memory(record.read(tmp_path / "moved")) == episode
-
-
-def test_an_episode_whose_experts_are_gone_is_damaged(tmp_path: Path) -> None:
-    record.write(tmp_path, _episode("", -1.0))
-    (tmp_path / "experts.bin").unlink()
-    with pytest.raises(RunError, match=r"cannot read the experts in .*experts\.bin"):
-        record.read(tmp_path)
-
-
-def test_an_episode_without_experts_keeps_none_of_another(tmp_path: Path) -> None:
-    episode = _episode("", -1.0)
-    record.write(tmp_path, episode)
-    turns = tuple(replace(turn, routed=None) for turn in episode.trajectory.turns)
-    record.write(tmp_path, replace(episode, trajectory=replace(episode.trajectory, turns=turns)))
-    assert not (tmp_path / "experts.bin").exists()
 
 
 def test_a_binary_patch_keeps_its_bytes(tmp_path: Path) -> None:

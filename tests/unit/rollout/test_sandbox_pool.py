@@ -27,7 +27,7 @@ from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits, new_name
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
-from swerl.images.store import Store, default_store
+from swerl.images.store import Store
 from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
 from swerl.sandboxes import docker, local
 from swerl.tasks import worktree
@@ -230,16 +230,6 @@ async def test_concurrent_attempts_wait_for_one_preparation(repository: Path) ->
     assert sorted(backend.opened) == ["dir", "snapshot", "snapshot", "snapshot"]
 
 
-async def test_without_room_for_a_snapshot_each_sandbox_is_prepared(repository: Path) -> None:
-    backend, task = Counting(refuses=True), task_of(f"dir:{repository}")
-    pool = make(backend)
-    for _ in range(2):
-        async with for_agent(pool, task) as prepared:
-            sandbox = prepared.sandbox
-            assert "r2e_tests" not in await shown(sandbox)
-    assert backend.opened == ["dir", "dir"]
-
-
 async def test_a_changed_image_or_task_is_prepared_anew(repository: Path) -> None:
     backend, task = Counting(), task_of(f"dir:{repository}")
     pool = make(backend)
@@ -302,21 +292,6 @@ def test_a_build_killed_at_any_moment_leaves_nothing_that_is_served(
             assert found.base == f"dir:{repository}"
         store.remove_leftovers()
         assert not list((cache / "store/work").glob("*"))
-
-
-async def test_collecting_keeps_the_snapshots_of_open_sandboxes(repository: Path) -> None:
-    from swerl.images.gc import collect
-
-    backend, task = local.build(local.Options()), task_of(f"dir:{repository}")
-    async with backend.open(task.image, LIMITS, workdir="/repo") as sandbox:
-        await sandbox.write("/repo/new", b"kept")
-        reference = await sandbox.snapshot("mine")
-    async with backend.open(reference, LIMITS, workdir="/repo") as sandbox:
-        collect(default_store(), [])
-        assert await sandbox.read("/repo/new") == b"kept"
-        assert await backend.find_snapshot("mine") == reference
-    collect(default_store(), [])
-    assert await backend.find_snapshot("mine") == ""
 
 
 @pytest.mark.parametrize("installs", [False, True])

@@ -29,20 +29,9 @@ def test_every_epoch_takes_every_task_in_a_new_order() -> None:
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-@pytest.mark.parametrize("count", range(1, 8))
-def test_no_step_takes_a_task_twice(count: int) -> None:
-    for step in range(30):
-        assert len({task.id for task in choose_tasks(TASKS, step, count, seed=0)}) == count
-
-
 def test_fewer_tasks_than_a_step_takes_are_one_clear_error() -> None:
     with pytest.raises(RecipeError, match="a step takes 8 tasks, and there are 7"):
         choose_tasks(TASKS, 0, 8, seed=0)
-
-
-def test_a_step_chooses_the_same_tasks_again_after_a_restart() -> None:
-    assert choose_tasks(TASKS, 4, 3, seed=1) == choose_tasks(TASKS, 4, 3, seed=1)
-    assert choose_tasks(TASKS, 4, 3, seed=1) != choose_tasks(TASKS, 4, 3, seed=2)
 
 
 def _parts(told: list[Event], **rollout: object) -> Parts:
@@ -102,14 +91,6 @@ async def _step(parts: Parts) -> StepGroups:
     return await run_step(TASKS, 0, parts, folder)
 
 
-async def test_without_a_filter_a_step_is_one_round_of_the_chosen_tasks(played) -> None:
-    rounds = played(lambda task: ("unsolved", "unsolved"))
-    groups = await _step(_parts([]))
-    assert rounds == [[task.id for task in choose_tasks(TASKS, 0, 2, seed=0)]]
-    assert [group.task_id for group in groups.kept] == rounds[0]
-    assert groups.left_out == ()
-
-
 async def test_groups_without_signal_are_replaced_by_groups_of_other_tasks(played) -> None:
     first = choose_tasks(TASKS, 0, 2, seed=0)[0].id
     rounds = played(lambda task: ("solved", "solved") if task == first else MIXED)
@@ -118,13 +99,6 @@ async def test_groups_without_signal_are_replaced_by_groups_of_other_tasks(playe
     assert rounds[1][0] not in rounds[0]
     assert [group.task_id for group in groups.kept] == [rounds[0][1], rounds[1][0]]
     assert [group.task_id for group in groups.left_out] == [first]
-
-
-async def test_a_group_lost_to_infrastructure_has_no_signal(played) -> None:
-    first = choose_tasks(TASKS, 0, 2, seed=0)[0].id
-    rounds = played(lambda task: ("solved", "infra") if task == first else MIXED)
-    await _step(_parts([], group_filter="zero-variance"))
-    assert [len(each) for each in rounds] == [2, 1]
 
 
 async def test_a_restart_tries_the_same_tasks_again(played) -> None:
