@@ -151,14 +151,6 @@ async def test_folder_and_exported_variables_last_from_call_to_call(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["sub dir"]
 
 
-async def test_options_of_a_command_do_not_hinder_what_lasts(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    texts = await calls(
-        tmp_path, bash("set -eCfu; cd sub; export A=1"), bash('basename "$PWD"; echo $A')
-    )
-    assert texts[1] == "sub\n1"
-
-
 async def test_a_call_starts_no_program_of_its_own() -> None:
     backend = local.build(local.Options())
     async with backend.open("host", Limits(), workdir="/repo") as sandbox:
@@ -185,34 +177,10 @@ async def test_a_command_that_is_stopped_leaves_folder_and_variables_as_they_wer
     assert after == f"{tmp_path.name}\n1"
 
 
-async def test_a_folder_that_is_gone_ends_no_shell(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    texts = await calls(tmp_path, bash("cd sub; rmdir ../sub"), bash("pwd"))
-    assert texts[1] == str(tmp_path)
-
-
 async def test_a_command_longer_than_an_argument_may_be_is_run(tmp_path: Path) -> None:
     text = "x" * 300_000
     (said,) = await calls(tmp_path, bash(f"cat >big.txt <<'EOF'\n{text}\nEOF\nwc -c <big.txt"))
     assert said == "300001"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT",
-        "echo submit; # submit",
-        "echo '<function=submit></function>'",
-    ],
-)
-async def test_words_that_mention_the_end_do_not_end_the_run(tmp_path: Path, command: str) -> None:
-    texts = await calls(tmp_path, bash(command), bash("echo still here"))
-    assert texts[1] == "still here"
-
-
-async def test_commands_read_no_input(tmp_path: Path) -> None:
-    (text,) = await calls(tmp_path, bash('cat; read -r line; echo "[$line]"'))
-    assert text == "[]"
 
 
 async def test_lines_are_counted_as_other_tools_count_them(tmp_path: Path) -> None:
@@ -224,8 +192,3 @@ async def test_lines_are_counted_as_other_tools_count_them(tmp_path: Path) -> No
     )
     assert shown == "     2\ttwo"
     assert (tmp_path / "a.py").read_bytes().decode() == ("one\x0c\u2028still one\r\nmiddle\ntwo\n")
-
-
-async def test_an_unknown_tool_is_told_which_there_are(tmp_path: Path) -> None:
-    (text,) = await calls(tmp_path, use("execute_bash", command="ls"))
-    assert text.startswith("error: no tool 'execute_bash'; the tools are bash, str_replace_editor")

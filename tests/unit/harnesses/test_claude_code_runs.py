@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.core.chat import Finish, ToolCall
+from swerl.core.chat import ToolCall
 from swerl.core.errors import EngineLostError
 from swerl.engines.families import tiny
 from swerl.gateway.limits import SessionLimits
@@ -90,14 +90,6 @@ async def test_a_history_that_grows_is_put_into_a_summary(harness: ClaudeCode) -
     assert max(len(prompt) for prompt, _ in model.calls) < 25_000
 
 
-async def test_a_reply_that_was_cut_is_gone_on_with(harness: ClaudeCode) -> None:
-    script = [say("word " * 400), say("", bash(FIX)), say("Done.")]
-    worked = await work(harness, script=script, max_new_tokens=600)
-    worked.assert_solved()
-    assert worked.trajectory.turns[0].finish is Finish.LENGTH
-    worked.assert_trained_whole()
-
-
 async def test_a_call_that_breaks_off_is_recovered_from(harness: ClaudeCode) -> None:
     family = tiny.build(None)
     broken = cut_in_a_call(family, say("", bash(FIX)))
@@ -150,22 +142,6 @@ async def test_a_context_that_is_full_ends_the_run_or_is_made_smaller(
         assert worked.limit == "max_context_tokens"
     assert worked.trajectory.num_sampled_tokens > 0
     model.assert_trained_exactly(worked.samples)
-
-
-async def test_the_clis_own_turn_limit_keeps_the_work_so_far(harness: ClaudeCode) -> None:
-    script = [say("", bash(FIX)), *[say("", bash("true"))] * 5]
-    worked = await work(with_options(harness, max_turns=2), script=script)
-    assert worked.exit.limit
-    assert len(worked.trajectory.turns) == 2
-    worked.assert_fixed()
-
-
-async def test_sub_agents_can_be_switched_off(harness: ClaudeCode) -> None:
-    model = Model(leading(lead_of("Part A."), bash))
-    worked = await work(with_options(harness, sub_agents=False), task=task(LEAD), model=model)
-    worked.assert_solved()
-    assert "No such tool available" in worked.results[0]
-    worked.assert_trained_whole()
 
 
 async def test_a_tool_that_is_loaded_late_starts_no_branch() -> None:

@@ -48,15 +48,6 @@ async def test_limits_are_told_from_breakdowns(said: str, limit: bool) -> None:
     assert (done.code, done.limit) == (1, limit)
 
 
-async def test_the_model_and_when_to_summarise_are_told_on_the_command_line() -> None:
-    sandbox = Recorder()
-    harness = Codex(Options(context_window=65_536, compact_at=50_000), ())
-    await harness.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    argv = sandbox.calls[0]["argv"]
-    assert "model_context_window=65536" in argv
-    assert "model_auto_compact_token_limit=50000" in argv
-
-
 async def test_sub_agents_are_switched_on_and_off_by_every_name_that_releases_know() -> None:
     for wanted in (True, False):
         sandbox = Recorder()
@@ -70,14 +61,6 @@ async def test_sub_agents_are_switched_on_and_off_by_every_name_that_releases_kn
 def test_a_release_that_never_compacts_refuses_to_be_told_when() -> None:
     with pytest.raises(ValueError, match="never compacts"):
         Options(version="0.94.0", compact_at=50_000)
-
-
-def test_the_oldest_releases_keep_their_program_in_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(codex._bundles, "fetch", lambda *_, **__: tmp_path)
-    assert [mount.source for mount in codex.fetch("0.34.0")] == [tmp_path / "bin"]
 
 
 @pytest.mark.parametrize(("version", "chat"), [("0.94.0", True), ("0.169.0", False)])

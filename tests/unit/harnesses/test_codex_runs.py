@@ -8,7 +8,6 @@ import pytest
 
 from swerl.core.chat import Finish, ToolCall
 from swerl.core.errors import EngineLostError
-from swerl.engines.families import tiny
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses.codex import Codex
 
@@ -20,7 +19,6 @@ from .brains import (
     Model,
     assert_side_by_side,
     call,
-    cut_in_a_call,
     forgetting,
     leading,
     say,
@@ -99,32 +97,12 @@ async def test_a_history_that_grows_is_put_into_a_summary() -> None:
     assert max(len(prompt) for prompt, _ in model.calls) < 20_000
 
 
-async def test_a_loop_of_summaries_is_ended_by_the_gateway() -> None:
-    model = Model(forgetting(exec_command))
-    worked = await work(responses(compact_at=10), model=model, limits=FEW_TURNS)
-    assert not worked.exit.timed_out
-    assert worked.limit == "max_turns"
-    assert len(worked.trajectory.turns) == 20
-
-
 async def test_a_reply_cut_short_is_sampled_once_and_ends_the_run(harness: Codex) -> None:
     script = [say("word " * 400), say("", shell_of(harness, FIX))]
     worked = await work(harness, script=script, max_new_tokens=600)
     assert worked.exit.limit, worked.exit.log[-2000:]
     assert [turn.finish for turn in worked.trajectory.turns] == [Finish.LENGTH]
     worked.assert_trained_whole()
-
-
-async def test_a_call_that_breaks_off_is_recovered_from(harness: Codex) -> None:
-    family = tiny.build(None)
-    fix = say("", shell_of(harness, FIX))
-    lines: list[Line] = [cut_in_a_call(family, fix), fix, say("Done.")]
-    model = Model(lambda heard: lines[heard.number])
-    worked = await work(harness, model=model)
-    worked.assert_solved()
-    assert [turn.malformed_calls for turn in worked.trajectory.turns] == [1, 0, 0]
-    worked.assert_trained_whole()
-    model.assert_trained_exactly(worked.samples)
 
 
 async def test_an_engine_that_comes_back_is_asked_again(harness: Codex) -> None:
@@ -139,28 +117,5 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: Codex) -> None:
     worked = await work(harness, model=model)
     worked.assert_solved()
     assert worked.failure is None
-    worked.assert_trained_whole()
-    model.assert_trained_exactly(worked.samples)
-
-
-async def test_an_engine_that_stays_away_is_told_from_a_failed_agent() -> None:
-    def says(heard: Heard) -> Line:
-        return EngineLostError("gone") if heard.number else say("", exec_command(FIX))
-
-    model = Model(says)
-    worked = await work(responses(), model=model)
-    assert worked.exit.code != 0
-    assert not worked.exit.timed_out
-    assert isinstance(worked.failure, EngineLostError)
-    worked.assert_fixed()
-    model.assert_trained_exactly(worked.samples)
-
-
-async def test_a_context_that_is_full_ends_the_run_with_all_that_was_said(harness: Codex) -> None:
-    model = Model(forgetting(lambda command: shell_of(harness, command)))
-    limits = SessionLimits(max_context_tokens=12_000, max_turns=20)
-    worked = await work(harness, model=model, limits=limits)
-    assert worked.exit.limit, worked.exit.log[-2000:]
-    assert worked.limit == "max_context_tokens"
     worked.assert_trained_whole()
     model.assert_trained_exactly(worked.samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from swerl.core.chat import Json
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxFileError, SandboxUnavailableError
+from swerl.core.errors import SandboxUnavailableError
 from swerl.core.sandbox import Limits
 from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools
 from swerl.sandboxes import local
@@ -126,14 +126,3 @@ def test_every_call_is_answered_by_text(ground: Ground, call: tuple[str, dict[st
     assert isinstance(text, str)
     # The next request carries the text.
     text.encode()
-
-
-@bounded
-@given(path=paths, data=st.binary(max_size=20))
-def test_every_path_is_read_and_written_or_refused_as_a_path(
-    ground: Ground, path: str, data: bytes
-) -> None:
-    with suppress(FileNotFoundError, SandboxFileError):
-        ground.runner.run(ground.sandbox.read(path))
-    with suppress(SandboxFileError):
-        ground.runner.run(ground.sandbox.write(f"{WORKDIR}/{path}", data))

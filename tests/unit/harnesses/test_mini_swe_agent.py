@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint
-from swerl.core.errors import EngineLostError, ImageError, InputError
-from swerl.core.turn import Completion, Sampling
-from swerl.engines.scripted import ScriptedEngine
+from swerl.core.errors import ImageError, InputError
 from swerl.harnesses import mini_swe_agent
-from swerl.harnesses._mini_swe_agent import driver
 from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
 
 from .helpers import TASK, WORKDIR, Recorder, Worked, built, work
@@ -65,13 +61,6 @@ async def test_a_result_has_the_form_of_the_agents_settings(harness: MiniSweAgen
     assert "<elided_chars>\n3893 characters elided\n</elided_chars>" in long
 
 
-async def test_the_cli_settings_make_the_clis_prompt_and_form(harness: MiniSweAgent) -> None:
-    agent = MiniSweAgent(Options(config="mini"), harness.bundle)
-    worked = await told(agent, "echo $0")
-    assert worked.told[0].new_messages[1].text.startswith(f"Please solve this issue: {TASK.prompt}")
-    assert '"returncode": 0' in worked.results[0]
-
-
 async def test_commands_see_the_images_environment_and_not_the_agents(
     harness: MiniSweAgent,
 ) -> None:
@@ -102,14 +91,6 @@ async def test_the_agents_own_limit_is_told_as_one(harness: MiniSweAgent) -> Non
     assert len(worked.trajectory.turns) == 2
 
 
-async def test_a_model_that_never_calls_a_tool_ends_the_run(harness: MiniSweAgent) -> None:
-    worked = await work(harness, script=[Message(Role.ASSISTANT, f"Hm {n}.") for n in range(9)])
-    assert worked.exit.code == 0
-    assert len(worked.trajectory.turns) == 3
-    assert "RepeatedFormatError" in worked.exit.log
-    worked.assert_trained_whole(num_samples=3)
-
-
 async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
     harness: MiniSweAgent,
 ) -> None:
@@ -118,26 +99,6 @@ async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
     assert "timed out after 1 seconds" in worked.results[0]
     assert "begun" in worked.results[0]
     assert worked.exit.code == 0
-
-
-class LostOnce(ScriptedEngine):
-    """An engine that is gone when it is first asked."""
-
-    lost = 0
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        if not self.lost:
-            self.lost += 1
-            raise EngineLostError("the engine is gone")
-        return await super().generate(ids, sampling, session)
-
-
-async def test_an_engine_that_comes_back_is_asked_again_and_sampled_once(
-    harness: MiniSweAgent,
-) -> None:
-    worked = await work(harness, script=say(SUBMIT), engine=LostOnce)
-    assert worked.exit.code == 0, worked.exit.log
-    assert len(worked.trajectory.turns) == 1
 
 
 async def test_the_key_goes_in_by_standard_input_alone() -> None:
@@ -164,9 +125,3 @@ def test_a_wheel_with_another_hash_is_refused(
     with pytest.raises(ImageError, match="HASH"):
         mini_swe_agent.fetch(mini_swe_agent.DEFAULT_VERSION)
     assert not list(tmp_path.rglob("minisweagent"))
-
-
-def test_a_release_is_given_only_the_arguments_that_it_knows() -> None:
-    def older(calls: object, *, template: str) -> None: ...
-
-    assert driver._taken(older, {"template": "t", "more": 1}) == {"template": "t"}

@@ -54,17 +54,6 @@ async def test_a_slow_model_is_waited_for() -> None:
     assert waits == {"timeout": False, "headerTimeout": False, "chunkTimeout": 86_400_000}
 
 
-async def test_permissions_and_titles_are_set_as_every_release_reads_them() -> None:
-    config = await configured()
-    assert config["permission"] == {"*": "allow"}
-    assert config["agent"]["title"] == {"disable": True}
-
-
-async def test_the_history_is_not_compacted_and_the_title_is_given() -> None:
-    assert (await configured())["compaction"]["auto"] is False
-    assert (await started())["argv"][-2:] == ["--title", "task"]
-
-
 @pytest.mark.parametrize(
     ("event", "limit"),
     [
@@ -125,13 +114,6 @@ async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: OpenCode) ->
     worked.assert_solved()
     worked.assert_trained_whole(num_samples=3)
     model.assert_trained_exactly(worked.samples)
-
-
-@pytest.mark.agents
-async def test_a_reply_cut_short_is_sampled_once_and_is_a_limit(harness: OpenCode) -> None:
-    worked = await work(harness, max_new_tokens=5)
-    assert worked.exit.limit
-    assert len(worked.trajectory.turns) == 1
 
 
 @pytest.mark.agents

@@ -10,13 +10,10 @@ import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Endpoint, Harness
-from swerl.core.errors import EngineLostError
-from swerl.core.turn import Completion, Sampling
-from swerl.engines.scripted import ScriptedEngine
 from swerl.harnesses import pi
 from swerl.harnesses.pi import Options, Pi
 
-from .helpers import SOLVED, TASK, Recorder, built, work
+from .helpers import TASK, Recorder, built, work
 
 DONE = Message(Role.ASSISTANT, "Done.")
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
@@ -42,11 +39,6 @@ async def test_the_cli_is_pointed_at_the_gateway() -> None:
 async def test_a_broken_stream_is_not_asked_for_again_and_a_slow_one_is_waited_for() -> None:
     retry = json.loads((await started())["env"]["SWERL_PI_SETTINGS"])["retry"]
     assert retry == {"enabled": False, "provider": {"timeoutMs": 90_000, "maxRetries": 2}}
-
-
-async def test_options_reach_the_command_line() -> None:
-    argv = (await started(tools=("bash", "grep")))["argv"]
-    assert argv[argv.index("--tools") + 1] == "bash,grep"
 
 
 @pytest.mark.parametrize(
@@ -115,42 +107,6 @@ def harness() -> Harness:
 
 def bash(command: str) -> Message:
     return Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
-
-
-class LostOnce(ScriptedEngine):
-    """A scripted engine that is gone at its second call."""
-
-    num_calls = 0
-
-    async def generate(self, ids: Any, sampling: Sampling, session: str) -> Completion:
-        self.num_calls += 1
-        if self.num_calls == 2:
-            raise EngineLostError("the engine is gone")
-        return await super().generate(ids, sampling, session)
-
-
-@pytest.mark.agents
-@pytest.mark.parametrize("version", [pi.DEFAULT_VERSION, "0.87.1"])
-async def test_an_engine_that_comes_back_is_asked_again(version: str) -> None:
-    worked = await work(built("pi", version=version), engine=LostOnce)
-    assert worked.exit.code == 0, worked.exit.log
-    assert worked.calc == SOLVED
-    worked.assert_trained_whole()
-
-
-@pytest.mark.agents
-async def test_a_reply_cut_short_is_sampled_once_and_is_a_limit(harness: Harness) -> None:
-    worked = await work(harness, max_new_tokens=5)
-    assert worked.exit.limit
-    assert len(worked.trajectory.turns) == 1
-
-
-@pytest.mark.agents
-async def test_the_log_of_a_killed_run_is_kept(harness: Harness) -> None:
-    script = [bash("echo mark-$((40 + 2))"), bash("sleep 987")]
-    worked = await work(harness, script=script, budget_s=20.0)
-    assert worked.exit.timed_out
-    assert "mark-42" in worked.exit.log
 
 
 @pytest.mark.agents
