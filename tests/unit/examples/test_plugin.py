@@ -63,20 +63,6 @@ def test_its_dataset_agent_and_reward_make_an_episode(site: Path, tmp_path: Path
     assert (json.loads(done.stdout)["verdict"], json.loads(done.stdout)["reward"]) == ("solved", 1)
 
 
-def test_its_agent_accepts_its_own_settings_and_no_others(site: Path, tmp_path: Path) -> None:
-    wrong = swerl(site, tmp_path, "rollout", "--agent", "replacer", "--set", "harness.max_turn=3")
-    assert wrong.returncode == 2
-    assert "did you mean max_turns" in wrong.stdout + wrong.stderr
-
-
-def test_an_unknown_reward_is_an_error_that_names_the_known_ones(
-    site: Path, tmp_path: Path
-) -> None:
-    wrong = swerl(site, tmp_path, "rollout", "--set", "rollout.reward=test-shares")
-    assert wrong.returncode == 2
-    assert "test-share" in wrong.stdout + wrong.stderr
-
-
 def test_an_unknown_reward_is_found_before_a_run_starts(site: Path, tmp_path: Path) -> None:
     recipe = ROOT / "recipes" / "twin_cpu.toml"
     for reward, code in (("test-share", 0), ("test-shares", 2)):

@@ -19,7 +19,7 @@ import pytest
 from swerl.core.changes import edits
 from swerl.core.chat import Finish, Message, Role
 from swerl.core.episode import Episode, Status
-from swerl.core.errors import InputError, TaskError
+from swerl.core.errors import InputError
 from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task, to_row
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
@@ -184,24 +184,6 @@ async def test_an_unsolved_rollout_is_a_zero_and_a_lost_one_is_none(
     assert slime.keep_group(args, [[unsolved], [unsolved]])
 
 
-async def test_a_server_that_goes_away_loses_the_rollout(
-    task: Task, wire: WireEngine, engine: RecordingEngine, args: Namespace
-) -> None:
-    engine.lines = [RuntimeError("out of memory")] * 40
-    [[lost]] = await rolled_out(args, [sample_of(task)], slime.generate, PARAMS)
-    assert lost.remove_sample
-    assert lost.metadata["swerl_episode"]["verdict"] == "infra"
-
-
-async def test_evaluation_is_one_sample_with_its_reward(
-    task: Task, engine: RecordingEngine, args: Namespace
-) -> None:
-    engine.lines = gold(task)
-    done = await slime.generate(args, sample_of(task), PARAMS, evaluation=True)
-    assert isinstance(done, Sample)
-    assert (done.reward, done.status) == (1.0, Sample.Status.COMPLETED)
-
-
 async def test_a_cancelled_rollout_leaves_the_next_one_alone(
     task: Task, engine: RecordingEngine, args: Namespace
 ) -> None:
@@ -247,17 +229,6 @@ async def test_settings_that_would_train_on_wrong_numbers_are_refused(
     with pytest.raises(InputError, match=message) as caught:
         await slime.generate(wrong, sample_of(task), PARAMS)
     assert caught.value.hint
-
-
-async def test_samples_that_are_no_tasks_are_refused(task: Task, args: Namespace) -> None:
-    with pytest.raises(TaskError, match="missing or unknown field"):
-        await slime.generate(args, Sample(index=0, prompt="hi", label="x"), PARAMS)
-    chat = sample_of(task)
-    chat.prompt = [{"role": "user", "content": "hi"}]
-    with pytest.raises(TaskError, match="is a chat"):
-        await slime.generate(args, chat, PARAMS)
-    with pytest.raises(InputError, match=r"top_p = 0\.9"):
-        await slime.generate(args, sample_of(task), PARAMS | {"top_p": 0.9})
 
 
 # What an Episode becomes
@@ -307,14 +278,6 @@ def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
     assert base.metadata == {"mine": 1}
 
 
-def test_an_episode_in_which_nothing_was_sampled_is_lost() -> None:
-    [lost] = slime.convert.to_train_samples(
-        Sample(index=1), recorded(), arguments(), tiny.build(None)
-    )
-    assert lost.remove_sample
-    assert lost.loss_mask == [0]
-
-
 # Prompt A all solved, prompt B all failed, one rollout of A in two samples.
 
 
@@ -335,15 +298,6 @@ def test_fan_out_moves_no_advantage_here_and_does_in_slime() -> None:
     own = own_normalisation(args, fan_out())
     assert own[:5] == pytest.approx([0.843] * 5, abs=1e-3)
     assert own[5:] == pytest.approx([-1.054] * 4, abs=1e-3)
-
-
-def test_without_fan_out_or_losses_both_agree() -> None:
-    args = arguments(n_samples_per_prompt=4, rollout_batch_size=2)
-    samples = fan_out()[1:]
-    for sample, reward in zip(samples, (1, 0, 0, 1, 0, 0, 0, 1), strict=True):
-        sample.reward = float(reward)
-    _, rewards = slime.normalize(args, samples)
-    assert rewards == pytest.approx(own_normalisation(args, samples), abs=1e-6)
 
 
 def test_a_rollout_has_one_vote_and_a_lost_one_none() -> None:
