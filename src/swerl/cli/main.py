@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     ),
     "serve": ("serve.serve", "Serve your own agents from an engine; record the exact tokens."),
     "why": ("why.why", "Name the cause of a sick run."),
+    "reward": ("reward.reward", "Try a reward on recorded Episodes, without sampling."),
     "view": ("view.view", "Show runs and Episodes as web pages."),
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
     "export": (

@@ -48,8 +48,10 @@ from swerl.core.secrets import cache_dir, public
 from swerl.core.task import Task, find_task, folder_name, to_row
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.replay import Replay
+from swerl.recipe.load import recorded
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import episode, record, wiring
+from swerl.runs.index import RECIPE
 from swerl.tasks import twin
 
 _SETTINGS = (
@@ -161,7 +163,7 @@ def _of_start(start: record.Start, instance: str) -> Task:
         return start.task
     if not start.run:
         return _given(instance, None)
-    train, heldout = wiring.tasks_of(Recipe.model_validate(start.recipe), start.run / "tasks")
+    train, heldout = wiring.tasks_of(recorded(start.run / RECIPE), start.run / "tasks")
     return find_task([*train, *chain(*heldout.values())], instance)
 
 

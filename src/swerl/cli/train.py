@@ -11,14 +11,15 @@ import typer
 from swerl.cli._options import JsonOption, RecipeSettingsOption, RunsOption
 from swerl.cli._output import console, print_json
 from swerl.cli._train_view import TrainView, show_summary
-from swerl.cli.train_status import called, facts_of, find_run, stored_recipe
+from swerl.cli.train_status import called, facts_of, find_run
 from swerl.cli.why import print_cause
 from swerl.core.errors import InputError, RunError, RunStoppedError
 from swerl.core.secrets import HIDDEN_LOGIN
 from swerl.plan.plan import plan
 from swerl.recipe.check import check
-from swerl.recipe.load import load
+from swerl.recipe.load import load, recorded
 from swerl.recipe.schema import Recipe
+from swerl.runs.index import RECIPE
 from swerl.runs.layout import RunFolder
 from swerl.runs.layout import rewind as go_back
 from swerl.runs.status import RunStatus, StatusReport, StopRequest, request_stop, run_status
@@ -92,7 +93,7 @@ def resume(
 ) -> None:
     """Resume a run with the recipe in its folder."""
     root = find_run(run, runs)
-    recipe = stored_recipe(root)
+    recipe = recorded(root / RECIPE)
     if HIDDEN_LOGIN in recipe.model_dump_json():
         raise InputError(
             f"the recipe of {root} has a URL with a login, which the run folder does not store",

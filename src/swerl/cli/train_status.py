@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.markup import escape
 
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, print_json, safe, simple_table
 from swerl.core.errors import RunError, SwerlError, unknown
-from swerl.core.files import read_json
 from swerl.plan.cost import price_book
+from swerl.recipe.load import recorded
 from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunProgress, read_progress
-from swerl.runs.index import FoundRun
+from swerl.runs.index import RECIPE, FoundRun
 from swerl.runs.status import StatusReport, requested_stop, run_status
 from swerl.sandboxes.ledger import default_ledger
 
@@ -63,7 +62,7 @@ def _facts_or_problem(root: Path) -> dict[str, Any]:
 
 def facts_of(root: Path) -> dict[str, Any]:
     """Return all facts about a run."""
-    recipe, progress = stored_recipe(root), read_progress(root)
+    recipe, progress = recorded(root / RECIPE), read_progress(root)
     run = FoundRun(root.name, root, is_trained=True)
     report = run_status(root)
     return {
@@ -183,9 +182,6 @@ def _ago(moment_s: float) -> str:
     )
 
 
-RECIPE = "recipe.resolved.json"
-
-
 def all_runs(runs: Path) -> list[Path]:
     """Return every run folder in `runs`, the newest first."""
     roots = [path.parent for path in runs.glob(f"*/{RECIPE}")]
@@ -212,18 +208,6 @@ def find_run(run: str, runs: Path) -> Path:
 def called(root: Path) -> str:
     """Return the argument that names a run: its name if that is enough, or its folder."""
     return root.name if root == Path("runs") / root.name else str(root)
-
-
-def stored_recipe(root: Path) -> Recipe:
-    """Return the recipe of a run. Raises RunError where this version does not read it."""
-    try:
-        return Recipe.model_validate(read_json(root / RECIPE))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        message = f"{root / RECIPE}: {key}: {first['msg']}"
-        hint = "another version of swerl wrote it; resume the run with that one"
-        raise RunError(message, hint=hint) from error
 
 
 def _last_use(root: Path) -> float:

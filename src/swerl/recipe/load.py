@@ -11,8 +11,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from swerl.core import plugins
-from swerl.core.errors import RecipeError
-from swerl.core.files import shipped_folder
+from swerl.core.errors import RecipeError, RunError
+from swerl.core.files import read_json, shipped_folder
 from swerl.recipe.hub import model_folder
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import ONE, SEVERAL, PluginSection
@@ -29,6 +29,18 @@ def load(files: Sequence[Path], settings: Iterable[str] = (), *, fetch: bool = F
     except ValidationError as error:
         raise _explain(error) from error
     return _resolved(recipe, fetch=fetch)
+
+
+def recorded(path: Path) -> Recipe:
+    """Read the recipe of a run folder. Raises RunError if this version does not know a key."""
+    stored = read_json(path)
+    try:
+        return Recipe.model_validate(stored)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        hint = "another version of swerl wrote it; use that one for this run"
+        raise RunError(f"{path}: {key}: {first['msg']}", hint=hint) from error
 
 
 def written(files: Sequence[Path]) -> dict[str, Any]:

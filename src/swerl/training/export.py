@@ -25,6 +25,7 @@ from swerl.core.errors import InputError, RunError
 from swerl.core.files import disk_errors, read_json, write_json, write_text
 from swerl.engines._weights import shards
 from swerl.recipe.hub import model_name
+from swerl.recipe.load import recorded
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import INITIAL_MODEL
 from swerl.runs.layout import RunFolder
@@ -112,7 +113,7 @@ def _recipe(root: Path) -> Recipe:
             f"{root} is no run folder: it has no {path.name}",
             hint="pass a folder that `swerl train` made, such as runs/NAME",
         )
-    return Recipe.model_validate(read_json(path))
+    return recorded(path)
 
 
 def _step(run: RunFolder, options: ExportOptions, initial: Path) -> int:
