@@ -34,7 +34,7 @@ PAGES = [
 ]
 NOT_RUN = {
     r"swerl train (?!.*--dry-run)": "trains, or needs a run in work",
-    r"swerl (export|why) ": "needs a trained run",
+    r"swerl (export|why|reward) ": "needs a trained run",
     r"--model|--from runs": "needs a model or a trained run",
     r"swerl (serve|sandbox serve)$|swerl view ": "serves until Ctrl-C",
     r"swerl sandbox reap|swerl doctor": "own tests run it",
