@@ -67,6 +67,10 @@ AgentOption = Annotated[str, typer.Option(help="An agent: builtin, claude-code, 
 AttemptsOption = Annotated[
     int, typer.Option("-k", "--attempts", min=1, help="Attempts at each task.")
 ]
+PushOption = Annotated[
+    str | None,
+    typer.Option(metavar="OWNER/NAME", help="Also upload it to this repository of the hub."),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 

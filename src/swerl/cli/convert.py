@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from swerl.cli._options import ForceOption, JsonOption, require_new
+from swerl.cli._options import ForceOption, JsonOption, PushOption, require_new
 from swerl.cli._output import console, counted, print_json, safe, simple_table, stderr
-from swerl.cli._run import INTERRUPTED, progress_bar
+from swerl.cli._run import INTERRUPTED, progress_bar, waiting
 from swerl.core.errors import InputError, TaskError, unknown
+from swerl.core.task import read_tasks
 from swerl.grading.log_parsers import unsupported
+from swerl.recipe import hub
 from swerl.tasks import convert as converting
 from swerl.tasks import datasets, select
 from swerl.tasks.convert import Settings, Summary
 from swerl.tasks.datasets import Converter
-from swerl.tasks.export import FORMATS
+from swerl.tasks.export import FORMATS, task_card
 from swerl.tasks.rows import Rows, file_rows, hub_rows, splits_in
 
 _NUM_REASONS = 20
@@ -51,17 +55,25 @@ def convert(
         str,
         typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
     ] = "",
+    push: PushOption = None,
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a dataset's rows to Tasks; unusable rows go to a rejects file.
 
     With --format, write the tasks of a dataset or of a task file for another trainer; those of a
-    dataset are kept beside the result.
+    dataset are kept beside the result. With --push, upload them to the hub with a card.
     """
     if name == "list":
         _list(as_json=as_json)
         return
+    if push:
+        hub.require_id(push)
+        if to:
+            raise InputError("--push uploads swerl's own form", hint="leave out --format")
+        if name.endswith(".jsonl"):
+            _push(Path(name), push)
+            return
     if to:
         _check_format(to, out, force=force)
     if to and name.endswith(".jsonl"):
@@ -75,8 +87,20 @@ def convert(
     _check_output(tasks, rows, force=force)
     summary = _convert(converter, source, tasks, settings)
     _print(summary, tasks, as_json=as_json)
+    if push:
+        _push(tasks, push)
     if out and to:
         _export(tasks, out, to)
+
+
+def _push(tasks: Path, name: str) -> None:
+    """Upload a task file with a card that states how its Tasks were made."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "README.md").write_text(task_card(list(read_tasks(tasks))))
+        shutil.copyfile(tasks, Path(folder) / "tasks.jsonl")
+        with waiting(f"uploading to {name}"):
+            address = hub.push(Path(folder), name, kind="dataset")
+    console().print(f"hub:     {address}", soft_wrap=True)
 
 
 def _convert(converter: Converter, rows: Rows, tasks: Path, settings: Settings) -> Summary:

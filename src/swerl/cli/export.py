@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from swerl.cli._options import JsonOption, RunsOption, require_new
+from swerl.cli._options import JsonOption, PushOption, RunsOption, require_new
 from swerl.cli._output import console, counted, print_json, safe, stderr, with_docs
 from swerl.cli._run import waiting
 from swerl.cli.train_status import find_run
 from swerl.core.errors import InputError, unknown
+from swerl.recipe import hub
 
 
 def export(
@@ -30,11 +32,16 @@ def export(
         str | None,
         typer.Option(metavar="FORMAT", help="Write the trained rows: parquet or slime."),
     ] = None,
+    push: PushOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a model folder in Hugging Face format, or the trained rows."""
+    if push:
+        hub.require_id(push)
     if samples is not None:
+        if push:
+            raise InputError("--push uploads a model, not rows", hint="leave out --samples")
         _export_samples(_find(run, runs), out, samples, step, as_json=as_json)
         return
     if step is not None and best:
@@ -52,14 +59,20 @@ def export(
     options = ExportOptions(step=step, best=best, dtype=dtype, adapter=adapter)
     with waiting("reading and writing the weights"):
         result = write(root, out, options)
+    address = None
+    if push:
+        with waiting(f"uploading to {push}"):
+            address = hub.push(result.folder, push, kind="model")
     if as_json:
-        print_json(result)
+        print_json({**asdict(result), "hub": address})
         return
     say = console()
     say.print(f"step {result.step} of {root}: {result.num_params:,} parameters", soft_wrap=True)
     say.print(f"folder    {result.folder}", soft_wrap=True)
     say.print(f"size      {_size(result.num_bytes)}")
     say.print(f"checksum  {result.checksum}", soft_wrap=True)
+    if address:
+        say.print(f"hub       {address}", soft_wrap=True)
 
 
 def _find(run: Path, runs: Path) -> Path:

@@ -1,6 +1,7 @@
 """Models by their id on the Hugging Face hub: `OWNER/NAME` or `OWNER/NAME@REVISION`.
 
-They are fetched once into the hub's own cache, whose folder has the commit in its name.
+They are fetched once into the hub's own cache, whose folder has the commit in its name. Models and
+Tasks are uploaded to it.
 """
 
 from __future__ import annotations
@@ -80,3 +81,31 @@ def model_faults(path: Path) -> tuple[list[str], int]:
         faults.append(f"{len(lacking) - 3} more")
     sizes = [(path / name).stat().st_size for name in weights if (path / name).is_file()]
     return faults, sum(sizes)
+
+
+def push(source: Path, name: str, *, kind: str) -> str:
+    """Upload a folder to a repository of the hub, and return its address.
+
+    `kind` is `model` or `dataset`. A new repository is private. The login is that of `hf auth
+    login`, or the variable HF_TOKEN. Raises InputError if the hub does not take it.
+    """
+    require_id(name)
+    try:
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        address = api.create_repo(name, repo_type=kind, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, repo_type=kind, folder_path=source)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the hub does not take {name}: {first_line(error):.200}",
+            hint="what was written here stays; log in with `hf auth login` as one who may write",
+        ) from error
+    return str(address)
+
+
+def require_id(name: str) -> None:
+    """Raise InputError unless a text is the id of a repository."""
+    match = _ID.fullmatch(name)
+    if match is None or match["revision"]:
+        raise InputError(f"{name!r} is not the id of a repository", hint="write OWNER/NAME")

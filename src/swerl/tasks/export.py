@@ -11,12 +11,14 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
+from swerl import __version__
+from swerl.core.certificate import objection
 from swerl.core.changes import touched
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, TaskError
@@ -33,6 +35,34 @@ class Exported:
 
     num_tasks: int
     reasons: Mapping[str, int]
+
+
+def task_card(tasks: Sequence[Task]) -> str:
+    """Return the README.md of a task file on the hub: its sources and what vetting found."""
+    sources = Counter(task.dataset or "none" for task in tasks)
+    certified = [task for task in tasks if not objection(task)]
+    strengths = Counter(str(task.certificate.get("strength", "none")) for task in certified)
+    num_repos = len({task.repo for task in tasks})
+    return f"""---
+tags:
+- reinforcement-learning
+- swerl
+---
+# Tasks for coding agents
+
+{len(tasks):,} Tasks of {num_repos:,} repositories, written by swerl {__version__}.
+
+- Sources: {_listed(sources)}
+- Certified by `swerl tasks vet`: {len(certified):,}; strength of their tests: {_listed(strengths)}
+
+`hf download` fetches `tasks.jsonl`; then set `tasks.source` in a recipe, or pass the file to `swerl
+eval`. Each Task has its prompt, image, tests and known solution, under the licences of its
+repository.
+"""
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or "none"
 
 
 def export_slime(tasks: Iterable[Task], out: Path) -> Exported:

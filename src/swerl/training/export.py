@@ -94,7 +94,8 @@ def export(root: Path, target: Path, options: ExportOptions) -> ExportedModel:
             write = _Writer(recipe, source, CheckpointReader(folder), meta, options)
             num_params, num_bytes, checksum = write.into(temporary)
             exported = ExportedModel(target, meta.step, num_params, num_bytes, checksum)
-            card = model_card(recipe, exported, source, adapter=options.adapter)
+            scores = _scores(root, meta.step)
+            card = model_card(recipe, exported, source, scores, adapter=options.adapter)
             write_text(temporary / "README.md", card)
             # Write SHA256SUMS for `sha256sum -c`.
             files = sorted(path for path in temporary.iterdir())
@@ -247,7 +248,22 @@ def _write_config(folder: Path, source: Path, hf_config: dict[str, Json], dtype:
     copy_tokenizer(source, folder)
 
 
-def model_card(recipe: Recipe, exported: ExportedModel, source: Path, *, adapter: bool) -> str:
+def _scores(root: Path, step: int) -> str:
+    """Return a line for each evaluation at this step, with its 95 % interval."""
+    lines = []
+    for path in sorted(root.glob(f"evals/eval-*-{step:05d}.json")):
+        rate = read_json(path)["pass_at_1"]
+        split = path.stem.removeprefix("eval-").rpartition("-")[0]
+        interval = f"95 % interval {rate['low']:.3f} to {rate['high']:.3f}"
+        lines.append(
+            f"- {split}: {rate['mean']:.3f} of {rate['num_tasks']} tasks solved, {interval}\n"
+        )
+    return "".join(lines)
+
+
+def model_card(
+    recipe: Recipe, exported: ExportedModel, source: Path, scores: str, *, adapter: bool
+) -> str:
     """Return the README.md with the model's origin. Its form is the Hugging Face hub's."""
     library, origin = "peft" if adapter else "transformers", model_name(source)
     base = f"base_model: {origin.partition('@')[0]}\n" if "/" in origin else ""
@@ -261,7 +277,8 @@ pipeline_tag: text-generation
 # {recipe.name}, step {exported.step}
 
 `{origin}`, trained as a coding agent by reinforcement learning with swerl {__version__}:
-algorithm {recipe.algorithm.type}, {exported.step} of {recipe.steps} steps, {exported.num_params:,}
-parameters. Checksum of the weights: `{exported.checksum}`. `sha256sum -c SHA256SUMS` checks the
-files.
-"""
+algorithm {recipe.algorithm.type}, {exported.step} of {recipe.steps} steps on the tasks
+`{Path(recipe.tasks.source).name}`, {exported.num_params:,} parameters. Checksum of the weights:
+`{exported.checksum}`. `sha256sum -c SHA256SUMS` checks the files.
+
+{scores}"""

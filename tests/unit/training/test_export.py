@@ -74,6 +74,9 @@ async def test_an_export_is_the_published_model(run: Run, tmp_path: Path) -> Non
 
 def _check_content(run: Run, out: Path) -> None:
     """Export by the command, where Megatron-Core cannot be imported."""
+    score = {"pass_at_1": {"mean": 0.5, "low": 0.2, "high": 0.8, "num_tasks": 8}}
+    (run.root / "evals").mkdir()
+    write_json(run.root / "evals" / "eval-heldout-00001.json", score)
     command = [sys.executable, "-c", WITHOUT_MEGATRON, "export", str(run.root), "-o", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -88,6 +91,7 @@ def _check_content(run: Run, out: Path) -> None:
     assert AutoTokenizer.from_pretrained(out)("a")["input_ids"]
     card = (out / "README.md").read_text()
     assert "small, step 1" in card and run.published.checksum in card
+    assert "heldout: 0.500 of 8 tasks solved, 95 % interval 0.200 to 0.800" in card
     for line in (out / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split("  ")
         assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
