@@ -14,7 +14,7 @@ from swerl.runs import evaluation, index
 from swerl.runs.evaluation import Evaluation, TaskResult, compare
 from swerl.runs.index import FoundRun
 from swerl.runs.layout import RunFolder
-from swerl.runs.statistics import Rate
+from swerl.runs.statistics import Rate, rate
 
 OWN = "eval"
 """Name of the evaluation of a folder that `swerl eval` made."""
@@ -94,8 +94,15 @@ def task_by_task(run: FoundRun, name: str) -> dict[str, Any]:
     rows = [
         {"result": result, "cells": _cells(result, places)} for result in evaluated.results.values()
     ]
-    report = _report(run, name)
-    return {"report": report, "rows": rows, "num_lost_tasks": evaluated.num_lost_tasks}
+    values: dict[str, list[float]] = {}
+    for result in evaluated.results.values():
+        values.setdefault(result.repo or "none", []).append(result.value)
+    return {
+        "report": _report(run, name),
+        "rows": rows,
+        "repos": [(repo, rate(of_repo)) for repo, of_repo in sorted(values.items())],
+        "num_lost_tasks": evaluated.num_lost_tasks,
+    }
 
 
 def versus(a: tuple[FoundRun, str], b: tuple[FoundRun, str]) -> dict[str, Any]:

@@ -437,6 +437,9 @@ async def test_evaluations_are_shown_task_by_task_and_side_by_side(
     page = pages[f"/{TOKEN}/r/eval-b/v/eval.html"]
     assert "The engine gives no token ids, log-probabilities" in page
     assert 'href="../../../r/eval-b/e/digest-0/org_task-0.1/index.html"' in page
+    assert 'href="../../../r/eval-b/e/digest-0/org_task-0.0/index.html">org/task-0</a>' in page
+    assert 'data-verdict="unsolved" checked>' in page and "unsolved <b>3</b>" in page
+    assert '<td>org/r0</td><td class="num">2</td>' in page and "<td>org/r1</td>" in page
     pair = pages[f"/{TOKEN}/r/eval-a/v/eval/vs/eval-b/eval.html"]
     assert pair.index("org/task-0") < pair.index("org/task-1") < pair.index("org/task-3")
     beside = "r/eval-a/e/digest-0/org_task-0.0/vs/eval-b/digest-0/org_task-0.0.html"
