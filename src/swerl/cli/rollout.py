@@ -483,6 +483,11 @@ async def attempt(
 
 def replies(script: str, harness: Harness, task: Task) -> Sequence[Message]:
     """Return the replies of a script. Raises TaskError if the Task has no known solution."""
+    if not hasattr(harness, "script"):
+        raise InputError(
+            "this agent has no `script`, so it cannot follow a scripted engine",
+            hint="use a model: --engine torch-cpu, or an address as sglang=URL or openai=URL",
+        )
     if script == NOOP:
         return harness.script([], task.workdir)
     if not task.gold_patch:

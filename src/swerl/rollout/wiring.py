@@ -6,11 +6,11 @@ cluster is imported inside the two functions that training alone calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -24,7 +24,7 @@ from swerl.core.contracts import (
     Harness,
     SandboxBackend,
 )
-from swerl.core.errors import RecipeError
+from swerl.core.errors import InputError, RecipeError
 from swerl.core.events import Emit, Notice, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.sandbox import Limits
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from swerl.cluster.node import Node
     from swerl.cluster.open import Nodes
     from swerl.engines import sglang
+
+T = TypeVar("T")
 
 
 def family_of(recipe: Recipe, model: Path | None) -> Family:
@@ -173,7 +175,20 @@ def harness_of(recipe: Recipe, agent: PluginSection | None = None) -> Harness:
     chosen = agent or recipe.agents[0]
     options = plugin_options("harnesses", chosen, section="harness")
     module = plugins.load("harnesses", chosen.type)
-    return module.build(*([] if options is None else [options]))
+    built = module.build(*([] if options is None else [options]))
+    return _whole(built, Harness, f"agent {chosen.type}", optional=("script",))
+
+
+def _whole(part: T, protocol: type, name: str, optional: Collection[str] = ()) -> T:
+    """Return a part that has all members of its Protocol. Raises InputError if it has not."""
+    members = {*protocol.__annotations__, *vars(protocol)} - {*optional}
+    public = sorted(member for member in members if not member.startswith("_"))
+    if lacking := [member for member in public if not hasattr(part, member)]:
+        raise InputError(
+            f"the {name} has no {', '.join(lacking)}",
+            hint="docs/reference/contracts.md lists what it needs",
+        )
+    return part
 
 
 def _mix_of(recipe: Recipe) -> tuple[MixedAgent, ...]:
@@ -187,7 +202,9 @@ def _mix_of(recipe: Recipe) -> tuple[MixedAgent, ...]:
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
     """Build the recipe's algorithm with its validated settings."""
-    return plugins.load("algorithms", recipe.algorithm.type).build(*_options(recipe, "algorithm"))
+    name = recipe.algorithm.type
+    built = plugins.load("algorithms", name).build(*_options(recipe, "algorithm"))
+    return _whole(built, Algorithm, f"algorithm {name}")
 
 
 def engine_of(

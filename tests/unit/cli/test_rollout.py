@@ -120,6 +120,31 @@ def test_an_error_in_the_users_reward_is_named_with_exit_code_2(run: Run, tmp_pa
     assert len(record.read(tmp_path / "out").trajectory.turns) > 1
 
 
+AGENT = """
+from swerl.core.contracts import Exit
+class Own:
+    dialect, inside = "openai_chat", False
+    async def install(self, sandbox): pass
+    async def run(self, sandbox, task, endpoint, budget_s): return Exit(0)
+def build():
+    return Own()
+"""
+
+
+def test_an_own_agent_without_a_needed_member_or_a_script_is_one_error(
+    run: Run, tmp_path: Path
+) -> None:
+    mounts = "def mounts(self): return []\n    async def install"
+    for text, message in (
+        (AGENT, "lacking.py has no mounts"),
+        (AGENT.replace("async def install", mounts), "has no `script`"),
+    ):
+        agent = tmp_path / f"{'silent' if mounts in text else 'lacking'}.py"
+        agent.write_text(text)
+        error = run("--agent", str(agent)).error
+        assert isinstance(error, InputError) and message in str(error), error
+
+
 def test_broken_machinery_is_shown_as_infra_with_exit_code_1(
     run: Run, task: Task, tmp_path: Path
 ) -> None:
