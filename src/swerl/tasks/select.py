@@ -75,15 +75,18 @@ def filter_tasks(path: Path, out: Path, choice: Choice) -> tuple[int, int]:
 
     Raises RunError if `out` cannot be written.
     """
-    ranks: dict[str, float] = {}
+    ranks: dict[int, float] = {}
     num_all = 0
     for _, task in lines(path):
-        num_all += 1
         if choice.fits(task):
-            ranks[task.id] = choice.random(task)
+            ranks[num_all] = choice.random(task)
+        num_all += 1
     chosen = set(sorted(ranks, key=ranks.__getitem__)[: choice.sample])
-    with replacing(out) as part, part.open("wb") as file:
-        file.writelines(line for line, task in lines(path) if task.id in chosen)
+    with replacing(out) as part, part.open("wb") as file, path.open("rb") as source:
+        rows = (line for line in source if not line.isspace())
+        file.writelines(
+            line.rstrip(b"\n") + b"\n" for number, line in enumerate(rows) if number in chosen
+        )
     return len(chosen), num_all
 
 
