@@ -24,7 +24,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,7 +47,7 @@ from swerl.core.certificate import (
     settled,
     to_json,
 )
-from swerl.core.contracts import ConfirmingGrader, MeteredSandbox, Sandbox, SandboxBackend
+from swerl.core.contracts import ConfirmingGrader, Sandbox, SandboxBackend
 from swerl.core.errors import (
     BrokenImageError,
     InputError,
@@ -58,7 +58,7 @@ from swerl.core.errors import (
 from swerl.core.files import disk_errors, replacing
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.jobs import append_result, read_results, run_jobs
-from swerl.core.sandbox import Limits, Usage
+from swerl.core.sandbox import Limits
 from swerl.core.task import Protection, Strength, Task, to_row
 from swerl.grading import confirm
 from swerl.grading.audit import Audit
@@ -388,18 +388,10 @@ def _without(task: Task, tests: Iterable[str]) -> Task:
 
 
 def _measured(gold: Sequence[GradedRun]) -> Measured:
-    memory = [run.usage.peak_memory_mib for run in gold]
-    disk = [run.usage.disk_mib for run in gold]
     return Measured(
         grading_s=round(max(run.grade.duration_s for run in gold), 3),
         test_s=round(max(run.grade.test_s for run in gold), 3),
-        peak_memory_mib=_rounded(_most(memory)),
-        disk_mib=_rounded(_most(disk)),
     )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 1)
 
 
 def _time_limit(given_s: float, measured: Measured) -> float:
@@ -430,7 +422,6 @@ class GradedRun:
     """One grading."""
 
     grade: Grade
-    usage: Usage = field(default_factory=Usage)
     texts: Mapping[str, str] = field(default_factory=dict)
     """Files of the repository before the patch, by path."""
 
@@ -488,7 +479,6 @@ class Runs:
     async def _grade(self, task: Task, patch: str, read: Iterable[str]) -> GradedRun:
         grader = plugins.load("graders", task.grading.grader).build()
         texts: dict[str, str] = {}
-        usages: list[Usage] = []
         # Sandboxes side by side would need more memory than a worker may take.
         lock = asyncio.Lock()
 
@@ -498,7 +488,6 @@ class Runs:
                 if not texts:
                     texts.update(await _texts(sandbox, task.workdir, read))
                 yield sandbox
-                usages.append(await _usage(sandbox))
 
         try:
             grade = await Audit(1.0).grade(grader, task, patch, open_clean, text=patch)
@@ -506,11 +495,7 @@ class Runs:
             if not error.from_inside:
                 raise
             return GradedRun(Grade(Verdict.UNSOLVED, reason=f"the sandbox failed: {error}"))
-        peak = Usage(
-            _most(usage.peak_memory_mib for usage in usages),
-            _most(usage.disk_mib for usage in usages),
-        )
-        return GradedRun(grade, peak, texts)
+        return GradedRun(grade, texts)
 
     @asynccontextmanager
     async def _open(self, task: Task, stage: Stage) -> AsyncIterator[Sandbox]:
@@ -535,19 +520,6 @@ async def _retried(call: Callable[[], Awaitable[T]]) -> T:
     raise SandboxError(
         f"grading failed {_TRIES} times: {reason}", hint="`swerl doctor` checks the machine"
     )
-
-
-async def _usage(sandbox: Sandbox) -> Usage:
-    """Return the resources that a sandbox has used, as far as they are known."""
-    if isinstance(sandbox, MeteredSandbox):
-        with suppress(SandboxError):  # a grading is not lost because its cost is unknown
-            return await sandbox.usage()
-    return Usage()
-
-
-def _most(values: Iterable[float | None]) -> float | None:
-    """Return the largest of the values that are known."""
-    return max((value for value in values if value is not None), default=None)
 
 
 async def _texts(sandbox: Sandbox, workdir: str, paths: Iterable[str]) -> dict[str, str]:

@@ -206,7 +206,7 @@ def _details(result: Vetted) -> Iterator[str]:
 
 
 def _task_table(results: Sequence[Vetted]) -> Table:
-    numbers = ("test s", "limit s", "MiB", "disk", "strength", "share", "vetting s")
+    numbers = ("test s", "limit s", "strength", "share", "vetting s")
     table = simple_table("task", "", *numbers, whole=("", *numbers), numbers=numbers)
     for result in results:
         certificate = result.certificate
@@ -219,17 +219,11 @@ def _task_table(results: Sequence[Vetted]) -> Table:
             "[green]certified[/]" if result.ok else f"[yellow]{certificate.findings[0].defect}[/]",
             f"{cost.test_s:.1f}",
             f"{certificate.timeout_s:.0f}",
-            _mib(cost.peak_memory_mib),
-            _mib(cost.disk_mib),
             str(certificate.strength),
             f"{certificate.share:.0%}",
             f"{result.seconds:.1f}",
         )
     return table
-
-
-def _mib(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.0f}"
 
 
 def _reasons(results: Sequence[Vetted]) -> Mapping[str, tuple[int, str]]:

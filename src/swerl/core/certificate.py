@@ -65,10 +65,6 @@ class Measured:
     """Seconds of one grading in its open sandbox."""
     test_s: float = 0.0
     """Seconds of the test command."""
-    peak_memory_mib: float | None = None
-    """None if the sandbox does not measure it."""
-    disk_mib: float | None = None
-    """None if the sandbox does not measure it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from swerl.core.learning import (
     StepStats,
     WeightRef,
 )
-from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount, Usage
+from swerl.core.sandbox import Chunk, Exec, Limits, LiveSandbox, Mount
 from swerl.core.task import Protection, Task
 from swerl.core.turn import Completion, Sampling, Trajectory
 
@@ -117,14 +117,6 @@ class Sandbox(Protocol):
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there."""
-
-
-@runtime_checkable
-class MeteredSandbox(Protocol):
-    """A Sandbox that measures its own resource usage."""
-
-    async def usage(self) -> Usage:
-        """Return its usage since the start."""
 
 
 @runtime_checkable

@@ -166,15 +166,6 @@ def closed_input() -> SandboxError:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Resources that a sandbox has used so far; None: its backend does not measure them."""
-
-    peak_memory_mib: float | None = None
-    disk_mib: float | None = None
-    """Size on its disk beyond the image."""
-
-
-@dataclass(frozen=True, slots=True)
 class LiveSandbox:
     """A sandbox of swerl that its provider lists."""
 

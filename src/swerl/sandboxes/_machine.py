@@ -33,7 +33,6 @@ from swerl.core.sandbox import (
     Chunk,
     Exec,
     Limits,
-    Usage,
     closed_input,
     file_error,
     require_path,
@@ -70,7 +69,6 @@ _MARK_TOP = 1 << 40
 _WORD_BYTES = 3
 _NO_FILE, _FOLDER, _SIGXFSZ = 2, 3, 153
 _FULL = ("No space left", "File too large", "quota exceeded")
-_PEAK = "/sys/fs/cgroup/memory.peak"
 _NUL = ["sh", "-c", "echo 'swerl: an argument contains a null byte' >&2; exit 126"]
 
 WaitForExit = Callable[[int | None], Awaitable[int]]
@@ -214,13 +212,6 @@ class MachineSandbox(ABC):
             on_lost=lambda error: self._lose(str(error), from_inside=error.from_inside),
         )
         return await self._relays.enter_async_context(relay)
-
-    async def usage(self) -> Usage:
-        """Return its peak memory, with cgroup version 2."""
-        peak = None
-        with suppress(FileNotFoundError, ValueError):
-            peak = int(await self.read(_PEAK)) / 2**20
-        return Usage(peak_memory_mib=peak)
 
     async def close(self) -> None:
         """Remove the machine and release all resources. Safe to call twice. Raises SandboxError."""

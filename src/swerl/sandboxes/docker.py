@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict
 
 from swerl.core.contracts import Listener
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount, Usage, new_name
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
 from swerl.sandboxes import _docker_container as containers
 from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes._docker_container import ContainerPlan
@@ -252,14 +251,6 @@ class DockerSandbox(MachineSandbox):
             with suppress(PermissionError):
                 return await self._expose_here(listener)
         return await super().expose(listener)
-
-    async def usage(self) -> Usage:
-        """Return its disk usage, and with cgroup version 2 its peak memory."""
-        sizes = await self._daemon.call(
-            lambda client: client.containers(size=True, filters={"id": self.container})
-        )
-        size = sizes[0].get("SizeRw") if sizes else None
-        return replace(await super().usage(), disk_mib=None if size is None else size / 2**20)
 
     async def check_disk(self, size: int) -> None:
         """End it if its files exceed their limit."""

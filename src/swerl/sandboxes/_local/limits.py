@@ -102,16 +102,6 @@ def remove(groups: Mapping[str, Path], name: str) -> bool:
     return gone
 
 
-def peak_memory_mib(groups: Mapping[str, Path], name: str) -> float | None:
-    """Return the peak memory of a sandbox; None if no group counts it."""
-    if "memory" not in groups:
-        return None
-    for file in ("memory.peak", "memory.max_usage_in_bytes"):
-        with suppress(OSError, ValueError):
-            return int((groups["memory"] / name / file).read_text()) / 2**20
-    return None
-
-
 def leftovers(groups: Mapping[str, Path]) -> list[Path]:
     """Return the groups of all sandboxes here, dead or alive."""
     return [path for parent in set(groups.values()) for path in parent.glob("swerl-*-*")]

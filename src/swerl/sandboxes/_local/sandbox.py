@@ -24,7 +24,6 @@ from swerl.core.sandbox import (
     TIMED_OUT,
     CappedOutput,
     Exec,
-    Usage,
     file_error,
     require_path,
 )
@@ -39,7 +38,6 @@ _THREAD_BYTES = 4 << 20
 """Files of this size or larger are moved in a thread, so that the event loop is not blocked."""
 _KILL_TIMEOUT_S = 30.0
 _CAPTURE_S = 1800
-_MIN_DISK_BYTES = 4 << 20
 _HOST_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBADF})
 """Errors of this process. Code inside can cause every other one, by what it puts at a path; reading
 /proc/1/mem, for example, is an input/output error."""
@@ -226,19 +224,6 @@ class LocalSandbox:
                     hint=f"free some space in {store.root}",
                 ) from error
         return f"snapshot:{layer_id}"
-
-    async def usage(self) -> Usage:
-        """Return its peak memory, if a cgroup counts it, and its disk usage.
-
-        Files in a memory file system count as memory too.
-        """
-        self._link.require_alive()
-        disk = os.fstatvfs(self._root)
-        # a shared folder of the host would report the host's whole disk
-        is_own = disk.f_blocks * disk.f_frsize <= max(self._disk_bytes, _MIN_DISK_BYTES)
-        used_mib = (disk.f_blocks - disk.f_bfree) * disk.f_frsize / 2**20
-        peak_mib = limits.peak_memory_mib(self._groups, self.id)
-        return Usage(peak_memory_mib=peak_mib, disk_mib=used_mib if is_own else None)
 
     async def close(self) -> None:
         """End it; return when none of its processes runs. Safe to call twice."""
