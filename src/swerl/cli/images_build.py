@@ -90,7 +90,7 @@ def _rows(specs: Path, path: Path | None, dataset: str) -> dict[str, Row]:
 
 
 def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
-    from swerl.images.build import build, make_task, misfits_of
+    from swerl.images.build import build, make_task
 
     if spec.instance_id not in rows:
         raise unknown("row", spec.instance_id, rows)
@@ -99,8 +99,6 @@ def _build_one(spec: SourceSpec, rows: dict[str, Row], dataset: str) -> Task:
     with stderr().status(spec.instance_id) as status:
         image = build(spec, lambda step: status.update(f"{spec.instance_id}: {step}"))
     console().print(f"{image}  [dim]{time.monotonic() - started:.1f} s[/]", soft_wrap=True)
-    for text in misfits_of(spec, task):
-        console().print(f"  {text}; try another release", style="yellow", soft_wrap=True)
     return task
 
 

@@ -64,7 +64,6 @@ _DATE = "2000-01-01T00:00:00Z"
 _FORMAT = 1
 """Raised when a build's result changes, so that older images are built again."""
 _PATH = f"{VENV}/bin:/usr/local/bin:/usr/bin:/bin"
-_APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--check")
 
 
 class TestException(BaseModel):
@@ -288,37 +287,6 @@ def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-ben
 def row_id(row: Mapping[str, Json], dataset: str) -> str:
     """Return the id of a row's Task. Raises TaskError if only a whole row contains it."""
     return str(row.get("instance_id") or find_converter(dataset).to_task(row).id)
-
-
-def misfits_of(spec: SourceSpec, task: Task) -> list[str]:
-    """Return a line for each diff of the Task that does not apply to its built image."""
-    return misfits(task, cache_dir() / "images" / spec.instance_id / "layer" / "testbed")
-
-
-def misfits(task: Task, testbed: Path) -> list[str]:
-    """Return a line for the test patch and for the solution if it does not apply unchanged."""
-    diffs = {"test patch": task.grading.test_patch, "solution": task.gold_patch}
-    return [
-        f"its {name} does not apply: {complaint}"
-        for name, diff in diffs.items()
-        if diff and (complaint := _misfit(diff, testbed))
-    ]
-
-
-def _misfit(diff: str, testbed: Path) -> str:
-    complaint = _objection(diff, testbed)
-    if complaint and not _objection(diff, testbed, "--reverse"):
-        return "the release already includes it"
-    return complaint
-
-
-def _objection(diff: str, testbed: Path, *flags: str) -> str:
-    text = (diff if diff.endswith("\n") else diff + "\n").encode("utf-8", "surrogateescape")
-    process = subprocess.run(
-        [*_APPLY, *flags, "-"], cwd=testbed, input=text, capture_output=True, check=False
-    )
-    complaint = process.stderr.decode("utf-8", "replace").strip().split("\n")
-    return complaint[0].removeprefix("error: ") if process.returncode else ""
 
 
 @dataclass(frozen=True, slots=True)

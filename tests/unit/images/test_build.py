@@ -22,14 +22,11 @@ from swerl.images.build import (
     SourceSpec,
     build,
     make_task,
-    misfits,
     read_specs,
     run_inside,
     unpack,
 )
 from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
-from swerl.tasks.datasets import find_converter
-from tests.unit.data_converters.examples import EXAMPLES
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
@@ -128,27 +125,6 @@ async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
         )
         done = await sandbox.run(["python", "-c", code], cwd="/testbed")
     assert done.text == "/opt/venv 2 yes\n"
-
-
-def test_diffs_that_do_not_apply_are_reported(image: Path) -> None:
-    fitting = (
-        "--- a/pyproject.toml\n+++ b/pyproject.toml\n@@ -1,3 +1,3 @@\n [build-system]\n"
-        '-requires = []\n+requires = [1]\n build-backend = "backend"\n'
-    )
-    other = fitting.replace("= []", "= [2]")
-    there = fitting.replace("= []", "= [3]").replace("= [1]", "= []")
-    testbed = image / "layer" / "testbed"
-
-    def said(test_patch: str, patch: str) -> list[str]:
-        row = {**EXAMPLES["swe-bench"], "test_patch": test_patch, "patch": patch}
-        return misfits(find_converter("swe-bench").to_task(row), testbed)
-
-    assert said(fitting, fitting) == []
-    (line,) = said(fitting, other)
-    assert line.startswith("its solution does not apply: patch failed: pyproject.toml:1")
-    assert said(there, fitting) == [
-        "its test patch does not apply: the release already includes it"
-    ]
 
 
 def test_missing_python_says_how_to_get_it() -> None:
