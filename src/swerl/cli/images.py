@@ -32,7 +32,7 @@ from swerl.core.image_reference import is_local, parse_target
 from swerl.core.jobs import run_jobs
 from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
-from swerl.images.archive import import_images
+from swerl.images.archive import import_image
 from swerl.images.gc import collect
 from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
@@ -152,11 +152,12 @@ def _show_plan(images: list[str], options: PullOptions, *, as_json: bool) -> Non
 
 def _import(argument: str) -> None:
     path, _, name = argument.removeprefix(_ARCHIVE).partition(":")
+    if not name:
+        raise InputError(f"{argument} names no image", hint=f"append a name: {argument}:NAME")
     with stderr().status(f"importing {path}"):
-        images = import_images(Path(path), default_store(), name=name)
-    for image in images:
-        layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
-        console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
+        image = import_image(Path(path), default_store(), name)
+    layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
+    console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
 
 
 def mirror_images(

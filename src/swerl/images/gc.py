@@ -6,7 +6,6 @@ that an open sandbox of any process uses, or that a pull is downloading.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import time
 from collections import Counter
@@ -44,7 +43,7 @@ class GcResult:
     freed_bytes: int
     kept_bytes: int
     num_parts: int
-    """Removed blobs, layers and partial downloads."""
+    """Removed blobs and layers."""
     num_outside: int = 0
     """Removed snapshots of Docker daemons, which are not in the store, and of killed servers."""
 
@@ -79,7 +78,7 @@ def collect(
             if max_bytes is not None and plan.kept_bytes <= max_bytes:
                 break
             plan.evict(name)
-        gone = [*plan.gone, *_abandoned(store)]
+        gone = plan.gone
         if not dry_run:
             for name in plan.removed:
                 store.unname(name.reference)
@@ -177,14 +176,3 @@ def _size(store: Store, key: _Key) -> int:
         return store.blob(digest).stat().st_size
     except (OSError, ValueError, TypeError, KeyError):
         return 0
-
-
-def _abandoned(store: Store) -> Iterator[Path]:
-    """Yield partial downloads that no process continues."""
-    for path in (store.root / "partial").glob("*"):
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-        yield path

@@ -2,25 +2,20 @@
 
 Per image, the manifest is read and reduced to this machine's platform. Each layer that the store
 lacks is downloaded, verified and unpacked, several at once. The name is written last, so an image
-is complete or absent. Shared layers are fetched once. The same command continues where it stopped:
-whole blobs are kept, and partial ones resume if the registry can.
+is complete or absent. Shared layers are fetched once. The same command continues where it stopped,
+because whole blobs are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import hashlib
-import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference, is_local, parse
@@ -31,9 +26,6 @@ from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries, Registry
 from swerl.images.store import Named, Store, StoredImage
 
-_BLOCK = 1 << 20
-_LOOK_S = 0.1
-"""Seconds between checks whether another process has downloaded the blob."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -170,16 +162,19 @@ async def download(
 ) -> int:
     """Download a blob unless it exists; return the bytes moved, which `on_bytes` gets too.
 
-    One attempt. It resumes an earlier one if the registry can. A blob of another size or digest is
-    discarded. Raises ImageError.
+    One attempt. A blob of another size or digest is discarded. Raises ImageError.
     """
+    if store.has_blob(blob):
+        return 0
     try:
-        async with _alone(store, blob) as file:
-            if file is None:
-                return 0
-            return await _download(registry, repository, blob, file, on_bytes)
+        with store.owner().scratch() as folder:
+            with (folder / "blob").open("wb") as file:
+                async with aclosing(registry.blob(repository, blob)) as chunks:
+                    async for chunk in chunks:
+                        file.write(chunk)
+                        on_bytes(len(chunk))
+            store.adopt(folder / "blob", blob.digest)
     except OSError as error:
-        store.partial(blob.digest).unlink(missing_ok=True)
         full = error.errno in _FULL
         hint = (
             "free some, or run `swerl images gc --keep TASKS`" if full else "check its permissions"
@@ -188,92 +183,4 @@ async def download(
             f"no space is left in {store.root}" if full else f"cannot write a blob: {error}",
             hint=hint,
         ) from error
-
-
-async def _download(
-    registry: Registry, repository: str, blob: Blob, file: BinaryIO, on_bytes: Callable[[int], None]
-) -> int:
-    digest = await asyncio.to_thread(_hash_of, file)
-    start, moved = file.tell(), 0
-    if start >= blob.size:  # whole but not renamed, or too long: start again
-        start, digest = _rewind(file)
-    async with registry.open_blob(repository, blob, start) as body:
-        if body.offset != start:
-            start, digest = _rewind(file)
-        async for chunk in body.chunks:
-            digest.update(chunk)
-            _write(file, chunk)
-            moved += len(chunk)
-            on_bytes(len(chunk))
-    try:
-        registry.check(repository, blob, start + moved, f"sha256:{digest.hexdigest()}")
-    except ImageError as error:
-        if start + moved < blob.size:
-            raise
-        _rewind(file)
-        if start:  # the earlier part may be the damaged one
-            raise ImageError(str(error), hint=error.hint, retryable=True) from error
-        raise
-    return moved
-
-
-@asynccontextmanager
-async def _alone(store: Store, blob: Blob) -> AsyncIterator[BinaryIO | None]:
-    """Open the blob's partial file for one task only; None if the blob exists.
-
-    The file's lock makes other tasks and processes wait, and ends with its owner. If the context
-    ends without an error, the file becomes the blob; an empty file is removed.
-    """
-    path = store.partial(blob.digest)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while not store.has_blob(blob):
-        with path.open("a+b", buffering=0) as file:
-            if not _lock(file) or not _is_at(file, path):
-                await asyncio.sleep(_LOOK_S)
-                continue
-            try:
-                yield file
-                store.adopt(path, blob.digest)
-            finally:
-                if _is_at(file, path) and os.fstat(file.fileno()).st_size == 0:
-                    path.unlink()
-            return
-    yield None
-
-
-def _lock(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Return whether the path still names this file: its former owner may have renamed it."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _hash_of(file: BinaryIO) -> hashlib._Hash:
-    """Read a file to its end and return its hash."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while block := file.read(_BLOCK):
-        digest.update(block)
-    return digest
-
-
-def _write(file: BinaryIO, data: bytes) -> None:
-    """Write all bytes: on an almost full disk one write may accept fewer."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _rewind(file: BinaryIO) -> tuple[int, hashlib._Hash]:
-    file.truncate(0)
-    file.seek(0)
-    return 0, hashlib.sha256()
+    return blob.size

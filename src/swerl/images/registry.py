@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode, urljoin
@@ -30,7 +27,6 @@ _PART = 16 << 20
 _MAX_MANIFEST = 4 << 20
 _PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
 """A blob has this many seconds, and one more for each 64 KiB."""
-_RANGE = re.compile(r"bytes (\d+)-")
 _T = TypeVar("_T")
 
 
@@ -96,15 +92,6 @@ def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     return Manifest(name, body, kind) if kind else None
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A blob during its download."""
-
-    offset: int
-    """Position in the blob of the first chunk's first byte."""
-    chunks: AsyncIterator[bytes]
-
-
 class Registry:
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
@@ -161,63 +148,38 @@ class Registry:
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
         """Yield a blob's bytes; the last ones only after the size and digest are verified."""
+        what = f"{repository}@{blob.digest}"
+        # Compressed again on the way, the bytes could not be counted.
+        headers = {"Accept-Encoding": "identity"}
+        ask = ApiCall("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
         digest, size, pending = hashlib.sha256(), 0, b""
-        async with self.open_blob(repository, blob) as body:
-            async for chunk in body.chunks:
+        async with (
+            self._connection.send(ask) as response,
+            asyncio.timeout(_PATIENCE_S + blob.size / _LEAST_BYTES_PER_S),
+        ):
+            self._expect(response, {200}, what)
+            async for chunk in response.content.iter_chunked(_CHUNK):
                 if pending:
                     yield pending
                 digest.update(chunk)
                 size += len(chunk)
                 pending = chunk
-        self.check(repository, blob, size, f"sha256:{digest.hexdigest()}")
-        yield pending
-
-    @asynccontextmanager
-    async def open_blob(self, repository: str, blob: Blob, start: int = 0) -> AsyncIterator[Body]:
-        """Request a blob from byte `start` on; a registry may still answer from byte 0.
-
-        The chunks never exceed the blob's size; nothing else is checked.
-        """
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        # Compressed again on the way, the bytes could not be counted or resumed.
-        headers["Accept-Encoding"] = "identity"
-        ask = ApiCall("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
-        async with self._connection.send(ask) as response:
-            self._expect(response, {200, 206, 416} if start else {200}, _named(repository, blob))
-            if response.status != 416:
-                offset = _offset(response)
-                async with asyncio.timeout(_PATIENCE_S + blob.size / _LEAST_BYTES_PER_S):
-                    yield Body(offset, self._bounded(response, repository, blob, offset))
-                return
-        async with self.open_blob(repository, blob) as body:
-            yield body
-
-    def check(self, repository: str, blob: Blob, size: int, digest: str) -> None:
-        """Raise ImageError unless the size and digest match the blob."""
-        what = _named(repository, blob)
+                if size > blob.size:
+                    message = f"registry {self.host} sent more than {what}"
+                    hint = f"it has {blob.size} bytes; the registry's copy is damaged"
+                    raise ImageError(message, hint=hint)
         if size < blob.size:
             raise ImageError(
                 f"registry {self.host} sent {size} of {blob.size} bytes of {what}",
                 hint="run the same command again",
                 retryable=True,
             )
-        if digest != blob.digest or size > blob.size:
+        if f"sha256:{digest.hexdigest()}" != blob.digest:
             raise ImageError(
                 f"registry {self.host} sent content that does not match {what}",
                 hint="its copy is damaged; push the image there again",
             )
-
-    async def _bounded(
-        self, response: aiohttp.ClientResponse, repository: str, blob: Blob, offset: int
-    ) -> AsyncIterator[bytes]:
-        size = offset
-        async for chunk in response.content.iter_chunked(_CHUNK):
-            size += len(chunk)
-            if size > blob.size:
-                message = f"registry {self.host} sent more than {_named(repository, blob)}"
-                hint = f"it has {blob.size} bytes; the registry's copy is damaged"
-                raise ImageError(message, hint=hint)
-            yield chunk
+        yield pending
 
     async def mount(self, repository: str, digest: str, *, home: str) -> bool:
         """Share a blob of the repository `home` with `repository`; return whether it worked."""
@@ -306,18 +268,6 @@ async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             pending.clear()
     if pending:
         yield b"".join(pending)
-
-
-def _offset(response: aiohttp.ClientResponse) -> int:
-    """Return the start of a partial response, from its `Content-Range`."""
-    if response.status != 206:
-        return 0
-    match = _RANGE.match(response.headers.get("Content-Range", ""))
-    return int(match[1]) if match else 0
-
-
-def _named(repository: str, blob: Blob) -> str:
-    return f"{repository}@{blob.digest}"
 
 
 def _location(response: aiohttp.ClientResponse) -> str:

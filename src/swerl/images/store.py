@@ -3,7 +3,6 @@
 blobs/sha256/<hex>   manifests, configs and layer files as registries have them
 layers/<hex>/        an unpacked layer by its diff id, or a snapshot: `tree/`, `layer.json`
 names/<hash>.json    image name -> manifest digest
-partial/<hex>        a blob on its way, locked by who brings it
 owners/  work/  lock what processes use at this moment, and what they have half done
 
 Things appear whole, by a rename, so a writer that is killed leaves nothing that a reader could
@@ -156,10 +155,6 @@ class Store:
     def blob(self, digest: str) -> Path:
         """Return the path of a blob, present or not."""
         return self.root / "blobs" / "sha256" / _hex(digest)
-
-    def partial(self, digest: str) -> Path:
-        """Return the path of a blob during its download."""
-        return self.root / "partial" / _hex(digest)
 
     def layer(self, layer_id: str) -> Path:
         """Return the folder of an unpacked layer, present or not."""

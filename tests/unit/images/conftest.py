@@ -27,8 +27,8 @@ from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
 from tests.unit.images.layers import Entry, layer_file, make_tar
 
-FORWARDED = ("Accept", "Range")
-RETURNED = ("Content-Type", "Content-Range")
+FORWARDED = ("Accept",)
+RETURNED = ("Content-Type",)
 
 
 @dataclass
@@ -153,8 +153,7 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
     faults = Faults(host="")
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        asked = [request.method, request.path, request.headers.get("Range", "")]
-        faults.asked.append(" ".join(filter(None, asked)))
+        faults.asked.append(f"{request.method} {request.path}")
         async with (
             aiohttp.ClientSession() as http,
             http.request(

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from aiohttp import web
+
 from swerl.core.errors import ImageError
 from swerl.images.pull import Pulled
 from swerl.images.store import Store
@@ -23,7 +25,22 @@ def failure(done: list[Pulled]) -> str:
     return f"{error} | {error.hint}"
 
 
+def cut_once(faulty: Any) -> Any:
+    """Answer the next request by half a blob and a broken connection."""
+
+    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
+        faulty.answers.clear()
+        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
+        await response.write(body[: len(body) // 2])
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    return half
+
+
 def leftovers(store: Store) -> list[Path]:
     """What a failed pull should not leave: names, half blobs, half layers, unpacked layers."""
-    folders = ("names", "work", "partial", "layers")
+    folders = ("names", "work", "layers")
     return [path for name in folders for path in (store.root / name).glob("*")]

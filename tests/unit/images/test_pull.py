@@ -31,7 +31,7 @@ async def test_image_is_ready_for_a_sandbox(
     assert [(path / "etc/motd").read_text() for path in done.stored.layers] == ["a", "b"]
     assert done.moved_bytes == sum(len(data) for data in image.blobs.values())
     assert store.find(f"{registry.host}/swe/task:v1") == done.stored
-    assert list((store.root / "partial").iterdir()) == []
+    assert list((store.root / "work").iterdir()) == []
 
 
 async def test_second_pull_asks_nothing(

@@ -139,16 +139,6 @@ def test_remove_leftovers_keeps_the_files_of_living_processes(store: Store) -> N
         assert folder.is_dir()
 
 
-USE = """
-import sys, time
-from pathlib import Path
-from swerl.images.store import Store
-with Store(Path(sys.argv[1])).use("swe/task"):
-    print("using", flush=True)
-    time.sleep(60)
-"""
-
-
 def test_a_forked_child_has_its_own_entry(store: Store) -> None:
     add_image(store, NAME, [Entry("a")])
     with store.use(NAME):

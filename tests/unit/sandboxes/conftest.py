@@ -12,7 +12,7 @@ import pytest
 
 from swerl.core.contracts import Sandbox, SnapshotSandbox
 from swerl.core.errors import SandboxUnavailableError
-from swerl.images.archive import import_images
+from swerl.images.archive import import_image
 from swerl.images.store import default_store
 from swerl.sandboxes import _e2b_sandbox, _machine, docker, e2b, kubernetes, local
 
@@ -37,7 +37,7 @@ def open_stored(request: pytest.FixtureRequest) -> Target:
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     patch.setenv("SWERL_CACHE", str(cache))
-    import_images(base.layout, default_store(), name=base.name)
+    import_image(base.layout, default_store(), base.name)
     options = local.Options(output_cap_mib=OUTPUT_CAP_MIB)
     return Target(local.build(options), base.name)
 
