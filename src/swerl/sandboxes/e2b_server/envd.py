@@ -65,7 +65,7 @@ async def answer(
             return await _download(served, request, max_file_bytes)
         case "POST", "/files":
             return _json(await _upload(served, request, max_file_bytes))
-        case "POST", "/process.Process/Start" | "/process.Process/Connect":
+        case "POST", "/process.Process/Start":
             call = _Call.read(served, request, await connect.read_one(request))
             return await _stream(call, request)
         case "POST", name if name in _UNARY:
@@ -210,7 +210,7 @@ async def _stream(call: _Call, request: web.BaseRequest) -> web.StreamResponse:
     """Answer with a stream; after the first message an error is sent as the last message."""
     reply = RpcStream(request)
     try:
-        await (_start if request.path.endswith("/Start") else _connect)(call, reply)
+        await _start(call, reply)
     except SwerlError as error:
         if isinstance(error, SandboxLostError):
             call.served.end(from_inside=error.from_inside)
@@ -240,23 +240,13 @@ async def _start(call: _Call, reply: RpcStream) -> None:
     await _follow(await call.served.processes.start(spec), call, reply)
 
 
-async def _connect(call: _Call, reply: RpcStream) -> None:
-    """Stream a running command: the unread output, then what follows."""
-    running = call.command()
-    try:
-        async with asyncio.timeout(call.timeout_s):
-            await _follow(running, call, reply)
-    except TimeoutError as error:
-        raise _late() from error
-
-
 async def _follow(running: RunningCommand, call: _Call, reply: RpcStream) -> None:
-    with running.listen() as receive:
+    try:
         await reply.send({"event": {"start": {"pid": running.pid}}})
         while True:
             try:
                 async with asyncio.timeout(call.keepalive_s):
-                    event = await receive()
+                    event = await running.receive()
             except TimeoutError:
                 await reply.send({"event": {"keepalive": {}}})
                 continue
@@ -265,6 +255,8 @@ async def _follow(running: RunningCommand, call: _Call, reply: RpcStream) -> Non
             stream = "stderr" if event.is_stderr else "stdout"
             text = base64.b64encode(event.data).decode()
             await reply.send({"event": {"data": {stream: text}}})
+    finally:
+        running.leave()
 
 
 async def _unary(call: _Call, name: str) -> Message:

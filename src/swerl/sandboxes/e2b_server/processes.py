@@ -1,7 +1,6 @@
-"""The commands of one sandbox: start them, find them by pid or tag, end them with the sandbox.
+"""The commands of one sandbox: start them, find them by pid, end them with the sandbox.
 
-Output that no client reads is kept up to a limit, the newest part, for the next client that
-connects. A slow client slows its command.
+A slow client slows its command. The output of a command whose client is gone is dropped.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,12 +32,8 @@ exec "$@"
 An image without bash runs the SDK's `/bin/bash -l -c` with its own shell.
 """
 _FIRST_LINE_BYTES = 256
-BACKLOG_BYTES = 4 << 20
-"""Most output kept for the next reader."""
-_MAX_BACKLOG = 1 << 16
-"""Most chunks kept for the next reader."""
 _QUEUE_LENGTH = 32
-"""Chunks that wait for a reader before the command has to wait."""
+"""Chunks that wait for the client before the command has to wait."""
 _DEATH_S = 2.0
 _SIGNALS = {signal.SIGKILL: "killed", signal.SIGTERM: "terminated"}
 T = TypeVar("T")
@@ -204,7 +199,7 @@ async def _launched(process: Process, spec: CommandSpec, can_run: bool) -> Runni
 
 
 class RunningCommand:
-    """A command, and the output that waits for its reader. The newest reader gets the output."""
+    """A command, and the output that waits for its client."""
 
     def __init__(
         self,
@@ -221,62 +216,47 @@ class RunningCommand:
         self._process = process
         self._chunks = chunks
         self._waiting = deque(chunk for chunk in first if chunk.data)
-        self._waiting_bytes = sum(len(chunk.data) for chunk in self._waiting)
         self._last: CommandEnd | WireError | None = None
         self._signals: set[int] = set()
-        self._reader: object = None
-        """The reader of its output; None if there is none."""
+        self._is_followed = True
         self._arrived = asyncio.Event()
         self._taken = asyncio.Event()
 
-    @contextmanager
-    def listen(self) -> Iterator[Callable[[], Awaitable[Chunk | CommandEnd]]]:
-        """Yield a function that waits for the next Chunk, and at last for the CommandEnd.
+    async def receive(self) -> Chunk | CommandEnd:
+        """Wait for the next Chunk, and at last for the CommandEnd.
 
-        It raises WireError if the command fails, or if another client listens. It is safe to
-        cancel, and to call again.
+        Raises WireError if the command fails. It is safe to cancel, and to call again.
         """
-        reader = self._reader = object()
-        self._arrived.set()  # an earlier reader looks up
+        while not self._waiting:
+            if isinstance(self._last, WireError):
+                raise self._last
+            if self._last is not None:
+                return self._last
+            self._arrived.clear()
+            await self._arrived.wait()
+        self._taken.set()
+        return self._waiting.popleft()
 
-        async def receive() -> Chunk | CommandEnd:
-            while not self._waiting or self._reader is not reader:
-                if self._reader is not reader:
-                    raise WireError(Code.CANCELED, "another client follows this command")
-                if isinstance(self._last, WireError):
-                    raise self._last
-                if self._last is not None:
-                    return self._last
-                self._arrived.clear()
-                await self._arrived.wait()
-            self._taken.set()
-            chunk = self._waiting.popleft()
-            self._waiting_bytes -= len(chunk.data)
-            return chunk
-
-        try:
-            yield receive
-        finally:
-            if self._reader is reader:
-                self._reader = None
-                self._taken.set()
+    def leave(self) -> None:
+        """Drop its output from here on, because its client is gone."""
+        self._is_followed = False
+        self._waiting.clear()
+        self._taken.set()
 
     async def pump(self) -> None:
         """Pass its output on until it has ended."""
         async for chunk in self._chunks:
-            while self._reader is not None and len(self._waiting) >= _QUEUE_LENGTH:
+            while self._is_followed and len(self._waiting) >= _QUEUE_LENGTH:
                 self._taken.clear()
                 await self._taken.wait()
-            self._waiting.append(chunk)
-            self._waiting_bytes += len(chunk.data)
-            while self._waiting_bytes > BACKLOG_BYTES or len(self._waiting) > _MAX_BACKLOG:
-                self._waiting_bytes -= len(self._waiting.popleft().data)
-            self._arrived.set()
+            if self._is_followed:
+                self._waiting.append(chunk)
+                self._arrived.set()
         code = await self._process.wait()
         self.finish(CommandEnd(code, code - 128 if code - 128 in self._signals else 0))
 
     def finish(self, last: CommandEnd | WireError) -> None:
-        """Report the end to the reader, present or future; only the first report counts."""
+        """Report the end to the client; only the first report counts."""
         if self._last is None:
             self._last = last
             self._arrived.set()
