@@ -218,47 +218,6 @@ async def _parts(engine: Any, recipe: Recipe, backend: SandboxBackend) -> AsyncI
         )
 
 
-class Ending(Solver):
-    """Gives each reply once, and signals a server before the third one."""
-
-    def __init__(self, replies: Sequence[Message], signal: Callable[[], None]) -> None:
-        super().__init__(replies)
-        self.num_replies, self._signal = 0, signal
-        self._each = iter(replies)
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
-        self._sessions[session] = self._each
-        self.num_replies += 1
-        if self.num_replies == 3:
-            self._signal()
-        return await super().generate(ids, sampling, session)
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)]
-)
-async def test_an_episode_goes_on_after_its_last_turn_on_the_other_machine(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sandbox_servers, "ASK_S", 0.5)
-    monkeypatch.setattr(sandbox_servers, "SILENT_S", 20.0)
-    recipe, nodes = _recipe("goes-on"), [LocalNode(name="n1"), LocalNode(name="n2")]
-    [task] = twin.make_tasks(tmp_path / "twin", split="train", count=1, seed=3)
-    replies = builtin.build(builtin.Options()).script(edits(task.gold_patch), task.workdir)
-    engine = Ending(replies, lambda: os.kill(_servers(tmp_path)["sandboxes-n1"], number))
-    engine.may_reply.set()
-    with open_run(tmp_path / "run", {}) as folder:
-        async with (
-            serve_sandboxes(nodes, recipe, logs=tmp_path, emit=ignore) as both,
-            _parts(engine, recipe, both) as parts,
-        ):
-            [found] = await group.run([task], "00000", parts, size=1, folder=folder)
-    [done] = found.episodes
-    assert (done.verdict, done.lost_tokens) == (Verdict.SOLVED, 0)
-    assert done.id.endswith("+1")
-    assert engine.num_replies == len(replies) == len(done.trajectory.turns)
-
-
 async def test_episodes_on_two_machines_survive_the_end_of_a_server(
     ray_cluster: Any, tmp_path: Path
 ) -> None:
@@ -399,18 +358,6 @@ async def test_a_sandbox_that_is_being_opened_counts_for_its_machine() -> None:
         async with _open(spread):
             assert [site.num_open for site in sites] == [1, 1]
         waiting.cancel()
-    assert [site.num_open for site in sites] == [0, 0]
-
-
-async def test_a_server_that_ends_loses_its_sandboxes_and_no_others() -> None:
-    spread, sites, backends = _two()
-    backends[0].closes = False
-    async with _open(spread) as first, _open(spread) as second:
-        sites[0].lose("exit code 137")
-        assert "server on n1 ended: exit code 137" in str(first.lost)
-        assert second.lost is None
-        async with _open(spread):
-            assert [site.num_open for site in sites] == [1, 2]
     assert [site.num_open for site in sites] == [0, 0]
 
 

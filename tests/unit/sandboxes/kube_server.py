@@ -31,8 +31,6 @@ from swerl.sandboxes._docker_container import remove, security_options
 from swerl.sandboxes._docker_daemon import Daemon
 
 TOKEN = "the-token-of-a-test"
-_LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _QUANTITY = {"m": 10**-3, "": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _PIDS = 128
 _PODS = "/api/v1/namespaces/{namespace}/pods"
@@ -53,10 +51,6 @@ class KubeServer:
     def __init__(self, daemon: str) -> None:
         self.api = Daemon(daemon)
         self.url = ""
-        self.statuses: list[tuple[int, str]] = []
-        """Answers to the next creates of pods, in place of pods."""
-        self.forbidden = ""
-        """Resource that the user may not use."""
         self.expired = 0
         """Number of requests to refuse, as after the end of a token."""
         self.network = "none"
@@ -104,20 +98,12 @@ class KubeServer:
             return _status(
                 404, "NotFound", f'namespaces "{request.match_info["namespace"]}" not found'
             )
-        if self.forbidden and self.forbidden in request.path:
-            message = f'{self.forbidden} is forbidden: User "tester" cannot use it'
-            return _status(403, "Forbidden", message)
         answer: web.StreamResponse = await handler(request)
         return answer
 
     async def _create(self, request: web.Request) -> web.Response:
-        if self.statuses:
-            code, message = self.statuses.pop(0)
-            return _status(code, "Refused", message)
         pod = await request.json()
         name = pod["metadata"].get("name", "")
-        if problem := _problem(pod):
-            return _status(422, "Invalid", f'Pod "{name}" is invalid: {problem}')
         if name in self.pods:
             return _status(409, "AlreadyExists", f'pods "{name}" already exists')
         await self._add_pod(pod)
@@ -349,29 +335,6 @@ async def _feed(socket: web.WebSocketResponse, stream: Any) -> None:
             elif message.data[:2] == b"\xff\0":
                 stream.end_input()
     stream.close()
-
-
-def _problem(pod: dict[str, Any]) -> str:
-    """Return why the API server refuses a pod; empty if it does not."""
-    metadata, spec = pod["metadata"], pod["spec"]
-    if pod.get("apiVersion") != "v1" or pod.get("kind") != "Pod":
-        return "it is no Pod of v1"
-    if len(metadata["name"]) > 253 or not _NAME.fullmatch(metadata["name"]):
-        return "metadata.name: it is no lower-case RFC 1123 subdomain"
-    for value in metadata.get("labels", {}).values():
-        if len(value) > 63 or not _LABEL.fullmatch(value):
-            return f"metadata.labels: {value!r}"
-    if not all(isinstance(value, str) for value in metadata.get("annotations", {}).values()):
-        return "metadata.annotations: a value is no string"
-    deadline = spec.get("activeDeadlineSeconds", 1)
-    if not (isinstance(deadline, int) and deadline > 0):
-        return "spec.activeDeadlineSeconds: it must be a whole number above 0"
-    for container in spec["containers"]:
-        limits = container["resources"]["limits"]
-        for key, value in container["resources"]["requests"].items():
-            if _amount(value) > _amount(limits[key]):
-                return f"spec.containers[0].resources.requests: {key} is over its limit"
-    return ""
 
 
 def _amount(quantity: str) -> float:

@@ -6,11 +6,9 @@ import asyncio
 import io
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
-from aiohttp import web
 
 from swerl.core.errors import (
     ImageError,
@@ -52,29 +50,6 @@ async def test_an_image_that_the_registry_lacks(
     error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
     assert "nobody/nothing" in str(error)
     assert "check the name" in error.hint
-
-
-CODES = {401: "UNAUTHORIZED", 404: "MANIFEST_UNKNOWN", 429: "TOOMANYREQUESTS", 500: "UNKNOWN"}
-
-
-@asynccontextmanager
-async def answering(status: int) -> AsyncIterator[str]:
-    """Run a registry that answers every request for an image so."""
-
-    async def answer(request: web.Request) -> web.Response:
-        if request.path == "/v2/":
-            return web.json_response({})
-        body = {"errors": [{"code": CODES[status], "message": "no"}]}
-        return web.json_response(body, status=status)
-
-    app = web.Application()
-    app.router.add_route("*", "/{rest:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
 
 
 async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from swerl.core.sandbox import Limits, new_name
 from swerl.sandboxes import local
 from swerl.sandboxes._local import limits
 
-from .helpers import eventually, host_processes
+from .helpers import eventually, host_processes, sh
 
 LIMITS = Limits(memory_mib=128, num_processes=32, disk_mib=16, lifetime_s=60)
 CONTROLLER = """
@@ -44,17 +46,6 @@ def backend() -> local.LocalBackend:
 
 async def names(backend: local.LocalBackend) -> list[str]:
     return [one.name for one in await backend.live()]
-
-
-async def test_an_open_sandbox_is_listed_by_its_name(backend: local.LocalBackend) -> None:
-    name = new_name()
-    async with backend.open("host", LIMITS, workdir="/testbed", name=name) as sandbox:
-        assert sandbox.id == name
-        [seen] = [one for one in await backend.live() if one.name == name]
-        assert seen.id == name
-        assert abs(seen.started_unix_s - time.time()) < 60
-    await eventually(lambda: not any(path.name == name for path in groups()))
-    assert name not in await names(backend)
 
 
 def groups() -> list[Path]:
@@ -116,3 +107,27 @@ async def test_a_process_inside_cannot_pose_as_a_sandbox(backend: local.LocalBac
         async with sandbox.start(["python3", "-c", posing]):
             await eventually(lambda: host_processes(f"swerl-supervisor\0{forged}"))
             assert forged not in await names(backend)
+
+
+async def test_a_killed_spawner_ends_its_sandboxes_and_is_replaced() -> None:
+    backend = local.build(local.Options())
+    token = f"8{time.time():.6f}"
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        running = asyncio.ensure_future(sandbox.run(["sleep", token]))
+        await eventually(lambda: host_processes(token))
+        os.kill(backend.spawner_pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="gone"):
+            await running
+    await eventually(lambda: not host_processes(token))
+    async with backend.open("host", LIMITS, workdir="/testbed") as sandbox:
+        assert await sh(sandbox, "echo again") == "again\n"
+
+
+async def test_a_dropped_backend_ends_its_spawner() -> None:
+    backend = local.build(local.Options())
+    async with backend.open("host", LIMITS, workdir="/testbed"):
+        pid = backend.spawner_pid
+    assert Path(f"/proc/{pid}").exists()
+    del backend
+    gc.collect()
+    assert not Path(f"/proc/{pid}").exists()

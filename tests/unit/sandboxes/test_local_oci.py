@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import ImageError
 from swerl.core.sandbox import Limits
 from swerl.core.secrets import cache_dir
 from swerl.sandboxes import local
@@ -91,21 +90,3 @@ async def test_removed_and_hidden_files_of_lower_layers_stay_absent(
     make(cache, low, high)
     async with backend.open(NAME, LIMITS, workdir="/testbed") as sandbox:
         assert await sh(sandbox, "ls -A /opt /srv") == "/opt:\nkept\n\n/srv:\nnew\n"
-
-
-async def test_a_missing_image_gives_a_hint_to_pull_it(
-    backend: local.LocalBackend, cache: Path
-) -> None:
-    with pytest.raises(ImageError) as raised:
-        async with backend.open("swe/absent:1", LIMITS, workdir="/testbed"):
-            pass
-    assert "swerl images pull swe/absent:1" in raised.value.hint
-
-
-async def test_an_open_image_is_kept_in_the_store(backend: local.LocalBackend, cache: Path) -> None:
-    from swerl.images import owners
-
-    digest = make(cache)
-    async with backend.open(NAME, LIMITS, workdir="/testbed"):
-        assert digest in owners.used(cache / "store")
-    assert digest not in owners.used(cache / "store")

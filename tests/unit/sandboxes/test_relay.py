@@ -145,19 +145,6 @@ async def test_ten_megabytes_arrive_whole_in_both_directions(box: Severed) -> No
         assert await python(box, SEND, port) == f"{hashlib.sha256(sent).hexdigest()} {len(sent)}\n"
 
 
-MANY = """
-import threading
-def one(n, out):
-    s = connect(); text = (str(n) * 50000).encode(); s.sendall(text); s.shutdown(socket.SHUT_WR)
-    got = bytearray()
-    while piece := s.recv(65536): got += piece
-    out.append(got == text)
-out = []; all = [threading.Thread(target=one, args=(n, out)) for n in range(40)]
-[t.start() for t in all]; [t.join() for t in all]
-print(sum(out))
-"""
-
-
 SLOW = """
 slow = connect(); slow.sendall(b"G")  # asks for 8 MB and never reads
 quick = connect(); quick.sendall(b"G"); print(len(quick.recv(10)))
