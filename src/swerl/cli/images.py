@@ -34,7 +34,7 @@ from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
 from swerl.images.archive import import_image
 from swerl.images.gc import collect
-from swerl.images.mirror import MirrorOptions, MirrorReport, Way, mirror, rewrite
+from swerl.images.mirror import MirrorOptions, MirrorReport, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store
@@ -208,12 +208,11 @@ def _platform(text: str) -> tuple[str, str]:
 
 def _show(report: MirrorReport, lock: Path) -> None:
     show_failures((image.image, image.error) for image in report.failed if image.error)
-    ways = "blobs: " + ", ".join(f"{report.num_blobs(way)} {way}" for way in Way)
-    unchanged = sum(1 for image in report.images if image.pinned and not image.blobs)
+    unchanged = sum(image.was_there for image in report.images)
     console().print(
         f"{counted(len(report.images) - len(report.failed), 'image')} mirrored "
         f"({unchanged} already there), {len(report.failed)} failed, {report.num_local} local; "
-        f"{ways}; {shown_bytes(report.moved_bytes)} moved",
+        f"{shown_bytes(report.moved_bytes)} moved",
         soft_wrap=True,
     )
     console().print(f"digests: {lock}", soft_wrap=True)

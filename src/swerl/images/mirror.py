@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -31,17 +30,6 @@ from swerl.images.registry import Registries
 _SAVE_EVERY_S = 1.0
 
 
-class Way(StrEnum):
-    """The way in which a blob reached its repository."""
-
-    PRESENT = "present"
-    """The repository had it."""
-    MOUNTED = "mounted"
-    """The target had it in another repository, and shares it."""
-    MOVED = "moved"
-    """It was streamed from the source."""
-
-
 @dataclass(frozen=True, slots=True)
 class Mirrored:
     """The result for one image: `pinned`, or the `error` that stopped it."""
@@ -49,9 +37,10 @@ class Mirrored:
     image: str
     pinned: Pinned | None = None
     error: ImageError | None = None
-    blobs: Mapping[Way, int] = field(default_factory=dict)
-    """Number of blobs by their way; empty if the whole image was there."""
+    was_there: bool = False
+    """True if the target had the whole image."""
     moved_bytes: int = 0
+    """Bytes streamed from the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +52,6 @@ class MirrorReport:
     @property
     def failed(self) -> tuple[Mirrored, ...]:
         return tuple(image for image in self.images if image.error)
-
-    def num_blobs(self, way: Way) -> int:
-        return sum(image.blobs.get(way, 0) for image in self.images)
 
     @property
     def moved_bytes(self) -> int:
@@ -137,7 +123,7 @@ class _MirrorRun:
             locked = self._lock.images.get(image)
             if locked and locked.reference == str(place.pinned(locked.digest)):
                 if await self._has(place.pinned(locked.digest)):
-                    return Mirrored(image, locked)
+                    return Mirrored(image, locked, was_there=True)
                 source = source.pinned(locked.digest)
             mirrored = await self._copy(image, source, place)
         except ImageError as error:
@@ -155,9 +141,7 @@ class _MirrorRun:
     async def _copy(self, image: str, source: Reference, place: Reference) -> Mirrored:
         manifest = await self._registries.manifest(source, self._options.platform)
         blobs = manifest.blobs()
-        ways = await self._each(source, place.repository, blobs)
-        moved = zip(blobs, ways, strict=True)
-        moved_bytes = sum(blob.size for blob, way in moved if way is Way.MOVED)
+        moved_bytes = await self._each(source, place.repository, blobs)
         registry = self._registries.at(place.registry)
         await self._registries.patiently(
             lambda: registry.put_manifest(place.repository, place.tag, manifest)
@@ -165,12 +149,12 @@ class _MirrorRun:
         reference = str(place.pinned(manifest.digest))
         size = sum(blob.size for blob in blobs)
         pinned = Pinned(str(source), manifest.digest, reference, size)
-        return Mirrored(image, pinned, None, Counter(ways), moved_bytes)
+        return Mirrored(image, pinned, moved_bytes=moved_bytes)
 
-    async def _each(
-        self, source: Reference, repository: str, blobs: Sequence[Blob]
-    ) -> Sequence[Way]:
-        """Copy blobs. If one fails, the others finish first and are ready for the next run.
+    async def _each(self, source: Reference, repository: str, blobs: Sequence[Blob]) -> int:
+        """Copy blobs and return the bytes streamed.
+
+        If one fails, the others finish first and are ready for the next run.
 
         An upload that is cancelled within a request may stay behind at the registry.
         """
@@ -179,20 +163,19 @@ class _MirrorRun:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
-        return [end for end in ends if isinstance(end, Way)]
+        return sum(end for end in ends if isinstance(end, int))
 
-    async def _blob(self, source: Reference, repository: str, blob: Blob) -> Way:
+    async def _blob(self, source: Reference, repository: str, blob: Blob) -> int:
+        """Copy a blob unless the target has it; return the bytes streamed."""
         target = self._registries.at(self._target.registry)
         async with self._moving[blob.digest], self._blobs:
-            if await self._registries.patiently(lambda: target.has_blob(repository, blob.digest)):
-                way = Way.PRESENT
-            elif await self._mount(source, repository, blob):
-                way = Way.MOUNTED
-            else:
+            is_there = await self._registries.patiently(
+                lambda: target.has_blob(repository, blob.digest)
+            ) or await self._mount(source, repository, blob)
+            if not is_there:
                 await self._registries.patiently(lambda: self._move(source, repository, blob))
-                way = Way.MOVED
             self._homes[blob.digest] = repository
-        return way
+        return 0 if is_there else blob.size
 
     async def _mount(self, source: Reference, repository: str, blob: Blob) -> bool:
         target = self._registries.at(self._target.registry)
