@@ -1,19 +1,17 @@
 """Unpack a layer into a folder that overlayfs can use as a lower directory.
 
 Names and links of a layer are untrusted: see `layer_folder.py`. Devices and extended attributes are
-dropped: a sandbox has its own devices, and an attribute could forge overlayfs's marks. A thread
-decompresses and hashes ahead of the reader; both release the interpreter's lock.
+dropped: a sandbox has its own devices, and an attribute could forge overlayfs's marks.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import queue
 import tarfile
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -42,7 +40,6 @@ _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _DAMAGED = "run the same command again to fetch it again; else push the image again"
-_END = b""
 
 
 def unpack(
@@ -193,26 +190,15 @@ class LayerStream:
     """Reads the tar of a layer file: gzip, zstd or plain, identified by its first bytes."""
 
     def __init__(self, file: Path, *, max_bytes: int, stop: threading.Event | None = None) -> None:
-        """Start to read. Raises ImageError after `max_bytes` uncompressed bytes or `stop`."""
-        self._file = file
-        self._max_bytes = max_bytes
+        """Raises ImageError after `max_bytes` uncompressed bytes or `stop`."""
         self._sum = hashlib.sha256()
-        self._pieces: queue.Queue[bytes | Exception] = queue.Queue(maxsize=8)
+        self._pieces = self._read_pieces(file, max_bytes, stop)
         self._rest = memoryview(b"")
-        self._ended = False
-        self._stopped = stop or threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="layer", daemon=True)
-        self._thread.start()
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes, none at the end. Raises ImageError for damage."""
-        if not self._rest and not self._ended:
-            piece = self._pieces.get()
-            if isinstance(piece, Exception):
-                self._ended = True
-                raise piece
-            self._ended = piece == _END
-            self._rest = memoryview(piece)
+        if not self._rest:
+            self._rest = memoryview(next(self._pieces, b""))
         head, self._rest = self._rest[:size], self._rest[size:]
         return bytes(head)
 
@@ -223,35 +209,24 @@ class LayerStream:
         return "sha256:" + self._sum.hexdigest()
 
     def close(self) -> None:
-        """Stop the thread at any point."""
-        self._stopped.set()
-        while self._thread.is_alive():
-            try:
-                self._pieces.get(timeout=0.05)
-            except queue.Empty:
-                continue
-        self._thread.join()
+        self._pieces.close()
 
-    def _produce(self) -> None:
-        try:
-            with self._file.open("rb") as file:
-                self._pump(file)
-            self._pieces.put(_END)
-        except Exception as error:  # noqa: BLE001  # carried over to the reader's thread
-            self._pieces.put(error)
-
-    def _pump(self, file: BinaryIO) -> None:
+    def _read_pieces(
+        self, path: Path, max_bytes: int, stop: threading.Event | None
+    ) -> Generator[bytes]:
         size = 0
-        for piece in _decompressed(file):
-            if self._stopped.is_set():
-                raise ImageError("unpacking a layer was stopped", hint="run the same command again")
-            size += len(piece)
-            if size > self._max_bytes:
-                message = f"a layer unpacks to more than {self._max_bytes >> 20} MiB"
-                hint = "far more than its compressed size allows; do not trust this image"
-                raise ImageError(message, hint=hint)
-            self._sum.update(piece)
-            self._pieces.put(piece)
+        with path.open("rb") as file:
+            for piece in _decompressed(file):
+                if stop and stop.is_set():
+                    hint = "run the same command again"
+                    raise ImageError("unpacking a layer was stopped", hint=hint)
+                size += len(piece)
+                if size > max_bytes:
+                    message = f"a layer unpacks to more than {max_bytes >> 20} MiB"
+                    hint = "far more than its compressed size allows; do not trust this image"
+                    raise ImageError(message, hint=hint)
+                self._sum.update(piece)
+                yield piece
 
 
 def _decompressed(file: BinaryIO) -> Iterator[bytes]:
