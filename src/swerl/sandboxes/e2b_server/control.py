@@ -45,7 +45,6 @@ _CONNECT_TIMEOUT_S = 300
 _UNSUPPORTED = ("autoPause", "autoPauseMemory", "mcp", "volumeMounts", "iam")
 """Options that would change what a client relies on are refused; other unknown ones are ignored."""
 _CLIENT = "swerl"
-_MAX_PAGE = 100
 _OF_THIS_MACHINE = re.compile(
     r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive|(?:swerl-)?snapshot):"
 )
@@ -121,22 +120,16 @@ class Control:
         return web.Response(status=204)
 
     async def list(self, request: web.BaseRequest) -> web.Response:
-        """List running sandboxes in pages, the newest first."""
+        """List the running sandboxes with this metadata in one page, the newest first."""
         metadata, states = _metadata(request.query), request.query.get("state", "running")
-        limit = request.query.get("limit", str(_MAX_PAGE))
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MAX_PAGE:
-            raise WireError(Code.INVALID_ARGUMENT, f"limit must be 1 to {_MAX_PAGE}")
-        token = request.query.get("nextToken", "")
-        rest = [
-            served
-            for served in sorted(self._served.all(), key=_position, reverse=True)
-            if metadata.items() <= served.created.metadata.items()
-            and "running" in states.split(",")
-            and (not token or _position(served) < token)
-        ]
-        page, more = rest[: int(limit)], rest[int(limit) :]
-        headers = {"X-Next-Token": _position(page[-1])} if more else {}
-        return _json([_listed(served) for served in page], headers=headers)
+        return _json(
+            [
+                _listed(served)
+                for served in reversed(self._served.all())
+                if metadata.items() <= served.created.metadata.items()
+                and "running" in states.split(",")
+            ]
+        )
 
     def _opened(self, served: ServedSandbox) -> dict[str, Json]:
         """Return the answer to create and connect: all that a client needs to use the sandbox."""
@@ -230,16 +223,9 @@ def _metadata(query: Mapping[str, str]) -> dict[str, str]:
     return {unquote(name): unquote(value) for name, value in pairs}
 
 
-def _position(served: ServedSandbox) -> str:
-    """Return a text that sorts sandboxes by their start."""
-    return f"{served.started_unix_s:020.6f}_{served.id}"
-
-
 async def _body(request: web.BaseRequest) -> Message:
     return parse_object(await read_body(request, _MAX_BODY_BYTES))
 
 
-def _json(body: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(body), status=status, headers=headers, content_type="application/json"
-    )
+def _json(body: Json, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
