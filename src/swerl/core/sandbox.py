@@ -19,6 +19,8 @@ FROM_INSIDE = "what ran inside brought it about"
 TIMED_OUT = 124
 """Exit code of a command that its timeout ended."""
 ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
+OUTPUT_CAP_BYTES = 8 << 20
+"""Most bytes kept of each of a command's two output streams; test logs are below 2 MiB."""
 
 
 def require_path(verb: str, path: str, sandbox_id: str, *, errors: str = "surrogateescape") -> None:
@@ -139,7 +141,7 @@ class Chunk:
 class CappedOutput:
     """The first `cap` bytes of each of a command's output streams."""
 
-    cap: int
+    cap: int = field(default_factory=lambda: OUTPUT_CAP_BYTES)
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     truncated: bool = False

@@ -36,8 +36,6 @@ from swerl.sandboxes._relay import open_relay
 
 T = TypeVar("T")
 
-OUTPUT_CAP = 8 << 20
-"""Most bytes kept of each of a command's output streams; test logs are below 2 MiB."""
 _CANNOT_RUN = 126
 _MAX_SCRIPT_BYTES = 100_000
 """Largest script on a command line; the kernel's limit is 128 KiB for one argument."""
@@ -187,7 +185,7 @@ class E2BSandbox:
         started = time.monotonic()
         if refusal := _refusal(argv, cwd, env):
             return Exec(_CANNOT_RUN, b"", refusal)
-        output = CappedOutput(OUTPUT_CAP)
+        output = CappedOutput()
         command = self.start(argv, cwd=cwd, env=env, user=user, takes_input=stdin is not None)
         async with command as process:
             ending = asyncio.ensure_future(_finished(process, output, stdin))

@@ -42,8 +42,6 @@ from swerl.sandboxes._relay import open_relay
 
 NAME = "swerl.name"
 """Label, or annotation, that holds a sandbox's name."""
-OUTPUT_CAP_BYTES = 8 << 20
-"""Bytes kept of each of a command's two output streams; test logs are below 2 MiB."""
 _BOOT_TIMEOUT_S = 60.0
 _BEGIN_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
@@ -160,7 +158,7 @@ class MachineSandbox(ABC):
     ) -> Exec:
         as_root = self._is_root(user)
         started = time.monotonic()
-        output = CappedOutput(OUTPUT_CAP_BYTES)
+        output = CappedOutput()
         process = await self._launch(argv, cwd=cwd, env=env, as_root=as_root)
         code = await self._finish(process, output, timeout_s, stdin or b"")
         duration_s = time.monotonic() - started

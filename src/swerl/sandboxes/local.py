@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.liveness import start_time_s
@@ -76,8 +76,6 @@ class Options(BaseModel):
     pull: Literal["missing", "never"] = "missing"
     """Whether the first sandbox of an image pulls it if the store lacks it. Default: yes, so a run
     needs no preparation. Use `never` on machines without access to a registry."""
-    output_cap_mib: float = Field(default=8.0, gt=0)
-    """Largest MiB kept of each of a command's two output streams; test logs are below 2."""
 
 
 def build(options: Options) -> LocalBackend:
@@ -163,8 +161,7 @@ class LocalBackend:
                 lifetime_s=plan.lifetime_s,
                 remove=partial(_remove_sandbox, name, self._options.scratch),
             )
-            cap = int(self._options.output_cap_mib * 2**20)
-            sandbox = LocalSandbox(link, plan, found.env, cap, self._groups)
+            sandbox = LocalSandbox(link, plan, found.env, self._groups)
             try:
                 try:
                     await _boot(sandbox)

@@ -14,10 +14,10 @@ from swerl.core.contracts import Sandbox, SnapshotSandbox
 from swerl.core.errors import SandboxUnavailableError
 from swerl.images.archive import import_image
 from swerl.images.store import default_store
-from swerl.sandboxes import _e2b_sandbox, _machine, docker, e2b, kubernetes, local
+from swerl.sandboxes import docker, e2b, kubernetes, local
 
 from . import kube_server
-from .helpers import LIMITS, OUTPUT_CAP_MIB, WORKDIR, Target
+from .helpers import LIMITS, OUTPUT_CAP_BYTES, WORKDIR, Target
 
 NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
 E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
@@ -26,7 +26,7 @@ E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
 def open_local(isolator: str) -> Target:
     if isolator == "bwrap" and not shutil.which("bwrap"):
         pytest.skip("bubblewrap is not installed")
-    options = local.Options(isolator=isolator, output_cap_mib=OUTPUT_CAP_MIB)
+    options = local.Options(isolator=isolator)
     return Target(local.build(options), "host")
 
 
@@ -38,8 +38,7 @@ def open_stored(request: pytest.FixtureRequest) -> Target:
     request.addfinalizer(patch.undo)
     patch.setenv("SWERL_CACHE", str(cache))
     import_image(base.layout, default_store(), base.name)
-    options = local.Options(output_cap_mib=OUTPUT_CAP_MIB)
-    return Target(local.build(options), base.name)
+    return Target(local.build(local.Options()), base.name)
 
 
 def open_snapshot(request: pytest.FixtureRequest) -> Target:
@@ -54,26 +53,16 @@ def open_snapshot(request: pytest.FixtureRequest) -> Target:
     return Target(stored.backend, asyncio.run(take()))
 
 
-def cap_output(request: pytest.FixtureRequest) -> None:
-    patch = pytest.MonkeyPatch()
-    request.addfinalizer(patch.undo)
-    patch.setattr(_machine, "OUTPUT_CAP_BYTES", int(OUTPUT_CAP_MIB * 2**20))
-
-
 def open_docker(request: pytest.FixtureRequest) -> Target:
     """The test image, from a real dockerd."""
     name = request.getfixturevalue("docker_image")
     url = request.getfixturevalue("dockerd")
-    cap_output(request)
     options = docker.Options(base_url=url)
     return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
 
 
 def open_e2b(request: pytest.FixtureRequest) -> Target:
     url = request.getfixturevalue("e2b_server")
-    patch = pytest.MonkeyPatch()
-    request.addfinalizer(patch.undo)
-    patch.setattr(_e2b_sandbox, "OUTPUT_CAP", int(OUTPUT_CAP_MIB * 2**20))
     options = e2b.Options(api_url=url, sandbox_url=url)
     return Target(e2b.build(options), "base", E2B_LACKS)
 
@@ -82,7 +71,6 @@ def open_kubernetes(request: pytest.FixtureRequest) -> Target:
     """The test image, from a stand-in for a cluster whose pods are containers of a real dockerd."""
     name = request.getfixturevalue("docker_image")
     _, path = request.getfixturevalue("kube")
-    cap_output(request)
     options = kubernetes.Options(kubeconfig=str(path), user="agent")
     return Target(kubernetes.build(options), name, {"disk quota": "the kubelet evicts the pod"})
 
@@ -96,6 +84,11 @@ TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
     "e2b": open_e2b,
     "kubernetes": open_kubernetes,
 }
+
+
+@pytest.fixture(autouse=True)
+def _little_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swerl.core.sandbox.OUTPUT_CAP_BYTES", OUTPUT_CAP_BYTES)
 
 
 @pytest.fixture(scope="module", params=["bwrap", "unshare"])

@@ -19,8 +19,8 @@ from swerl.images.local import image_folder
 
 WORKDIR = "/testbed"
 LIMITS = Limits(memory_mib=512, num_processes=64, disk_mib=256, lifetime_s=120)
-OUTPUT_CAP_MIB = 0.5
-"""Largest MiB kept of each of a command's output streams."""
+OUTPUT_CAP_BYTES = 1 << 19
+"""Most bytes kept of each of a command's output streams."""
 
 
 @dataclass(frozen=True, slots=True)

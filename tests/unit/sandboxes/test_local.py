@@ -36,7 +36,7 @@ def test_a_named_isolator_that_is_missing_is_one_clear_error(
 
 
 async def test_endless_output_costs_the_controller_little() -> None:
-    backend = local.build(local.Options(output_cap_mib=0.5))
+    backend = local.build(local.Options())
     async with backend.open("host", LIMITS, workdir="/testbed") as opened:
         before_s = time.process_time()
         endless = await opened.run(["yes"], timeout_s=2)

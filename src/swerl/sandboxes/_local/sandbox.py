@@ -52,7 +52,6 @@ class LocalSandbox:
         link: Link,
         plan: SandboxPlan,
         env: Mapping[str, str],
-        cap: int,
         groups: Mapping[str, Path],
     ) -> None:
         """`groups` are the cgroups above the sandbox's own."""
@@ -63,7 +62,6 @@ class LocalSandbox:
         self._workdir = plan.workdir
         self._disk_bytes = plan.disk_mib << 20
         self._env = env
-        self._cap = cap
         self._root = -1
         self._upper = -1
         self._plan = plan
@@ -103,7 +101,7 @@ class LocalSandbox:
         started = time.monotonic()
         request = self._request(argv, cwd, env, user)
         process = await launch(self._link, request, stdin or b"")
-        kept = CappedOutput(self._cap)
+        kept = CappedOutput()
         try:
             code, timed_out = await self._finish(process, kept, timeout_s)
         except asyncio.CancelledError:
