@@ -1,21 +1,17 @@
-"""Whole episodes of real agents on every backend, by its route to the gateway."""
+"""Whole episodes of real agents on docker, e2b and kubernetes."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swerl.core.contracts import Harness, Listener, Sandbox
+from swerl.core.contracts import Harness, Sandbox
 from swerl.core.sandbox import Mount
-from swerl.gateway.server import Gateway
 from swerl.sandboxes import docker, e2b, kubernetes, local
-from swerl.sandboxes._relay import open_relay
 
 from ..harnesses.helpers import LIMITS, SOLVED, TASK, Place, built, work
 from .e2b_server.helpers import KEY, Service, serving
@@ -53,38 +49,6 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         yield Cloud(service)
 
 
-class ByRelay:
-    """A sandbox whose way back is the relay, whatever its backend would choose."""
-
-    def __init__(self, sandbox: Sandbox, closing: AsyncExitStack) -> None:
-        self._sandbox = sandbox
-        self._closing = closing
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sandbox, name)
-
-    async def expose(self, listener: Listener) -> str:
-        relay = open_relay(self._sandbox, listener, on_lost=logging.error)
-        return await self._closing.enter_async_context(relay)
-
-
-def local_place(_: pytest.FixtureRequest) -> Place:
-    backend = local.build(local.Options())
-    return lambda _, mounts: backend.open("host", LIMITS, workdir=TASK.workdir, mounts=mounts)
-
-
-def local_relay_place(request: pytest.FixtureRequest) -> Place:
-    inner = local_place(request)
-
-    @asynccontextmanager
-    async def opened(gateway: Gateway, mounts: Sequence[Mount]) -> AsyncIterator[Sandbox]:
-        async with AsyncExitStack() as stack:
-            sandbox = await stack.enter_async_context(inner(gateway, mounts))
-            yield ByRelay(sandbox, stack)
-
-    return opened
-
-
 def docker_place(request: pytest.FixtureRequest) -> Place:
     image = request.getfixturevalue("docker_image")
     backend = docker.build(docker.Options(base_url=request.getfixturevalue("dockerd")))
@@ -97,8 +61,6 @@ def e2b_place(request: pytest.FixtureRequest) -> Place:
 
 
 PLACES: dict[str, Callable[[pytest.FixtureRequest], Place]] = {
-    "local": local_place,
-    "local, by relay": local_relay_place,
     "docker": docker_place,
     "e2b, by relay": e2b_place,
 }

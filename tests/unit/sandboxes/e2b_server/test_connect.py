@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -42,20 +41,6 @@ def unpack(body: bytes) -> list[tuple[int, Any]]:
 
 def start(script: str, **more: object) -> bytes:
     return pack({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, **more})
-
-
-def test_a_stream_is_envelopes_and_an_end(envd: httpx.Client) -> None:
-    body = start("printf out; exit 2", stdin=False)
-    answer = envd.post("/process.Process/Start", content=body, headers=STREAM)
-    assert answer.headers["Content-Type"] == "application/connect+json"
-    (_, first), *middle, (_, ended), (flags, last) = unpack(answer.content)
-    assert first["event"]["start"]["pid"] > 1
-    data = b"".join(base64.b64decode(message["event"]["data"]["stdout"]) for _, message in middle)
-    assert data == b"out"
-    assert ended["event"]["end"] == {
-        "exitCode": 2, "exited": True, "status": "exit status 2", "error": "exit status 2"
-    }  # fmt: skip
-    assert (flags, last) == (2, {})
 
 
 def test_a_deadline_ends_the_stream_with_its_code(envd: httpx.Client) -> None:
