@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import PauseMode
-from swerl.engines._torch_model import DenseModel, DenseWeights, Draws, draw
+from swerl.engines._torch_model import DenseModel, DenseWeights, Draws, Floats, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ class Prefix:
 class Rows:
     """Rows of tokens and cache; `table`, `tokens_SP` and `logprobs_SP` have one entry a row."""
 
-    def __init__(self, cache: Tensor) -> None:
+    def __init__(self, cache: Floats) -> None:
         num_rows, num_positions = cache.shape[2], cache.shape[4]
         self.cache = cache
         self.num_rows = num_rows
@@ -212,8 +210,8 @@ class RunningBatch:
         """Advance every request, and return those that ended."""
         self._clock += 1
         self.counters.num_steps += 1
-        with torch.inference_mode():
-            self._join()
+        self._join()
+        with np.errstate(over="ignore"):  # exp of activations
             return self._prefill() + self._decode()
 
     def abort(self, chosen: Callable[[ReplyRequest], bool]) -> list[FinishedReply]:
@@ -344,13 +342,9 @@ class RunningBatch:
         np.minimum(positions_BT, scratch, out=positions_BT)
         ids_BT = rows.tokens_SP[first + np.arange(num_rows)[:, None], positions_BT]
         length = int(positions_BT.max()) + 1
-        hidden = self.model.forward(
-            torch.from_numpy(ids_BT),
-            torch.from_numpy(positions_BT),
-            rows.cache[:, :, first : first + num_rows],
-            length,
-        )
-        last = hidden[torch.arange(num_rows), torch.from_numpy(chunk_B - 1)]
+        cache = rows.cache[:, :, first : first + num_rows]
+        hidden = self.model.forward(ids_BT, positions_BT, cache, length)
+        last = hidden[np.arange(num_rows), chunk_B - 1]
         return draw(self.model.logits(last), table)
 
     def _accept(self, rows_B: NDArray[np.int64], draws: Draws) -> None:

@@ -21,7 +21,6 @@ from uuid import uuid4
 
 import numpy as np
 import orjson
-import torch
 from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
@@ -362,12 +361,10 @@ def main() -> int:
     parser.add_argument("--ready-file", type=Path, required=True, help="gets the port when ready")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 for any free one")
-    parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--max-running", type=int, required=True, help="most concurrent requests")
     parser.add_argument("--num-rows", type=int, required=True, help="most cached sequences")
     parser.add_argument("--context-length", type=int, required=True, help="most tokens of one")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
     try:
         asyncio.run(_serve(args))
     except (SwerlError, OSError) as error:

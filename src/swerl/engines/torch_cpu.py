@@ -1,4 +1,4 @@
-"""A CPU engine for dense models: plain torch, continuous batching, SGLang's contract."""
+"""A CPU engine for dense models: NumPy, continuous batching, SGLang's contract."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         "--model": setup.model.resolve(),
         "--ready-file": ready.resolve(),
         "--port": options.port,
-        "--threads": options.threads,
         "--max-running": options.max_running,
         "--num-rows": options.num_rows,
         "--context-length": options.context_length,
     }
     flags = [str(part) for pair in arguments.items() for part in pair]
     command = [sys.executable, "-m", "swerl.engines._torch_server", *flags]
-    async with child(command, log, env={"CUDA_VISIBLE_DEVICES": ""}) as process:
+    env = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(options.threads)}
+    async with child(command, log, env=env) as process:
 
         async def port() -> int | None:
             return json.loads(ready.read_text())["port"] if ready.exists() else None
