@@ -174,10 +174,10 @@ def _given(instance: str | None, file: Path | None) -> Task:
     try:
         return _find(instance, file)
     except TaskError:
-        from swerl.images import instances
+        from swerl.images.build import shipped
 
         # The file may have the rows of a real instance.
-        if file and instance in instances.shipped() and (task := _real(instance, file)):
+        if file and instance in shipped() and (task := _real(instance, file)):
             return task
         raise
 
@@ -187,9 +187,9 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 
     Raises UnknownNameError with the nearest ids, InputError and ImageError.
     """
-    from swerl.images import instances
+    from swerl.images.build import prepare, shipped
 
-    specs = instances.shipped()
+    specs = shipped()
     if instance not in specs:
         if instance.startswith("twin"):
             return None
@@ -198,7 +198,7 @@ def _real(instance: str, rows: Path | None) -> Task | None:
     def say(step: str) -> None:
         stderr().print(f"{instance}: {step} …", style="dim", markup=False)
 
-    return instances.prepare(specs[instance], rows, say)
+    return prepare(specs[instance], rows, say)
 
 
 def _find(instance: str | None, file: Path | None) -> Task:

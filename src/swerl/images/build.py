@@ -27,12 +27,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from swerl.core.chat import Json
-from swerl.core.errors import ImageError, InputError, TaskError
+from swerl.core.errors import ImageError, InputError, SwerlError, TaskError
 from swerl.core.files import unpack_tarball
 from swerl.core.secrets import cache_dir
 from swerl.core.task import Task
 from swerl.images.wheels import Python, fetch_sdist, fetch_wheels, find_python
 from swerl.tasks.datasets import find_converter
+from swerl.tasks.rows import file_rows, hub_rows
 
 WORKDIR = "/testbed"
 VENV = "/opt/venv"
@@ -103,6 +104,38 @@ class SourceSpec(BaseModel):
     @property
     def pins(self) -> tuple[str, ...]:
         return self.frozen or self.requirements
+
+
+class Instance(SourceSpec):
+    """The spec of a real instance that comes with swerl, and its row's place on the hub."""
+
+    dataset: str
+    split: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+def shipped() -> dict[str, Instance]:
+    """Return the specs that come with swerl by instance id."""
+    text = Path(__file__).with_name("instances.json").read_bytes()
+    return {spec.instance_id: spec for spec in TypeAdapter(list[Instance]).validate_json(text)}
+
+
+def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Task:
+    """Read the row, build the image unless it exists, and return the Task.
+
+    `rows` replaces the hub; `say` gets the name of each step. Raises InputError without the row,
+    ImageError if the image cannot be built.
+    """
+    say("read the row")
+    records = file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)
+    readable = (row for row in records if not isinstance(row, SwerlError))
+    row = next((row for row in readable if row.get("instance_id") == spec.instance_id), None)
+    if row is None:
+        message = f"{rows or spec.dataset} has no row {spec.instance_id}"
+        raise InputError(message, hint=f"pass --tasks with rows of {spec.dataset}")
+    task = make_task(spec, row)
+    build(spec, say)
+    return task
 
 
 def read_specs(path: Path) -> list[SourceSpec]:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError
-from swerl.images import build, instances
+from swerl.images import build
 
 NAME = "pallets__flask-4045"
 DATA = {"problem_statement", "patch", "test_patch", "hints_text", "FAIL_TO_PASS", "PASS_TO_PASS"}
@@ -23,8 +23,8 @@ def swerl(*arguments: object) -> object:
     return CliRunner().invoke(typer_app, words, catch_exceptions=False)
 
 
-@pytest.mark.parametrize("spec", instances.shipped().values(), ids=instances.shipped())
-def test_an_environment_is_pinned_whole(spec: instances.Instance) -> None:
+@pytest.mark.parametrize("spec", build.shipped().values(), ids=build.shipped())
+def test_an_environment_is_pinned_whole(spec: build.Instance) -> None:
     assert spec.frozen
     assert all(pin.count("==") == 1 for pin in spec.pins)
 
