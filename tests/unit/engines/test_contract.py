@@ -33,7 +33,6 @@ ENGINES = (
     "fake/two",
     "fake/router",
     "torch-cpu",
-    "torch-cpu/two",
     "torch-cpu/router",
     "sglang",
     "sglang/two",

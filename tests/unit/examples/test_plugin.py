@@ -104,6 +104,7 @@ ranks = 1
 """
 
 
+@pytest.mark.integration
 def test_its_algorithm_trains_in_the_ranks(site: Path, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
     (tmp_path / "small.toml").write_text(SMALL)

@@ -229,7 +229,7 @@ def families(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest.mark.parametrize("policy", HistoryPolicy)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
     policy: HistoryPolicy, seed: int
 ) -> None:
@@ -238,7 +238,7 @@ def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
 
 @pytest.mark.parametrize("policy", HistoryPolicy)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_token_is_trained_once_with_a_template_that_drops_old_thinking(
     families: dict[str, Family], policy: HistoryPolicy, seed: int
 ) -> None:
@@ -266,7 +266,7 @@ def _check_world(seed: int, policy: HistoryPolicy, family: Family) -> None:
 
 
 @given(seed=st.integers(0, 2**32), same=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_walk_that_continues_another_finds_what_a_whole_one_finds(seed: int, same: bool) -> None:
     match, num_continued = MessageTree.match, 0
 

@@ -26,7 +26,7 @@ from swerl.core.chat import Message, Role
 from swerl.core.contracts import EngineSetup
 from swerl.core.experts import ExpertSpool
 from swerl.core.sample import Sample, to_samples
-from swerl.core.turn import Completion, RoutedExperts, Sampling, Trajectory, WeightChange
+from swerl.core.turn import Completion, RoutedExperts, Sampling, WeightChange
 from swerl.engines import sglang
 from swerl.engines.families import tiny as tokenizer
 from swerl.gateway.limits import SessionLimits
@@ -89,7 +89,7 @@ def by_position(sample: Sample) -> dict[int, bytes]:
 
 
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(HistoryPolicy))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_position_has_the_experts_recorded_for_its_token_in_its_context(
     seed: int, policy: HistoryPolicy
 ) -> None:
@@ -101,32 +101,6 @@ def test_every_position_has_the_experts_recorded_for_its_token_in_its_context(
         assert sample.num_routed == len(found)
         for position, recorded in found.items():
             assert recorded in engine.chosen[tuple(sample.ids[: position + 1])]
-
-
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
-def test_a_reply_without_a_record_leaves_its_own_positions_open(seed: int) -> None:
-    engine = RoutingEngine(random=Random(seed), missing=0.4)
-    _, trajectory = asyncio.run(live(Random(seed), engine, HistoryPolicy.EXACT))
-    for sample in to_samples(trajectory, episode="e", task="t"):
-        found = by_position(sample)
-        for position, recorded in found.items():
-            assert recorded in engine.chosen[tuple(sample.ids[: position + 1])]
-        assert sample.num_routed == len(found) == sum(_num_own(trajectory, sample))
-
-
-def _num_own(trajectory: Trajectory, sample: Sample) -> list[int]:
-    """Return the positions that each recorded Turn of a row fed to the model first."""
-    row = tuple(sample.ids)
-    for leaf in trajectory.leaves():
-        path = trajectory.path(leaf)
-        if row == tuple(one for turn in path for one in (*turn.prompt_ids, *turn.output_ids)):
-            return [
-                len(turn.prompt_ids) + len(turn.output_ids) - (turn.parent is None)
-                for turn in path
-                if turn.routed
-            ]
-    raise AssertionError(row)
 
 
 class RoutingWire(WireEngine):

@@ -15,13 +15,6 @@ from tests.unit.gateway.conftest import OpenSession
 HI = {"role": "user", "content": "hi"}
 
 
-def nested(depth: int) -> Any:
-    value: Any = {}
-    for _ in range(depth):
-        value = {"properties": {"a": value}}
-    return value
-
-
 def anthropic(*messages: Any, **more: Any) -> dict[str, Any]:
     return {"model": "m", "max_tokens": 9, "messages": list(messages or (HI,)), **more}
 
@@ -49,11 +42,6 @@ def done(call_id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": "x"}
 
 
-def item(call_id: str, kind: str = "function_call") -> dict[str, Any]:
-    both = {"type": kind, "call_id": call_id}
-    return both | {"name": "bash", "arguments": "[]", "output": "x"}
-
-
 async def post(
     session: Any, path: str, body: Any, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
@@ -65,44 +53,7 @@ async def post(
         return response.status, await response.json()
 
 
-DEEP_FUNCTION = {"name": "a", "parameters": nested(400)}
-DEEP_CALL = {"type": "tool_use", "id": "a", "name": "b", "input": nested(400)}
-DEEP_BLOCK = {"type": "search_result", "content": nested(400)}
 MESSAGES, CHAT, RESPONSES = "/v1/messages", "/v1/chat/completions", "/v1/responses"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "word"),
-    [
-        (MESSAGES, anthropic(HI, uses("a", "a"), results("a")), "have the id 'a'"),
-        (MESSAGES, anthropic(HI, uses("a"), uses("a"), results("a")), "have the id 'a'"),
-        (MESSAGES, anthropic(HI, uses("a"), results("a", "a")), "answers no open"),
-        (MESSAGES, anthropic(HI, results("b")), "answers no open"),
-        (CHAT, anthropic(HI, calls("a", "a"), done("a")), "have the id 'a'"),
-        (CHAT, anthropic(HI, calls("a"), done("a"), done("a")), "answers no open"),
-        (CHAT, anthropic(HI, done("b")), "answers no open"),
-        (RESPONSES, {"model": "m", "input": [item("a"), item("a")]}, "have the id 'a'"),
-        (
-            RESPONSES,
-            {"model": "m", "input": [HI, item("b", "function_call_output")]},
-            "answers no open",
-        ),
-        (MESSAGES, anthropic(tools=[{"name": "a", "input_schema": nested(400)}]), "too deeply"),
-        (CHAT, anthropic(tools=[{"type": "function", "function": DEEP_FUNCTION}]), "too deeply"),
-        (MESSAGES, anthropic(HI, said(DEEP_CALL), results("a")), "too deeply"),
-        (MESSAGES, anthropic({"role": "user", "content": [DEEP_BLOCK]}), "too deeply"),
-        (RESPONSES, {"model": "m", "input": [HI, {"type": "odd", "a": nested(400)}]}, "too deeply"),
-    ],
-)
-async def test_an_inconsistent_conversation_is_refused(
-    engine: RecordingEngine, open_session: OpenSession, path: str, body: Any, word: str
-) -> None:
-    status, answer = await post(open_session(), path, body)
-
-    assert status == 400
-    assert word in answer["error"]["message"]
-    assert answer["error"]["type"] == "invalid_request_error"
-    assert engine.calls == []
 
 
 @pytest.mark.parametrize(

@@ -134,32 +134,3 @@ async def test_the_solution_is_solved_and_nothing_is_not(
     ended = await attempt(task, Replies(*gold(task)), BUDGETS)
     assert ended.verdict is Verdict.SOLVED, ended.grade.reason
     assert await verdict(task) is Verdict.UNSOLVED
-
-
-FORGED_SUMMARY = """
-import json, os, pathlib
-for place in (".", "/", "/testbed", "/r2e_tests"):
-    path = pathlib.Path(place, "expected_test_output.json")
-    names = json.loads(path.read_text()) if path.exists() else []
-    for name in names:
-        print("=== short test summary info ===", *(f"PASSED a::{n}" for n in names), sep="\\n")
-        os._exit(0)
-"""
-KNOWN_NAMES = f"""
-import os
-print("=== short test summary info ===", *(f"PASSED a::{{n}}" for n in {NAMES}), sep="\\n")
-os._exit(0)
-"""
-
-
-@pytest.mark.parametrize("code", [FORGED_SUMMARY, KNOWN_NAMES])
-async def test_the_recorded_report_of_r2e_is_neither_found_nor_repeated(
-    r2e: Task, code: str
-) -> None:
-    find = "find . -name 'expected*' -o -name test_1.py | grep . && echo '# found' >>sums.py; true"
-    add = f"cat >>sums.py <<'END'\n{code}END"
-    ended = await attempt(
-        r2e, Replies(*(say("bash", command=each) for each in (find, add)), say("submit")), BUDGETS
-    )
-    assert ended.verdict in (Verdict.UNSOLVED, Verdict.CHEAT), ended.grade.reason
-    assert "os._exit" in ended.patch and "# found" not in ended.patch

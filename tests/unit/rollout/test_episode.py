@@ -335,9 +335,6 @@ async def test_an_agent_that_destroys_its_repository_is_graded_as_ever(task: Tas
 
 LEFTOVERS = {
     "a binary of 9 MB": "head -c 9000000 /dev/urandom >app",
-    "a text of 9 MB": "head -c 9000000 /dev/zero | tr '\\0' x >large",
-    "binaries of 70 MB": "head -c 70000000 /dev/urandom >app; head -c 6000000 app >part",
-    "a sparse file of 3 GB": "truncate -s 3G hole",
     "25,000 files": "mkdir made; cd made; seq 25000 | xargs touch",
     "a full disk": "cat /dev/zero >full || true; yes >rest || true",
 }

@@ -143,6 +143,7 @@ def _check_bad_input(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists() and not list(tmp_path.glob(".*.part"))
 
 
+@pytest.mark.integration
 async def test_a_lora_run_exports_its_adapters_and_the_model_with_them(
     tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_no_layer_takes_more_kernels_bytes_or_syncs_than_it_did(tmp_path: Path) 
             assert found[kind][name] <= most * 1.001, (kind, name, found[kind])
 
 
+@pytest.mark.integration
 def test_the_counted_matrix_products_are_the_planners_operations(tmp_path: Path) -> None:
     """Every position is trained and nothing is recomputed, as the planner's formula assumes."""
     found = counted(tmp_path, SMALL, "trainer.recompute=false", trained=1)

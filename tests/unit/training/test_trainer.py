@@ -146,6 +146,7 @@ async def test_sft_matches_transformers_and_adamw(
     assert float((_logp(loaded, ids) - _logp(reference, ids)).detach().abs().max()) <= 1e-4
 
 
+@pytest.mark.integration
 async def test_the_engines_tokens_have_the_trainers_log_probabilities(
     tiny_model: Path, options: TrainerOptions
 ) -> None:
@@ -171,6 +172,7 @@ async def test_the_engines_tokens_have_the_trainers_log_probabilities(
             assert 0 < stats.extra["entropy"] < 6
 
 
+@pytest.mark.integration
 async def test_an_engine_serves_the_policy_of_adapters_that_it_gets_alone(
     tiny_model: Path, options: TrainerOptions, tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ async def test_two_ranks_equal_one(
         assert (await single.publish()).checksum == published.checksum
 
 
+@pytest.mark.integration
 async def test_a_damaged_record_of_one_rank_is_an_error_and_the_trainer_continues(
     tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
@@ -325,6 +328,7 @@ def build(options):
 """
 
 
+@pytest.mark.integration
 async def test_an_error_in_a_users_loss_is_named_and_the_ranks_live_on(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch, tmp_path: Path
 ) -> None:
@@ -361,6 +365,7 @@ async def test_disk_trouble_is_reported_and_costs_no_weights(
             await trainer.restore(7)
 
 
+@pytest.mark.integration
 async def test_a_model_that_does_not_fit_is_an_error_at_start(
     tiny_model: Path, options: TrainerOptions
 ) -> None:
@@ -390,6 +395,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.integration
 async def test_no_rank_outlives_a_killed_controller(
     tiny_model: Path, options: TrainerOptions
 ) -> None:

@@ -102,6 +102,7 @@ async def test_too_many_in_a_row_stop_the_run_also_across_a_restart() -> None:
     assert "samples/00003.parquet" in caught.value.hint
 
 
+@pytest.mark.integration
 async def test_a_later_update_is_measured_against_the_policy_before_the_first(
     tiny_model: Path, options: TrainerOptions, random_batch
 ) -> None:

@@ -108,6 +108,7 @@ async def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     assert 3 in checkpoint_meta.steps(folder)
 
 
+@pytest.mark.integration
 async def test_without_async_save_files_are_there_at_once_and_another_family_is_refused(
     tiny_model: Path, options: TrainerOptions
 ) -> None:

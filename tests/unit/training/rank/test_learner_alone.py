@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 
+@pytest.mark.nightly
 def test_a_learner_alone_in_its_process() -> None:
     file = Path(__file__).with_name("learner_alone.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
