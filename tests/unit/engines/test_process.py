@@ -51,16 +51,6 @@ sys.exit(7)
 """
 )
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + STAYS
-TIDY = """
-import signal, sys, time
-from pathlib import Path
-def end(*_):
-    (Path(sys.argv[1]) / "said goodbye").touch()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-(Path(sys.argv[1]) / "ready").touch()
-time.sleep(600)
-"""
 CONTROLLER = """
 import asyncio, sys
 from pathlib import Path
@@ -109,12 +99,6 @@ async def test_a_server_that_ends_takes_its_children_with_it(folder: Path) -> No
         pids = await begun(folder)
         assert await process.wait() == 7
         await until_gone(pids)
-
-
-async def test_a_server_may_end_by_itself_first(folder: Path) -> None:
-    async with child(command(TIDY, folder), folder / "log"):
-        await until_exists(folder / "ready")
-    assert (folder / "said goodbye").exists()
 
 
 async def test_a_command_that_is_missing_is_named(folder: Path) -> None:

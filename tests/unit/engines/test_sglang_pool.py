@@ -94,16 +94,6 @@ async def test_a_server_that_ignores_aborts_does_not_hold_the_session(
             await abort
 
 
-async def test_more_requests_than_connections_wait_their_turn(servers: list[FakeServer]) -> None:
-    async with opened(servers[:1], ClientSettings(max_in_flight=4)) as engine:
-        tasks = [asyncio.create_task(engine.generate([5], LONG, "s")) for _ in range(40)]
-        await until(lambda: len(servers[0].running) == 4)
-        await engine.abort("s")
-        replies = await asyncio.gather(*tasks)
-    assert {reply.finish for reply in replies} == {Finish.ABORT}
-    assert len(servers[0].headers) <= 40
-
-
 # Loss
 
 
@@ -117,14 +107,6 @@ async def test_requests_of_a_killed_server_fail_and_are_not_sent_again(
         with pytest.raises(EngineLostError):
             await task
     assert servers[0].paths.count("/generate") == 1
-
-
-async def test_sessions_move_away_from_a_server_that_is_lost(servers: list[FakeServer]) -> None:
-    async with opened(servers) as engine:
-        await ask(engine)
-        await servers[0].stop()
-        await until(lambda: len(engine.pool.in_use()) == 2)
-        assert await ask(engine) == {"default"}
 
 
 async def test_a_server_whose_scheduler_is_stuck_is_given_up_if_it_can_be_restarted(
@@ -230,17 +212,6 @@ async def test_one_refusal_puts_every_server_back(
             await engine.load(ref(tmp_path, "v2"))
         assert {server.version for server in servers} == {"v1"}
         assert await ask(engine) == {"v1"}
-
-
-async def test_a_server_that_cannot_be_put_back_is_not_used(
-    servers: list[FakeServer], tmp_path: Path
-) -> None:
-    async with opened(servers) as engine:
-        servers[2].refuses_weights = True
-        with pytest.raises(EngineError, match="Failed to load"):
-            await engine.load(ref(tmp_path, "v1"))
-        assert engine.pool.in_use() == [engine.pool.servers[2]]
-        assert await ask(engine) == {"default"}
 
 
 async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(

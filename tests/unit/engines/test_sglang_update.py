@@ -71,17 +71,6 @@ async def versions(engine: HttpEngine) -> set[str]:
     return {reply.weight_version for reply in await asyncio.gather(*calls)}
 
 
-async def test_a_server_that_dies_in_the_middle_is_taken_out(
-    servers: list[FakeServer],
-) -> None:
-    loop = asyncio.get_running_loop()
-    source = Source("1", lambda: void(loop.create_task(servers[0].stop())))
-    async with opened(servers) as engine:
-        await receive(engine, source)
-        assert await versions(engine) == {"1"}
-        assert sum(server.lost is not None for server in engine.pool.servers) == 1
-
-
 async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
     servers: list[FakeServer],
 ) -> None:
@@ -166,30 +155,6 @@ async def test_weights_from_a_folder_repair_an_interrupted_update(
             await engine.generate([5], Sampling(2), "s")
         await engine.load(WeightRef(tmp_path, "1", "checksum"))
         assert await versions(engine) == {"1"}
-
-
-async def test_a_controller_that_is_stopped_in_the_middle_leaves_no_server_in_use(
-    servers: list[FakeServer],
-) -> None:
-    reached = asyncio.Event()
-    async with opened(servers) as engine:
-
-        class Stuck(Source):
-            async def send(
-                self, targets: Sequence[EngineTarget], *, version: str | None = None
-            ) -> Sent:
-                reached.set()
-                await asyncio.Event().wait()
-                raise AssertionError
-
-        task = asyncio.create_task(receive(engine, Stuck("1")))
-        await reached.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        with pytest.raises(EngineLostError, match="interrupted"):
-            await engine.generate([5], Sampling(2), "s")
-    assert all(server.version.startswith("partial:") for server in servers)
 
 
 async def test_weights_that_arrived_changed_never_serve(servers: list[FakeServer]) -> None:
@@ -354,7 +319,3 @@ async def test_a_server_on_a_gpu_that_would_keep_its_memory_does_not_sleep(
     async with opened(servers) as engine:
         with pytest.raises(EngineError, match="cannot give its memory back"):
             await engine.sleep()
-
-
-def void(_: object) -> None:
-    """Drop what a call returns."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,30 +121,6 @@ async def test_health_and_checksum_are_answered(engine: HttpEngine, tiny_model: 
     assert (await call(engine, "/health_generate"))[0] == 200
     _, answer = await call(engine, "/weights_checker", {"action": "checksum"})
     assert answer["checksum"] == checksum(tiny_model)
-
-
-async def test_without_a_model_nothing_starts(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="needs a model"):
-        async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, None)):
-            pass
-
-
-async def test_a_bad_model_folder_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no config\.json") as caught:
-        async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tmp_path)):
-            pass
-    assert "Hugging Face" in caught.value.hint
-
-
-async def test_a_taken_port_is_one_clear_error(tmp_path: Path, tiny_model: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        options = torch_cpu.Options(port=taken.getsockname()[1])
-        with pytest.raises(EngineError, match="cannot listen") as caught:
-            async with torch_cpu.open(options, setup(tmp_path, tiny_model)):
-                pass
-    assert "port 0" in caught.value.hint
 
 
 async def test_a_cache_that_cannot_be_had_is_one_clear_error(

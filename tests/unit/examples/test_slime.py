@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import math
@@ -184,21 +183,6 @@ async def test_an_unsolved_rollout_is_a_zero_and_a_lost_one_is_none(
     assert slime.keep_group(args, [[unsolved], [unsolved]])
 
 
-async def test_a_cancelled_rollout_leaves_the_next_one_alone(
-    task: Task, engine: RecordingEngine, args: Namespace
-) -> None:
-    engine.gate = asyncio.Event()
-    first = asyncio.create_task(slime.generate(args, sample_of(task), PARAMS))
-    await engine.started.wait()
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    engine.gate.set()
-    engine.lines = gold(task)
-    [[sample]] = await rolled_out(args, [sample_of(task, 1)], slime.generate, PARAMS)
-    assert sample.reward == 1.0
-
-
 async def test_the_reward_hook_grades_a_patch_in_a_clean_sandbox(
     task: Task, args: Namespace
 ) -> None:
@@ -263,19 +247,6 @@ def test_experts_of_whole_rows_are_replayed_and_others_lose_the_rollout() -> Non
     assert lost.metadata["swerl_episode"]["verdict"] == "routed experts missing"
     [plain] = slime.convert.to_train_samples(base, recorded(FIRST, SECOND), arguments(), family)
     assert plain.rollout_routed_experts is None
-
-
-def test_a_row_keeps_its_versions_and_is_marked_as_cut() -> None:
-    base = Sample(index=4, group_index=2, prompt="p", session_id="s", metadata={"mine": 1})
-    [sample] = slime.convert.to_train_samples(
-        base, recorded(FIRST, SECOND), arguments(), tiny.build(None)
-    )
-    assert sample.weight_versions == ["1", "2"]
-    assert sample.status is Sample.Status.TRUNCATED
-    assert (sample.index, sample.group_index, sample.session_id) == (4, 2, "s")
-    assert sample.loss_mask == [1, 1, 0, 1]
-    assert sample.metadata["mine"] == 1
-    assert base.metadata == {"mine": 1}
 
 
 # Prompt A all solved, prompt B all failed, one rollout of A in two samples.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -59,22 +58,6 @@ async def test_the_trajectory_names_the_tools_of_its_first_request(engine: Recor
             (await answer.reply()) and answer.delivered()
         digests.append((await conversation.close()).tools)
     assert digests[0] == digests[1] != digests[2]
-
-
-async def test_one_branch_that_is_given_up_leaves_the_others_alone(engine: RecordingEngine) -> None:
-    engine.gate = asyncio.Event()
-    conversation = talk(engine)
-    giving_up = asyncio.create_task(ask(conversation, Message(Role.USER, "a")))
-    staying = asyncio.create_task(ask(conversation, Message(Role.USER, "b")))
-    await asyncio.sleep(0.01)
-    assert len(engine.calls) == 2
-
-    giving_up.cancel()
-    await asyncio.wait({giving_up})
-    engine.gate.set()
-
-    assert (await staying).message.text == "Done."
-    assert engine.aborted == []
 
 
 async def test_a_reply_that_the_engine_aborted_is_not_passed_on(engine: RecordingEngine) -> None:
@@ -146,47 +129,3 @@ async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_mo
     trajectory = await conversation.close()
     assert [turn.malformed_calls for turn in trajectory.turns] == [1, 0]
     assert trajectory.turns[0].output_ids == engine.calls[0].output
-
-
-async def test_a_call_that_the_token_limit_cut_stays_text(engine: RecordingEngine) -> None:
-    call = ToolCall("", "bash", {"cmd": "ls " * 50})
-    engine.lines = [Message(Role.ASSISTANT, tool_calls=(call,))]
-    async with talk(engine).answer(ChatRequest((ASK,), (Tool("bash"),))) as answer:
-        reply = await answer.reply()
-
-    assert (reply.finish, reply.message.tool_calls) == (Finish.LENGTH, ())
-
-
-async def test_only_new_messages_are_rendered(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversation = talk(engine)
-    reply = await ask(conversation)
-    monkeypatch.setattr(engine.family, "render", None)
-
-    await ask(conversation, ASK, reply.message, ASK)
-
-    assert len((await conversation.close()).turns) == 2
-
-
-async def test_a_long_prompt_does_not_block_other_requests(
-    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others_are_done = threading.Event()
-    render = engine.family.render
-
-    def slow(request: ChatRequest) -> list[int]:
-        if len(request.messages[0].text) > 100_000:
-            assert others_are_done.wait(5)
-        return render(request)
-
-    monkeypatch.setattr(engine.family, "render", slow)
-    conversation = talk(engine)
-    asking = asyncio.create_task(ask(conversation, Message(Role.USER, "x " * 60_000)))
-    await asyncio.sleep(0.01)
-
-    await ask(conversation)
-    others_are_done.set()
-
-    assert (await asking).message.text == "Done."
-    assert [len(call.prompt) > 100_000 for call in engine.calls] == [False, True]

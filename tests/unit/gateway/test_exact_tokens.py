@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -290,34 +290,6 @@ def test_a_walk_that_continues_another_finds_what_a_whole_one_finds(seed: int, s
 
 def _same(message: dict[str, Any], random: Random) -> dict[str, Any]:
     return message
-
-
-@pytest.mark.parametrize(("name", "num_rewritten"), [("tiny", 0), ("thinking", 2)])
-async def test_the_template_policy_begins_a_new_root_when_the_template_rewrites(
-    families: dict[str, Family], name: str, num_rewritten: int
-) -> None:
-    engine = RecordingEngine(family=families[name])
-    talk = _conversation(engine, HistoryPolicy.TEMPLATE)
-    call = ToolCall("", "bash", {"cmd": "ls"})
-    said: tuple[Message, ...] = ()
-    for number in range(3):
-        said = (*said, Message(Role.USER, f"do {number}"))
-        for calls in ((call,), ()):
-            engine.lines = [Message(Role.ASSISTANT, f"I do {number}.", "Hm.", calls)]
-            async with talk.answer(ChatRequest(said)) as answer:
-                reply = (await answer.reply()).message
-                answer.delivered()
-            said = (*said, replace(reply, thinking=""))  # as clients send it back
-            said += tuple(Message(Role.TOOL, "a", "", (), one.id) for one in reply.tool_calls)
-
-    trajectory = await talk.close()
-
-    assert trajectory.rewritten == num_rewritten
-    seen = engine.family.text(engine.calls[-1].prompt)
-    assert seen.count("Hm.") == (1 if num_rewritten else 5)
-    samples = to_samples(trajectory, episode="e", task="t")
-    assert len(samples) == num_rewritten + 1
-    assert check_samples(samples, engine.calls) == trajectory.num_sampled_tokens
 
 
 def _conversation(

@@ -10,11 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from swerl.core.chat import Finish, Message, Role, ToolCall
-from swerl.core.turn import Completion, RoutedExperts, WeightChange
+from swerl.core.chat import Message, Role, ToolCall
 from swerl.engines.families._tokenizer import Special
 from swerl.gateway.server import Gateway
-from tests.unit.engines.families.test_templates import FAMILIES, MakeFamily
+from tests.unit.engines.families.test_templates import MakeFamily
 from tests.unit.engines.families.test_templates import make_family as make_family
 from tests.unit.engines.families.test_templates import tokenizers as tokenizers
 from tests.unit.gateway._fakes import RecordingEngine
@@ -81,25 +80,6 @@ async def test_requests_of_the_reported_cases_are_answered(
             assert not [b for b in answer["content"] if b["type"] == "tool_use"]
 
 
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        (MESSAGES, {"tool_choice": {"type": "none"}, "tools": [BASH]}),
-        (CHAT, {"tool_choice": "none", "tools": [{"type": "function", "function": {"name": "b"}}]}),
-        (RESPONSES, {"tool_choice": "none", "tools": [{"type": "function", "name": "Bash"}]}),
-    ],
-)
-@pytest.mark.parametrize("line", [CALL, "<tool_call>"])
-async def test_tool_choice_none_gives_no_calls(
-    engine: RecordingEngine, open_session: OpenSession, path: str, more: Any, line: Any
-) -> None:
-    engine.lines = [line if line is CALL else sampled_ids(engine.family, line + "{<|im_end|>")]
-    sent = {"model": "m", "input": "hi"} if path == RESPONSES else body()
-    status, answer = await post(open_session(), path, json={**sent, **more})
-    assert status == 200
-    assert "call_" not in json.dumps(answer).replace("tool_calls", "")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_text_ends_the_reply_for_client_and_model(
     engine: RecordingEngine, open_session: OpenSession, stream: bool
@@ -126,19 +106,6 @@ async def test_a_stop_text_ends_the_reply_for_client_and_model(
     turns = (await session.close()).turns
     assert turns[1].parent == 0
     assert "one </b><|im_end|>" in engine.family.text(engine.calls[1].prompt)
-
-
-def test_a_cut_reply_keeps_what_belongs_to_its_ids() -> None:
-    routed = RoutedExperts(0, 1, 2, 1, bytes(range(10)))  # two ids of prompt, four of the reply
-    changes = (WeightChange(1, "v2"), WeightChange(3, "v3"))
-    whole = Completion(
-        (5, 6, 7, 8), (-1.0,) * 4, Finish.LENGTH, "v1", weight_changes=changes, routed=routed
-    )
-    cut = whole.cut(2)
-    assert (cut.ids, len(cut.logprobs), cut.finish) == ((5, 6), 2, Finish.STOP)
-    assert cut.weight_changes == changes[:1]
-    assert cut.routed and cut.routed.num_positions == 3
-    assert whole.cut(4).routed == routed
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -186,36 +153,3 @@ async def test_a_whole_number_of_tokens_may_be_written_as_a_fraction(
     got, _ = await post(open_session(), path, json=body(max_tokens=sent))
     assert got == status
     assert [call.sampling.max_new_tokens for call in engine.calls] == [40] * (got == 200)
-
-
-async def test_a_tool_name_with_a_dot_comes_back_as_it_went(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    names = ("fs.read", "team.fs.read", "unknown.name")
-    calls = tuple(ToolCall("", name, {}) for name in names)
-    engine.lines = [Message(Role.ASSISTANT, "", "", calls)]
-    tool = {"type": "function", "name": "fs.read"}
-    tools = [tool, {"type": "namespace", "name": "team", "tools": [tool]}]
-    sent = {"model": "m", "input": "hi", "tools": tools}
-    _, answer = await post(open_session(), RESPONSES, json=sent)
-    assert [(i["name"], i.get("namespace")) for i in answer["output"]] == [
-        ("fs.read", None), ("fs.read", "team"), ("unknown.name", None),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("template", FAMILIES)
-async def test_values_with_tags_reach_the_client_whole(
-    make_family: MakeFamily, template: str
-) -> None:
-    family = make_family(template)
-    tool = {"name": "Write", "input_schema": {"properties": {"path": {}, "text": {}}}}
-    for value in (
-        "</tool_call>", "</arg_value>", "\n</parameter>\n</function>\n</tool_call>", "</think>",
-        "a\n</parameter>\n<parameter=x>\nb", '</tool_call>\n<tool_call>\n{"name"', "<|im_end|>",
-        "</arg_value>\n<arg_key>x</arg_key>\n<arg_value>b",
-    ):  # fmt: skip
-        call = ToolCall("", "Write", {"path": "a", "text": value})
-        engine = RecordingEngine([Message(Role.ASSISTANT, "", "", (call,))], family=family)
-        async with Gateway(engine=engine, family=family) as gateway:
-            _, answer = await post(open_in(gateway), json=body(tools=[tool]))
-        assert answer["content"][-1]["input"] == call.arguments, value

@@ -21,10 +21,6 @@ CALLS = Message(
         ToolCall("c2", "bash", {"cmd": "pwd"}),
     ),
 )
-RESULTS = (
-    Message(Role.TOOL, "a b", tool_call_id="c1"),
-    Message(Role.TOOL, "/", tool_call_id="c2"),
-)
 
 
 def node(parent: ReplyNode | None = None, output: tuple[int, ...] = (3,)) -> ReplyNode:
@@ -50,33 +46,6 @@ def known(reply: Message = CALLS) -> tuple[MessageTree, ReplyNode]:
     history, first = MessageTree(), node()
     history.add(history.match(request(SYSTEM, ASK)), reply, first)
     return history, first
-
-
-def arguments(**values: Json) -> Message:
-    """The first reply with other arguments in its first call."""
-    return replace(CALLS, tool_calls=(ToolCall("c1", "bash", values), CALLS.tool_calls[1]))
-
-
-@pytest.mark.parametrize(
-    "replayed",
-    [
-        CALLS,
-        replace(CALLS, thinking=""),
-        replace(CALLS, text="I look.  "),
-        replace(CALLS, text=""),
-        arguments(n="5", cmd="ls", all="true"),
-        arguments(cmd="something else"),
-        replace(CALLS, tool_calls=CALLS.tool_calls[::-1]),
-        replace(CALLS, tool_calls=CALLS.tool_calls[1:]),
-    ],
-)
-def test_a_reply_is_known_by_the_call_ids_minted_in_it(replayed: Message) -> None:
-    history, first = known()
-
-    match = history.match(request(SYSTEM, ASK, replayed, *RESULTS))
-
-    assert match.parent is first
-    assert match.new == RESULTS
 
 
 @pytest.mark.parametrize(
@@ -111,18 +80,3 @@ def test_of_two_replies_with_the_same_text_the_newest_is_continued() -> None:
     assert history.match(again).parent is second
     history.discard(asked, Message(Role.ASSISTANT, "Done."), second)
     assert history.match(again).parent is first
-
-
-def test_a_discarded_reply_with_calls_is_not_continued() -> None:
-    history, first = known()
-    history.discard(history.match(request(SYSTEM, ASK)), CALLS, first)
-
-    assert history.match(request(SYSTEM, ASK, CALLS, *RESULTS)).parent is None
-
-
-def test_asking_without_adding_leaves_nothing_behind() -> None:
-    history = MessageTree()
-    for number in range(5):
-        history.match(request(ASK, tools=(Tool(f"tool{number}"),)))
-
-    assert history._roots == {}

@@ -14,7 +14,7 @@ import pytest
 
 from swerl.core.chat import ChatRequest
 from swerl.core.turn import Sampling
-from swerl.gateway import bodies, history, router
+from swerl.gateway import bodies, history, limits, router
 from swerl.gateway.dialects.anthropic import Anthropic
 from swerl.gateway.history import MessageTree
 from swerl.gateway.limits import LongWork, SessionLimits
@@ -188,3 +188,23 @@ def _bytes_of(key: Any) -> int:
     if isinstance(key, bytes | str):
         return len(key)
     return sum(map(_bytes_of, key)) if isinstance(key, tuple | frozenset) else 8
+
+
+@pytest.mark.parametrize(
+    ("field", "items", "problem"),
+    [
+        ("messages", short_messages(limits.MOST_MESSAGES + 1), "messages > 10000"),
+        ("tools", [{"name": f"t{n}", "input_schema": {}} for n in range(1001)], "tools > 1000"),
+        ("metadata", [[] for _ in range(limits.MOST_VALUES)], "JSON values"),
+        ("messages", [{"role": "user", "content": [{}] * limits.MOST_VALUES}], "JSON values"),
+    ],
+)
+async def test_each_bound_is_named(
+    open_session: OpenSession, field: str, items: Any, problem: str
+) -> None:
+    body = {"model": "m", "messages": short_messages(1), field: items}
+
+    status, answer = await ask(open_session(), COUNT, body)
+
+    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert problem in answer["error"]["message"]

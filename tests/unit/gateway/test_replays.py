@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,7 +20,7 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.sample import Sample, to_samples
 from swerl.core.turn import Sampling
 from swerl.gateway.conversation import Conversation
-from swerl.gateway.dialects import anthropic, openai_chat
+from swerl.gateway.dialects import anthropic
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import prompter
 from tests.unit.gateway._fakes import RecordingEngine
@@ -29,7 +28,6 @@ from tests.unit.gateway.replays import AT_ODDS, HARMLESS, Body, Replay
 from tests.unit.gateway.test_exact_tokens import check_samples
 
 DIALECT = anthropic.build()
-CHAT = openai_chat.build()
 TOOLS = [
     {
         "name": name,
@@ -141,17 +139,6 @@ async def test_each_change_of_form_by_itself_keeps_one_row(change: Replay) -> No
     one.assert_packed_once(await one.samples())
 
 
-async def test_a_client_may_drop_a_blank_reply() -> None:
-    one = Talk(Random(1))
-    await one.say()
-    await one.say(said=Message(Role.ASSISTANT, thinking="Hm. And so on"))
-    del one.messages[-1]
-    one.messages.append({"role": "user", "content": "Resume directly."})
-    await one.ask()
-    await one.say()
-    one.assert_packed_once(await one.samples())
-
-
 async def test_a_reply_to_a_prefilled_beginning_may_be_sent_as_one_with_it() -> None:
     for calls in ((), (ToolCall("", "bash", {"cmd": "ls"}),)):
         one = Talk(Random(1))
@@ -227,41 +214,3 @@ async def test_sub_agents_with_the_same_words_stay_apart() -> None:
         assert [text.count(f"I am {other}.") for other in range(3)] == [
             4 if other == name else 0 for other in range(3)
         ]
-
-
-def _in_two(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"role": "assistant", "content": message["content"]},
-        {"role": "assistant", "content": "", "tool_calls": message["tool_calls"]},
-    ]
-
-
-def _without_words(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**message, "content": None}]
-
-
-def _numbered(message: dict[str, Any]) -> list[dict[str, Any]]:
-    calls = [{**call, "id": f"call_{n}"} for n, call in enumerate(message["tool_calls"])]
-    return [{**message, "tool_calls": calls}]
-
-
-@pytest.mark.parametrize("change", [_in_two, _without_words, _numbered])
-async def test_chat_clients_keep_one_row_too(
-    change: Callable[[dict[str, Any]], list[dict[str, Any]]],
-) -> None:
-    one = Talk(Random(1))
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
-    for number in range(8):
-        calls = tuple(ToolCall("", "bash", {"cmd": f"ls {number} {n}"}) for n in range(2))
-        one.engine.lines = [Message(Role.ASSISTANT, f"I look at {number}.", "Hm.", calls)]
-        request = CHAT.parse({"model": "m", "messages": messages})
-        async with one.conversation.answer(request) as answer:
-            got: Any = CHAT.reply(await answer.reply())
-            answer.delivered()
-        replayed = change(got["choices"][0]["message"])
-        messages += replayed
-        messages += [
-            {"role": "tool", "tool_call_id": call["id"], "content": f"out {number}"}
-            for call in replayed[-1]["tool_calls"]
-        ]
-    one.assert_packed_once(await one.samples())

@@ -71,17 +71,6 @@ async def test_a_retry_gets_the_pending_reply_of_the_request_that_left(
     assert (len(engine.calls), len(trajectory.turns), trajectory.dropped) == (1, 1, {})
 
 
-async def test_a_reply_that_was_ready_and_not_sent_is_given_to_the_retry(
-    engine: RecordingEngine,
-) -> None:
-    conversation = talk(engine)
-    async with conversation.answer(ChatRequest((ASK,))) as answer:
-        lost = await answer.reply()
-
-    assert await ask(conversation) is lost
-    assert len((await conversation.close()).turns) == 1
-
-
 @pytest.mark.parametrize("requester", [UNNAMED, Requester("agent-8")])
 async def test_equal_requests_at_the_same_time_get_a_reply_each(
     engine: RecordingEngine, requester: Requester
@@ -113,22 +102,6 @@ async def test_a_named_or_marked_retry_shares_the_reply_which_is_trained_once(
     assert len(engine.calls) == len((await conversation.close()).turns) == 1
 
 
-async def test_of_two_equal_requests_the_one_that_left_gets_its_own_reply_back(
-    engine: RecordingEngine,
-) -> None:
-    engine.gate = asyncio.Event()
-    conversation = talk(engine)
-    stays, leaves = (asyncio.create_task(ask(conversation)) for _ in range(2))
-    await asyncio.sleep(0.01)
-    await leave(leaves)
-    again = asyncio.create_task(ask(conversation, AGAIN))
-    await asyncio.sleep(0)
-    engine.gate.set()
-
-    assert (await stays).id != (await again).id
-    assert len(engine.calls) == len((await conversation.close()).turns) == 2
-
-
 async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(
     engine: RecordingEngine,
 ) -> None:
@@ -138,19 +111,6 @@ async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(
     assert await ask(conversation, AGAIN) is first
     assert await ask(conversation) is not first
     assert len((await conversation.close()).turns) == len(engine.calls) == 2
-
-
-async def test_a_delivered_reply_that_was_continued_is_not_given_again(
-    engine: RecordingEngine,
-) -> None:
-    conversation = talk(engine)
-    first = await ask(conversation)
-    more = ChatRequest((ASK, first.message, ASK))
-    async with conversation.answer(more) as answer:
-        await answer.reply()
-        answer.delivered()
-
-    assert await ask(conversation, AGAIN) is not first
 
 
 async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(

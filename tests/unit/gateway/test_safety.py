@@ -135,50 +135,6 @@ async def test_no_other_path_leads_anywhere(
     assert engine.calls == []
 
 
-async def test_a_target_with_a_host_in_it_is_served_here_and_forwarded_nowhere(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    session = open_session("b")
-    answer = await told(session, http(session, "http://elsewhere.test/v1/messages"))
-
-    assert answer.startswith(b"HTTP/1.1 200 ")
-    assert [call.session for call in engine.calls] == ["b"]
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        {"extra": "Transfer-Encoding: chunked\r\n"},
-        {"extra": "Transfer-Encoding: xchunked\r\n"},
-        {"extra": "Transfer-Encoding : chunked\r\n"},
-        {"extra": "Content-Length: 3\r\n"},
-        {"extra": "Content-Length: +3\r\n"},
-        {"extra": "X-Long: " + "a" * 100_000 + "\r\n"},
-        {"extra": "".join(f"X-{number}: a\r\n" for number in range(2000))},
-        {"extra": "X-Folded: a\r\n b\r\n"},
-        {"target": "/v1/mess\x00ages"},
-        {"target": "http://[/v1/messages"},
-        {"method": "NONSENSE"},
-    ],
-)
-async def test_broken_http_is_refused_and_hides_no_second_request(
-    engine: RecordingEngine,
-    open_session: OpenSession,
-    capfd: pytest.CaptureFixture[str],
-    sent: dict[str, str],
-) -> None:
-    session = open_session()
-    smuggled = http(session)
-
-    answer = await told(session, http(session, **sent) + smuggled, until=b"never")
-
-    assert answer.count(b"HTTP/1.") == 1
-    assert answer.startswith(b"HTTP/1.0 400 ")
-    assert b'"message":"the request is not valid HTTP"' in answer
-    assert engine.calls == []
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("stream", [b"false", b"true"])
 async def test_http_1_0_is_served_to_its_end(open_session: OpenSession, stream: bytes) -> None:
     session = open_session()

@@ -68,14 +68,6 @@ async def test_sessions_see_nothing_of_each_other(
     assert engine.calls[1].session == "two"
 
 
-async def test_a_session_id_is_open_once(open_session: OpenSession) -> None:
-    session = open_session("same")
-    with pytest.raises(GatewayError, match="already open"):
-        open_session("same")
-    await session.close()
-    open_session("same")
-
-
 async def test_a_prompt_over_the_context_stops_the_agent(open_session: OpenSession) -> None:
     session = open_session(max_context_tokens=20)
     long = body({"role": "user", "content": "x" * 100})
@@ -142,37 +134,6 @@ async def test_the_client_may_lower_the_reply_length_and_nothing_else(
     assert (first.temperature, first.top_p, first.top_k) == (0.7, 1.0, -1)
     assert first.stop_token_ids == engine.family.stop_ids
     assert first.seed != second.seed
-
-
-async def test_an_engine_that_does_not_even_answer_an_abort_is_broken(
-    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def lost(session: str) -> None:
-        raise EngineLostError("gone")
-
-    engine.gate = asyncio.Event()
-    monkeypatch.setattr(engine, "abort", lost)
-    session = open_session(model_call_s=0.05)
-
-    await post(session, json=body())
-
-    assert isinstance(session.failure, EngineError)
-    assert "no reply within 0.05 s and does not answer" in str(session.failure)
-
-
-async def test_closing_a_session_ends_what_it_is_generating(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    engine.gate = asyncio.Event()
-    session = open_session()
-    asking = asyncio.create_task(post(session, json=body()))
-    await engine.started.wait()
-
-    trajectory = await session.close()
-
-    assert engine.aborted == ["s"]
-    assert trajectory.dropped == {"aborted": 2}
-    assert (await asking)[0] >= 400
 
 
 async def test_pings_keep_a_streaming_client_waiting_and_late_errors_are_events(
@@ -327,17 +288,6 @@ async def test_a_gateway_on_a_shared_address_requires_a_session_key(
         assert (await post(session, json=body()))[0] == 200
 
 
-async def test_a_new_session_takes_a_key_over_and_outlives_the_old_one(gateway: Gateway) -> None:
-    old = gateway.open("old", sampling=Sampling(9), limits=SessionLimits())
-    new = gateway.open("new", sampling=Sampling(9), limits=SessionLimits(), key=old.key)
-    await old.close()
-
-    status, _ = await post(new, json=body())
-
-    assert status == 200
-    assert len((await new.close()).turns) == 1
-
-
 async def test_on_refused_is_called_for_each_error(engine: RecordingEngine) -> None:
     told: list[tuple[str, str]] = []
 
@@ -352,3 +302,27 @@ async def test_on_refused_is_called_for_each_error(engine: RecordingEngine) -> N
 
     assert told == [("s", "messages: Field required"), ("", told[1][1])]
     assert "no open session" in told[1][1]
+
+
+async def test_a_session_id_is_open_once(open_session: OpenSession) -> None:
+    session = open_session("same")
+    with pytest.raises(GatewayError, match="already open"):
+        open_session("same")
+    await session.close()
+    open_session("same")
+
+
+async def test_an_engine_that_does_not_even_answer_an_abort_is_broken(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(session: str) -> None:
+        raise EngineLostError("gone")
+
+    engine.gate = asyncio.Event()
+    monkeypatch.setattr(engine, "abort", lost)
+    session = open_session(model_call_s=0.05)
+
+    await post(session, json=body())
+
+    assert isinstance(session.failure, EngineError)
+    assert "no reply within 0.05 s and does not answer" in str(session.failure)

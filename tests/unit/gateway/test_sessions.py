@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from swerl.core.turn import Sampling
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.gateway.conftest import OpenSession
 from tests.unit.gateway.test_server import body, post
-
-
-async def test_a_session_can_be_closed_twice_at_once(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    engine.gate = asyncio.Event()
-    session = open_session()
-    asking = asyncio.create_task(post(session, json=body()))
-    await engine.started.wait()
-
-    one, two = await asyncio.gather(session.close(), session.close())
-
-    assert one is two
-    assert one.dropped == {"aborted": 2}
-    assert (await asking)[0] >= 400
 
 
 async def test_a_failing_on_turn_callback_holds_no_slot(

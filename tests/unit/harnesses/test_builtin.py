@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from swerl.core.chat import Message
 from swerl.core.errors import SandboxLostError
 from swerl.harnesses import builtin as _messages_client
 from swerl.harnesses.builtin import Builtin, Options
-from tests.unit.grading._folder_sandbox import FolderSandbox
 
-from .plain import LostSandbox, Model, edit, run, serve, task_at, use
+from .plain import LostSandbox, Model, edit, run, use
 
 
 async def test_a_scripted_edit_is_made_and_submitted(tmp_path: Path) -> None:
@@ -103,17 +101,3 @@ async def test_a_lost_sandbox_is_not_the_models_mistake(tmp_path: Path) -> None:
     model = Model([[edit("view", path="a.py")]])
     with pytest.raises(SandboxLostError):
         await run(model, tmp_path, sandbox=LostSandbox())
-
-
-async def test_runs_at_the_same_time_share_one_http_session_that_ends_with_them(
-    tmp_path: Path,
-) -> None:
-    agent = Builtin(Options())
-    model = Model([[{"type": "text", "text": ""}]] * 4)
-    async with serve(model) as endpoint:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(agent.run(FolderSandbox(), task_at(tmp_path), endpoint, 20))
-        assert agent._client._session is None
-        done = await agent.run(FolderSandbox(), task_at(tmp_path), endpoint, 20)
-    assert done.code == 0

@@ -117,18 +117,6 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: ClaudeCode) -> 
     model.assert_trained_exactly(worked.samples)
 
 
-async def test_an_engine_that_stays_away_is_told_from_a_slow_agent() -> None:
-    def says(heard: Heard) -> Line:
-        return EngineLostError("gone") if heard.number else say("", bash(FIX))
-
-    model = Model(says)
-    worked = await work(built("claude-code", version=NEWEST), model=model, budget_s=12)
-    assert worked.exit.timed_out
-    assert isinstance(worked.failure, EngineLostError)
-    worked.assert_fixed()
-    model.assert_trained_exactly(worked.samples)
-
-
 async def test_a_context_that_is_full_ends_the_run_or_is_made_smaller(
     harness: ClaudeCode,
 ) -> None:

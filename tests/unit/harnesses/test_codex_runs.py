@@ -7,7 +7,6 @@ import re
 import pytest
 
 from swerl.core.chat import Finish, ToolCall
-from swerl.core.errors import EngineLostError
 from swerl.gateway.limits import SessionLimits
 from swerl.harnesses.codex import Codex
 
@@ -103,19 +102,3 @@ async def test_a_reply_cut_short_is_sampled_once_and_ends_the_run(harness: Codex
     assert worked.exit.limit, worked.exit.log[-2000:]
     assert [turn.finish for turn in worked.trajectory.turns] == [Finish.LENGTH]
     worked.assert_trained_whole()
-
-
-async def test_an_engine_that_comes_back_is_asked_again(harness: Codex) -> None:
-    lines: list[Line] = [
-        say("", shell_of(harness, "true")),
-        EngineLostError("gone"),
-        EngineLostError("gone"),
-        say("", shell_of(harness, FIX)),
-        say("Done."),
-    ]
-    model = Model(lambda heard: lines[heard.number])
-    worked = await work(harness, model=model)
-    worked.assert_solved()
-    assert worked.failure is None
-    worked.assert_trained_whole()
-    model.assert_trained_exactly(worked.samples)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.chat import ToolCall
 from swerl.core.contracts import Endpoint
 from swerl.harnesses.qwen_code import Options, QwenCode
 
@@ -100,13 +100,3 @@ async def test_sub_agents_work_each_in_a_branch_of_its_own(harness: QwenCode) ->
     assert b"cat part1.txt" in worked.exit.records
     worked.assert_trained_whole(num_samples=3)
     model.assert_trained_exactly(worked.samples)
-
-
-@pytest.mark.agents
-async def test_the_bundles_own_search_tool_runs(harness: QwenCode) -> None:
-    search = Message(
-        Role.ASSISTANT, tool_calls=(ToolCall("", "grep_search", {"pattern": "return a"}),)
-    )
-    worked = await work(harness, script=[search, say("Done.")])
-    assert "calc.py" in worked.results[0]
-    assert "Ripgrep not available" not in worked.exit.log

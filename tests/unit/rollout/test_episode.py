@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -351,13 +350,6 @@ async def test_a_large_leftover_is_left_out_and_the_rest_is_graded(
     assert result.num_left >= 1
 
 
-async def test_the_patch_of_an_attempt_that_ran_out_of_time_is_kept(task: Task) -> None:
-    script = "echo hi >new.txt; sleep 60"
-    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
-    assert result.verdict is Verdict.TIMEOUT
-    assert "+hi" in result.patch
-
-
 async def test_an_episode_lost_to_infrastructure_is_retried_alone(
     task: Task, tmp_path: Path
 ) -> None:
@@ -415,33 +407,6 @@ async def test_an_episode_that_stayed_lost_is_tried_again_on_resume(
     assert [e.verdict for e in found.episodes] == ["solved"]
 
 
-CONNECT = """python3 - <<'END'
-import socket
-print([line.split(":")[0].strip() for line in list(open("/proc/net/dev"))[2:]])
-try:
-    socket.create_connection(("192.0.2.1", 80), 2)
-except OSError:
-    print("nobody there")
-END
-"""
-
-
-FORKS = """
-import os, time
-full, tell = os.pipe()
-if os.fork():
-    os.read(full, 1)
-    os._exit(0)
-while True:
-    try:
-        if not os.fork():
-            time.sleep(600)
-    except BlockingIOError:
-        os.write(tell, b"!")
-        time.sleep(0.001)
-"""
-
-
 async def after(task: Task, *commands: str, agent_s: float = BUDGETS.agent_s) -> Episode:
     """Run an Episode whose agent only gives these commands and hands in."""
     said = [say("bash", command=command) for command in commands]
@@ -449,24 +414,6 @@ async def after(task: Task, *commands: str, agent_s: float = BUDGETS.agent_s) ->
     return await attempt(task, Replies(*said, say("submit")), budgets)
 
 
-async def test_the_agents_commands_have_no_network_and_no_key(task: Task) -> None:
-    result = await after(task, CONNECT, "env | grep -ci 'sk-swerl'")
-    told = [json.loads(line)["content"][0]["content"] for line in result.log.splitlines()[2:5:2]]
-    assert told == ["['lo']\nnobody there", "0\nexit code 1"]
-
-
 async def test_a_command_that_kills_all_processes_counts_as_unsolved(task: Task) -> None:
     result = await after(task, "kill -9 -1")
     assert result.verdict == "unsolved", result.error
-
-
-async def test_an_agent_that_leaves_no_room_for_a_command_is_unsolved_and_not_lost(
-    task: Task,
-) -> None:
-    forks = f"python3 -c '{FORKS}' >/dev/null 2>&1"
-    result = await after(task, forks, "true", "true", agent_s=20)
-    assert (result.verdict, result.reward) == ("unsolved", 0.0), result.error
-    # Where the shell still starts it is git that finds no room.
-    said = ("cannot start a command", "no readable work tree")
-    assert any(each in result.grade.reason for each in said), result.grade.reason
-    assert result.learnable

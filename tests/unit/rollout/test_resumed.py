@@ -24,7 +24,7 @@ from swerl.rollout import episode, group, record
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
 from swerl.sandboxes import local
-from tests.unit.rollout.test_episode import Replies, gold, parts, say
+from tests.unit.rollout.test_episode import Replies, gold, parts
 
 
 def path_of(task: Task, folder: RunFolder) -> Path:
@@ -75,13 +75,6 @@ async def test_it_goes_on_after_its_last_turn(task: Task, folder: RunFolder) -> 
     told = [event.text for event in events if isinstance(event, Notice)]
     assert any("goes on after turn 2" in text for text in told)
     assert not (path_of(task, folder) / record.TURNS).exists()
-
-
-async def test_it_starts_anew_if_the_record_is_damaged(task: Task, folder: RunFolder) -> None:
-    await interrupt(task, folder, 2)
-    (path_of(task, folder) / record.TURNS).write_text("no JSON\n")
-    done = await resume(task, folder, Replies(say("submit")))
-    assert len(done.trajectory.turns) == 1
 
 
 async def test_an_agent_that_sends_something_else_is_attempted_again(

@@ -10,12 +10,10 @@ import pytest
 from swerl.core.errors import BrokenImageError
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
-from swerl.harnesses import builtin
 from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
 
-HARNESS = builtin.build(builtin.Options())
 SCRIPT = """
 git init -q --template= -b main; git config user.name a; git config user.email a@b
 mkdir src tests; echo 'return a + b' >src/sums.py; echo 'assert hidden' >tests/test_sums.py
@@ -54,18 +52,6 @@ def smith_task(image: str) -> Task:
     return find_converter("swe-smith").to_task(row)  # type: ignore[arg-type]
 
 
-async def test_an_agent_gets_the_bug_and_nothing_from_before(image: str, pool: SandboxPool) -> None:
-    task = smith_task(image)
-    async with pool.for_agent(task, HARNESS) as prepared:
-        sandbox = prepared.sandbox
-        script = "git log --all --oneline; git cat-file --batch-all-objects --batch; cat src/*; ls"
-        told = await sandbox.run(["sh", "-c", script], cwd=task.workdir)
-        assert "return a - b" in told.text
-        assert "return a + b" not in told.text
-        assert "hidden" not in told.text
-        assert "whole" not in told.text
-
-
 async def test_grading_gets_the_hidden_tests_back(image: str, pool: SandboxPool) -> None:
     task = smith_task(image)
     async with pool.for_grading(task) as prepared:
@@ -75,21 +61,6 @@ async def test_grading_gets_the_hidden_tests_back(image: str, pool: SandboxPool)
         told = await sandbox.run(["sh", "-ec", script], cwd=task.workdir, stdin=patch)
         assert told.exit_code == 0, told.text
         assert told.text == "return a + b\nassert hidden\n"
-
-
-async def test_files_and_setup_reach_every_sandbox(image: str, pool: SandboxPool) -> None:
-    files = {"/workspace/seed.bin": "data:;base64,AP8=", "/workspace/seed.txt": "seed"}
-    setup = "cat /workspace/seed.txt >made\ncat"
-    spec = GradingSpec("command")
-    task = Task("a", "a", image, "/repo", "Mend.", spec, files=files, setup=setup)
-    for opened in (pool.for_agent(task, HARNESS), pool.for_grading(task)):
-        async with opened as prepared:
-            sandbox = prepared.sandbox
-            assert await sandbox.read("/workspace/seed.bin") == b"\x00\xff"
-            assert await sandbox.read("/repo/made") == b"seed"
-            script = "echo more >>/workspace/seed.txt && touch /workspace/new /repo/made"
-            told = await sandbox.run(["sh", "-c", script])
-            assert told.exit_code == 0, told.text
 
 
 async def test_a_setup_that_fails_is_the_images_fault(image: str, pool: SandboxPool) -> None:

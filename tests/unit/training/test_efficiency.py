@@ -14,7 +14,6 @@ from swerl.plan.memory import GPUS
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_of
 from swerl.recipe.load import load
-from swerl.recipe.schema import Recipe
 from swerl.runs.history import RunHistory
 from swerl.training import efficiency
 from swerl.training.efficiency import CostMeter
@@ -114,10 +113,6 @@ def test_cap_without_a_price_is_refused() -> None:
     assert run.costs.dollars() == 64 * 2
 
 
-def test_without_a_price_there_are_no_dollars() -> None:
-    assert "dollars" not in Run("cluster.gpu=a100").step()
-
-
 def test_mfu_is_the_models_own_arithmetic_over_the_gpus_peak() -> None:
     run = Run()
     lengths = [30_000, 50_000]
@@ -136,14 +131,3 @@ def test_measured_memory_is_compared_with_the_plan() -> None:
     for measured in (planned * 1.2, planned * 1.2):
         run.step(peak_memory_gib=measured)
     assert run.notices() == ["memory: planned 57.7, measured 69.3 GiB (+20%); the plan is off"]
-
-
-def test_on_cpu_no_efficiency_is_reported() -> None:
-    events: list[Event] = []
-    costs = CostMeter(Recipe(name="r"), events.append, RunHistory())
-    costs(StepEnded(0, {"train_s": 1.0, "executed_tokens": 5, "executed_token_pairs": 25}))
-    [ended] = events
-    assert isinstance(ended, StepEnded)
-    assert ended.metrics["dollars"] == 0
-    assert "mfu" not in ended.metrics
-    assert "planned_memory_gib" not in ended.metrics

@@ -1,5 +1,4 @@
 import re
-import socket
 import sys
 import threading
 import time
@@ -105,28 +104,6 @@ def test_an_opentelemetry_collector_gets_steps_and_evaluations(
     assert values["swerl.eval.heldout"] == [0.75]
     assert "swerl.eval.heldout_pass_at_2" in values
     assert values["swerl.step"] == [2]
-
-
-def test_a_collector_that_is_not_there_is_reported_and_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs swerl[otel]")
-    for name in ("_EXPORT_S", "_SEND_S"):
-        monkeypatch.setattr(metric_sinks, name, 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
-    metrics = MetricsSection(sinks=("otel",), otlp_endpoint=f"http://127.0.0.1:{port}")
-    events: list[Event] = []
-    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, events.append) as listen:
-        until = time.monotonic() + 60
-        while not events and time.monotonic() < until:
-            listen(StepEnded(0, {"reward": 0.25}))
-            time.sleep(0.05)
-        listen(StepEnded(1, {"reward": 0.25}))
-    [notice] = events
-    assert isinstance(notice, Notice)
-    assert "otel failed; events.jsonl has all of them" in notice.text
-    assert f"http://127.0.0.1:{port}" in notice.text
 
 
 class FakeTracker:

@@ -167,33 +167,6 @@ def test_each_memory_saving_setting_lowers_its_own_part(setting: str, part: str)
     assert total(plan_memory(recipe, shape, found), part) > 1.5 * total(saving, part)
 
 
-def test_the_first_layers_may_be_recomputed_and_the_others_keep_theirs() -> None:
-    _, shape, found = one_node(tensor_parallel=1)
-    layer, entry = layer_bytes(shape, Splits.of(found), 0), 4096 * 2
-
-    def held(recompute: bool | int) -> float:
-        return activation_bytes(shape, found, positions=1, recompute=recompute)
-
-    assert held(1) - held(False) == entry - layer
-    # The last kept layer and a recomputed one are never whole at once.
-    assert held(36) - held(35) == entry
-    assert held(36) == held(50) == held(True)
-
-
-def test_gpus_of_their_own_hold_no_second_copy() -> None:
-    apart = plan_memory(*eight_nodes("cluster.colocate=false", "cluster.nodes=12"))
-    together = plan_memory(*eight_nodes())
-    assert "engine's weights" not in apart.phases[2].parts
-    assert apart.phases[2].parts["gradients"] == together.train.parts["gradients"]
-    assert apart.host < together.host
-
-
-def test_reference_policy_is_a_second_copy_of_the_weights() -> None:
-    planned = plan(load([RECIPE], ["algorithm.kl_coef=0.05", "trainer.recompute=true"])).memory
-    assert planned is not None
-    assert total(planned, "reference") == total(planned, "weights")
-
-
 @pytest.mark.parametrize(
     "flags", ['["--mem-fraction-static","0.5"]', '["--mem-fraction-static=0.5"]']
 )
@@ -202,11 +175,6 @@ def test_engines_own_flag_sets_its_share(flags: str) -> None:
     cache = kv_cache(recipe, shape, found, gpu_gib=80)
     # Of the memory that is free when the engine starts, beside the sleeping trainer.
     assert cache.weights + cache.pool == pytest.approx(0.5 * (80 - 11))
-
-
-def test_a_share_that_is_none_is_refused() -> None:
-    with pytest.raises(RecipeError, match="not a fraction of a GPU"):
-        plan_memory(*eight_nodes('engine.flags=["--mem-fraction-static"]'))
 
 
 def test_an_engine_too_small_for_one_context_is_refused() -> None:

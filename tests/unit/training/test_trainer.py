@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from swerl.core import experts
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineError, PluginError, RankLostError, TrainerError
+from swerl.core.errors import EngineError, PluginError, TrainerError
 from swerl.core.events import ignore
 from swerl.core.learning import Batch, WeightRef
 from swerl.core.sample import Sample
@@ -424,20 +424,3 @@ def _is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-async def test_an_exception_in_a_step_is_reported_with_its_place(
-    tiny_model: Path, options: TrainerOptions, random_batch: Callable[..., Batch]
-) -> None:
-    batch = random_batch(0)
-    first, *rest = batch.samples
-    unknown = replace(first, ids=(10**6, *first.ids[1:]))
-    trainer = MegatronTrainer(model=tiny_model, family="tiny", algorithm="sft", options=options)
-    async with trainer:
-        with pytest.raises(RankLostError) as error:
-            await trainer.step(replace(batch, samples=(unknown, *rest)))
-    text = str(error.value)
-    assert "a rank of the trainer died in `step` (rank 0 on " in text and "exit code 1" in text
-    assert "): IndexError: index out of range" in text and "(in swerl/training/rank/" in text
-    assert "FutureWarning" not in text
-    assert "trainer-rank0.log" in error.value.hint

@@ -332,12 +332,6 @@ def test_a_malformed_call_stays_in_the_text_and_is_counted(
     assert read.malformed_calls == malformed
 
 
-def test_thinking_cut_short_is_all_thinking(make_family: MakeFamily) -> None:
-    family = make_family("qwen3_5_think")
-    read = family.parse(family._tokenizer.encode(["I wonder whether"]))
-    assert (read.thinking, read.text) == ("I wonder whether", "")
-
-
 @pytest.mark.parametrize("template", FAMILIES)
 def test_the_template_family_reads_the_form_of_calls_off_the_template(
     make_family: Callable[..., TemplateFamily], template: str

@@ -70,14 +70,6 @@ async def test_a_tool_round_trip_is_one_chain(
     assert engine.calls[1].prompt[: len(engine.calls[0].prompt)] == engine.calls[0].prompt
 
 
-async def test_a_reply_cut_short_says_so(client: openai.AsyncOpenAI) -> None:
-    reply = await client.chat.completions.create(
-        model="m", messages=[ASK], max_completion_tokens=2, max_tokens=300
-    )
-
-    assert reply.choices[0].finish_reason == "length"
-
-
 def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
     return build().parse({"model": "m", "messages": list(messages), **more}).messages
 
@@ -119,14 +111,6 @@ def test_every_role_and_content_form_is_read() -> None:
         Message(Role.TOOL, "", tool_call_id="d"),
         Message(Role.TOOL, "", tool_call_id="e"),
     )
-
-
-@pytest.mark.parametrize("after", [[], [ASK], [ASK, {"role": "tool", "tool_call_id": "a"}]])
-def test_a_call_whose_result_comes_late_or_never_is_accepted(after: Any) -> None:
-    function = {"name": "b", "arguments": "{}"}
-    call = {"id": "a", "type": "function", "function": function}
-
-    assert len(parse(ASK, {"role": "assistant", "tool_calls": [call]}, *after)) == 2 + len(after)
 
 
 @pytest.mark.parametrize(

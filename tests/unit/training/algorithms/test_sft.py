@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from swerl.training.algorithms import sft
 
@@ -23,14 +22,6 @@ def test_loss_equals_the_written_out_formula(arrays, to_inputs, context_weight: 
     result = sft.build(sft.Options(context_weight=context_weight)).loss(to_inputs(arrays))
     assert result.loss.item() == pytest.approx(_loss(arrays, context_weight), abs=1e-9)
     assert result.stats["nll"] == pytest.approx(_loss(arrays, 0.0), abs=1e-6)
-
-
-def test_padding_has_no_gradient(arrays, to_inputs) -> None:
-    arrays["weight"][:] = 1 / 6
-    inputs = to_inputs(arrays)
-    sft.build(sft.Options(context_weight=0.1)).loss(inputs).loss.backward()
-    assert inputs.logp_BT.grad is not None
-    assert torch.all((inputs.logp_BT.grad != 0) == (torch.from_numpy(arrays["token"]) != 0))
 
 
 def test_context_is_requested_only_if_it_has_weight(group) -> None:

@@ -122,16 +122,3 @@ def test_flash_attention_3_is_used_where_it_is_installed(
         row_attention.installed_kernel.cache_clear()
         if current_flash_attention_impl():
             restore_flash_attention_impl()
-
-
-def test_flash_attention_3_is_left_alone_on_other_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "flash_attn_interface.py").write_text("raise AssertionError")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
-    row_attention.installed_kernel.cache_clear()
-    assert row_attention.installed_kernel() is not None
-    row_attention.installed_kernel.cache_clear()
-    assert current_flash_attention_impl() is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swerl.core.errors import TrainerError
 from swerl.plan.parameters import RowCost
-from swerl.training.rank.packing import Packs, differencing, pack
+from swerl.training.rank.packing import Packs, pack
 
 COST = RowCost(per_token=73_000.0, per_token_pair=1.0)
 """Length and its square weigh the same at 73,000 tokens, as in a 35B hybrid model."""
@@ -49,13 +49,6 @@ def test_any_rows_are_packed_once_within_budget_and_evenly(
     if len(found[0]) > 1:
         full = [sum(sizes[item] for item in items) for items in packs]
         assert sum(full) > (len(found[0]) - 1) * num_ranks * budget / 2
-
-
-def test_differencing_is_the_published_example() -> None:
-    # Karmarkar and Karp on 8, 7, 6, 5, 4: 8-7 and 6-5 are 1 and 1, 4-1 is 3, 3-1 leaves 2.
-    costs = [8.0, 7.0, 6.0, 5.0, 4.0]
-    sums = sorted(sum(costs[item] for item in items) for items in differencing(costs, 2))
-    assert sums == [14.0, 16.0]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
