@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +13,6 @@ from swerl.core.errors import EngineError
 from swerl.core.turn import Sampling
 from swerl.engines import sglang, torch_cpu
 from tests.unit.engines._fake_sglang import FakeServer
-
-STAND_INS = Path(__file__).parents[2] / "sglang_cpu" / "stand_ins"
 
 
 def setup(log_dir: Path, model: Path | None) -> EngineSetup:
@@ -66,26 +62,3 @@ async def test_an_interpreter_without_sglang_is_one_error_with_a_hint(
         async with sglang.open(options, setup(tmp_path, tiny_model)):
             pass
     assert "engine.python" in caught.value.hint
-
-
-def test_stand_ins_serve_every_kind_of_import() -> None:
-    program = """
-import sys
-import torchvision.transforms.functional as F
-from sgl_kernel import rmsnorm, fp8
-from torchvision.io import decode_jpeg
-class Mine(F.InterpolationMode): pass
-@rmsnorm
-def kept(): return 7
-assert kept() == 7
-assert F.resize.anything(1, size=2) is not None
-assert not isinstance(3, F.Tensor)
-hint = decode_jpeg | None
-import importlib.util
-assert importlib.util.find_spec("no_such_package") is None
-"""
-    env = {**os.environ, "PYTHONPATH": str(STAND_INS)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()

@@ -1,4 +1,4 @@
-"""Closing a session."""
+"""A callback of a Session that fails."""
 
 from __future__ import annotations
 

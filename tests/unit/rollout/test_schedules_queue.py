@@ -22,15 +22,6 @@ class Group:
     length: int = 1
 
 
-def test_with_no_staleness_groups_begin_only_for_the_step_that_is_next() -> None:
-    bounds = QueueBounds(groups=2, staleness=0, pool=4)
-    assert [may_start(n, bounds, served=3, trained_next=3) for n in range(4)] == [
-        *(True, True),
-        *(False, False),
-    ]
-    assert not may_start(0, bounds, served=3, trained_next=4)
-
-
 def test_no_more_begin_than_can_be_trained_in_time_or_the_pool_holds() -> None:
     assert may_start(3, BOUNDS, served=5, trained_next=6)
     assert not may_start(4, BOUNDS, served=5, trained_next=5)
@@ -49,10 +40,6 @@ def test_a_slow_group_lets_others_pass_until_it_is_due() -> None:
         done,
         first,
     ]
-
-
-def test_a_step_waits_for_as_many_groups_as_it_wants() -> None:
-    assert choose_groups([Group(4, True), Group(4, False)], BOUNDS, version=4, count=2) is None
 
 
 def durations(count: int) -> list[int]:

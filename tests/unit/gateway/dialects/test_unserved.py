@@ -93,11 +93,3 @@ def test_unsupported_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(GatewayError, match=word):
         dialect.build().parse({**BODIES[dialect], **more})
-
-
-def test_a_refusal_of_the_model_is_its_text() -> None:
-    said = {"role": "assistant", "content": None, "refusal": "No."}
-
-    assert (
-        openai_chat.build().parse({"model": "m", "messages": [ASK, said]}).messages[1].text == "No."
-    )

@@ -48,25 +48,6 @@ def _expected_gradient(logits: torch.Tensor, name: str, **settings: object) -> t
     return logits.grad
 
 
-def _kl_gradient(logits: torch.Tensor, coefficient: float) -> torch.Tensor:
-    logits = logits.clone().requires_grad_()
-    logp, ref_logp = torch.log_softmax(logits, 0), torch.log_softmax(_logits(1), 0)
-    (coefficient * (logp.exp() * (logp - ref_logp)).sum()).backward()
-    assert logits.grad is not None
-    return logits.grad
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("place", "estimator"), [("loss", "k2"), ("reward", "k1")])
-def test_k2_in_the_loss_and_k1_in_the_reward_have_the_gradient_of_the_divergence(
-    name: str, place: str, estimator: str
-) -> None:
-    settings = {"kl_coef": 0.3, "kl_place": place, "kl_estimator": estimator}
-    wide = {"clip_low": 0.5, "clip_high": 0.5}
-    found = _expected_gradient(_logits(0), name, **settings, **wide)
-    torch.testing.assert_close(found, _kl_gradient(_logits(0), 0.3), atol=1e-9, rtol=0)
-
-
 def test_the_reported_kl_is_the_divergence_on_average() -> None:
     logp, ref_logp = torch.log_softmax(_logits(0), 0), torch.log_softmax(_logits(1), 0)
     exact = float((logp.exp() * (logp - ref_logp)).sum())
