@@ -117,7 +117,7 @@ def test_a_page_that_a_hint_names_is_there(swerl: Path, tmp_path: Path) -> None:
     "command",
     [
         ("export", "runs/none", "-o", "model"),
-        ("export", "runs/none", "--samples", "slime", "-o", "rows"),
+        ("export", "runs/none", "--samples", "-o", "rows"),
     ],
 )
 def test_a_missing_extra_is_two_lines(

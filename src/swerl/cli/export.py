@@ -29,9 +29,8 @@ def export(
         bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, for PEFT.")
     ] = False,
     samples: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Write the trained rows: parquet or slime."),
-    ] = None,
+        bool, typer.Option("--samples", help="Write the trained rows as a Parquet file.")
+    ] = False,
     push: PushOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
@@ -39,10 +38,10 @@ def export(
     """Write a checkpoint as a model folder in Hugging Face format, or the trained rows."""
     if push:
         hub.require_id(push)
-    if samples is not None:
+    if samples:
         if push:
             raise InputError("--push uploads a model, not rows", hint="leave out --samples")
-        _export_samples(_find(run, runs), out, samples, step, as_json=as_json)
+        _export_samples(_find(run, runs), out, step, as_json=as_json)
         return
     if step is not None and best:
         raise InputError(
@@ -85,16 +84,12 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
 
 
-def _export_samples(
-    run: Path, out: Path, name: str, step: int | None, *, as_json: bool = False
-) -> None:
+def _export_samples(run: Path, out: Path, step: int | None, *, as_json: bool = False) -> None:
     """Write the rows of one step, or of all; exit code 1 if a step cannot be read."""
-    from swerl.runs.export import ExportFormat, export
+    from swerl.runs.export import export
 
-    if name not in set(ExportFormat):
-        raise unknown("format", name, [*ExportFormat])
     require_new(out, force=False)
-    size = export(run, out, ExportFormat(name), step)
+    size = export(run, out, step)
     if as_json:
         print_json({"file": out, "num_rows": size.num_rows, "num_steps": size.num_steps})
     console().print(

@@ -1,14 +1,13 @@
-"""Export a run's Samples to one Parquet file: in swerl's columns, or as slime's rows.
+"""Export a run's Samples to one Parquet file.
 
 Rows are converted one by one and written in row groups of some megabytes, so memory does not grow
-with the run. docs/reference/samples.md lists the columns and how their meaning differs.
+with the run. docs/reference/samples.md lists the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,13 +27,6 @@ Columns: TypeAlias = "Mapping[str, tuple[pa.DataType, Callable[[StepRow], Any]]]
 """Name of a column -> its type, and the function that returns its value of a row."""
 
 
-class ExportFormat(StrEnum):
-    PARQUET = "parquet"
-    """swerl's columns, with the step, the reward and the verdict."""
-    SLIME = "slime"
-    """The fields of slime's Sample."""
-
-
 @dataclass(frozen=True, slots=True)
 class ExportSize:
     num_rows: int
@@ -43,7 +35,7 @@ class ExportSize:
     """Reasons why steps were left out."""
 
 
-def export(run: Path, output: Path, format: ExportFormat, step: int | None = None) -> ExportSize:
+def export(run: Path, output: Path, step: int | None = None) -> ExportSize:
     """Write the rows of one step, or of all that can be read. Raises InputError, RunError.
 
     If nothing can be read, `output` is left unchanged.
@@ -51,7 +43,7 @@ def export(run: Path, output: Path, format: ExportFormat, step: int | None = Non
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = _FORMATS[format]()
+    columns = _columns()
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
     steps, damaged = _readable(run, steps_of(run) if step is None else [step])
     if not steps:
@@ -80,8 +72,8 @@ def _readable(run: Path, steps: Sequence[int]) -> tuple[list[int], list[str]]:
     return readable, damaged
 
 
-def _swerl_columns() -> Columns:
-    """Return swerl's columns, each with its type and its value of a row."""
+def _columns() -> Columns:
+    """Return the columns, each with its type and its value of a row."""
     import pyarrow as pa
 
     return {
@@ -103,51 +95,10 @@ def _swerl_columns() -> Columns:
     }
 
 
-def _slime_columns() -> Columns:
-    """Return the fields of slime's Sample; its response begins with the first trained token."""
-    import pyarrow as pa
-
-    about = ("step", "episode", "task", "verdict", "advantage", "share")
-    metadata = {name: column for name, column in _swerl_columns().items() if name in about}
-    struct = pa.struct([(name, kind) for name, (kind, _) in metadata.items()])
-    numbers = {"index": lambda row: row.rollout, "rollout_id": lambda row: row.rollout}
-    return {
-        "group_index": (pa.int64(), lambda row: row.group),
-        **{name: (pa.int64(), value) for name, value in numbers.items()},
-        "prompt": (pa.string(), lambda row: ""),
-        "tokens": (pa.list_(pa.int32()), lambda row: _numbers(row.sample.ids, "int32")),
-        "response": (pa.string(), lambda row: ""),
-        "response_length": (pa.int64(), lambda row: len(row.sample.ids) - row.prompt_length),
-        "label": (pa.string(), lambda row: row.sample.task),
-        "reward": (pa.float64(), lambda row: row.reward),
-        "loss_mask": (
-            pa.list_(pa.int8()),
-            lambda row: _numbers(row.sample.mask[row.prompt_length :], "int8"),
-        ),
-        "weight_versions": (pa.list_(pa.string()), lambda row: row.sample.weight_versions),
-        "rollout_log_probs": (
-            pa.list_(pa.float32()),
-            lambda row: _numbers(row.sample.logprobs[row.prompt_length :], "float32"),
-        ),
-        "remove_sample": (pa.bool_(), lambda row: False),
-        "status": (pa.string(), lambda row: "truncated" if row.is_truncated else "completed"),
-        "metadata": (
-            struct,
-            lambda row: {name: value(row) for name, (_, value) in metadata.items()},
-        ),
-    }
-
-
 def _numbers(values: object, kind: str) -> Any:
     import numpy as np
 
     return np.array(values, kind)
-
-
-_FORMATS: Mapping[ExportFormat, Callable[[], Columns]] = {
-    ExportFormat.PARQUET: _swerl_columns,
-    ExportFormat.SLIME: _slime_columns,
-}
 
 
 def _groups(rows: Iterator[StepRow]) -> Iterator[list[StepRow]]:
@@ -168,27 +119,9 @@ class StepRow:
     """One Sample of a step, with the outcome of its Episode."""
 
     step: int
-    group: int
-    """Number of its Task within the step."""
-    rollout: int
-    """Number of its Episode within the step, shared by the Episode's rows."""
     sample: Sample
     reward: float
     verdict: str
-    is_truncated: bool
-    """True if the token limit cut the Episode's last reply."""
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens before the first trained one."""
-        return self.sample.mask.index(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    reward: float
-    verdict: str
-    is_truncated: bool
 
 
 def steps_of(run: Path) -> list[int]:
@@ -215,43 +148,29 @@ def step_rows(run: Path, steps: Sequence[int]) -> Iterator[StepRow]:
                 hint=f"it holds those of {_shown(steps_of(run))}",
             )
         outcomes = _outcomes(folder.turns(step))
-        # Groups and rollouts are numbered in the order in which they appear.
-        groups: dict[str, int] = {}
-        rollouts: dict[str, int] = {}
         for sample in tables.read_samples(path):
             if not (outcome := outcomes.get(sample.episode)):
                 raise RunError(
                     f"the turns of step {step} lack the episode {sample.episode}",
                     hint="turns/ and samples/ must belong to the same run",
                 )
-            yield StepRow(
-                step,
-                groups.setdefault(sample.task, len(groups)),
-                rollouts.setdefault(sample.episode, len(rollouts)),
-                sample,
-                outcome.reward,
-                outcome.verdict,
-                outcome.is_truncated,
-            )
+            reward, verdict = outcome
+            yield StepRow(step, sample, reward, verdict)
 
 
-def _outcomes(path: Path) -> dict[str, _Outcome]:
-    """Read the outcome of each Episode from its last Turn."""
+def _outcomes(path: Path) -> dict[str, tuple[float, str]]:
+    """Return each Episode's reward and verdict."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=["episode", "reward", "verdict", "finish"])
+        table = pq.read_table(path, columns=["episode", "reward", "verdict"])
     except (OSError, pa.ArrowException) as error:
         raise RunError(
             f"cannot read the turns {path}: {error}",
             hint="rewards are read from turns/, beside samples/",
         ) from error
-    # Later Turns overwrite earlier ones, so the last Turn of each Episode counts.
-    return {
-        turn["episode"]: _Outcome(turn["reward"], turn["verdict"], turn["finish"] == "length")
-        for turn in table.to_pylist()
-    }
+    return {turn["episode"]: (turn["reward"], turn["verdict"]) for turn in table.to_pylist()}
 
 
 def _shown(steps: Sequence[int]) -> str:

@@ -141,7 +141,7 @@ def test_a_missing_package_is_one_error_with_its_extra() -> None:
         "import sys\n"
         "sys.modules['pyarrow'] = None\n"
         "from swerl.cli.main import app\n"
-        "sys.argv = ['swerl', 'export', '.', '--samples', 'slime', '-o', 'x']\n"
+        "sys.argv = ['swerl', 'export', '.', '--samples', '-o', 'x']\n"
         "import swerl.runs.export as export\n"
         "export.steps_of = lambda run: __import__('pyarrow')\n"
         "app()\n"

@@ -22,13 +22,13 @@ from swerl.training.algorithms import grpo
 from swerl.training.batch import collect
 
 
-def turn(index: int, parent: int | None, *, finish: Finish = Finish.STOP) -> Turn:
+def turn(index: int, parent: int | None) -> Turn:
     base = 10 * (index + 1)
     start, num_positions = (0, 3) if parent is None else (3, 4)
     routed = RoutedExperts(start, 1, 1, 1, b"\1" * num_positions) if index < 2 else None
     return Turn(
-        index, parent, (base, base + 2), (base + 1, base + 3), (-0.25, -1.5), finish, f"v{index}",
-        routed=routed,
+        index, parent, (base, base + 2), (base + 1, base + 3), (-0.25, -1.5), Finish.STOP,
+        f"v{index}", routed=routed,
     )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def episode(name: str, task: str, verdict: Verdict, *turns: Turn) -> Episode:
     )
 
 
-FORK = (turn(0, None), turn(1, 0), turn(2, 0, finish=Finish.LENGTH))
+FORK = (turn(0, None), turn(1, 0), turn(2, 0))
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def swerl(*words: object) -> Result:
 
 
 def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path: Path) -> None:
-    done = export.export(run, tmp_path / "out.parquet", export.ExportFormat.PARQUET)
+    done = export.export(run, tmp_path / "out.parquet")
     found = pq.read_table(tmp_path / "out.parquet").to_pylist()
     samples = [sample for step in (0, 1) for sample in batch(run, step).samples]
     assert (done.num_rows, done.num_steps) == (6, 2)
@@ -87,29 +87,11 @@ def test_the_native_rows_are_the_batches_with_their_rewards(run: Path, tmp_path:
     ]  # fmt: skip
 
 
-def test_slimes_rows_keep_its_samples_rules(run: Path, tmp_path: Path) -> None:
-    export.export(run, tmp_path / "out.parquet", export.ExportFormat.SLIME, 1)
-    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    for row, sample in zip(found, batch(run, 1).samples, strict=True):
-        start = len(row["tokens"]) - row["response_length"]
-        assert row["tokens"] == list(sample.ids)
-        assert len(row["loss_mask"]) == len(row["rollout_log_probs"]) == row["response_length"]
-        assert [0] * start + row["loss_mask"] == list(sample.mask)
-        assert [0.0] * start + row["rollout_log_probs"] == list(sample.logprobs)
-        assert row["loss_mask"][0] == 1
-        assert row["metadata"]["share"] == sample.share
-    assert [row["rollout_id"] for row in found] == [0, 0, 1]
-    assert {row["group_index"] for row in found} == {0}
-    assert [row["reward"] for row in found] == [1.0, 1.0, 0.0]
-    assert [row["status"] for row in found] == ["truncated", "truncated", "completed"]
-    assert not any(row["remove_sample"] for row in found)
-
-
 def test_row_groups_bound_the_memory(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "_GROUP_TOKENS", 9)
-    export.export(run, tmp_path / "out.parquet", export.ExportFormat.SLIME)
+    export.export(run, tmp_path / "out.parquet")
     with pq.ParquetFile(tmp_path / "out.parquet") as file:
         assert file.num_row_groups > 2
         assert file.metadata.num_rows == 6
@@ -117,7 +99,7 @@ def test_row_groups_bound_the_memory(
 
 def test_the_command_exports_one_step(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "x" / "o.parquet"
-    answer = swerl(run, "--samples", "parquet", "--step", 1, "-o", out)
+    answer = swerl(run, "--samples", "--step", 1, "-o", out)
     assert answer.exit_code == 0
     assert "3 rows of 1 step" in answer.output
 
@@ -125,9 +107,8 @@ def test_the_command_exports_one_step(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{run}", "--samples", "slime", "--step", "7"), "holds no samples of step 7"),
-        (("{run}", "--samples", "trl"), "unknown format 'trl'"),
-        (("{tmp}", "--samples", "slime"), "holds no samples"),
+        (("{run}", "--samples", "--step", "7"), "holds no samples of step 7"),
+        (("{tmp}", "--samples"), "holds no samples"),
     ],
 )
 def test_missing_data_is_one_clear_error(
@@ -142,7 +123,7 @@ def test_missing_data_is_one_clear_error(
 
 def test_a_damaged_file_costs_its_own_step(run: Path, tmp_path: Path) -> None:
     RunFolder(run).samples(0).write_bytes(b"not Parquet")
-    answer = swerl(run, "--samples", "slime", "-o", tmp_path / "o.parquet")
+    answer = swerl(run, "--samples", "-o", tmp_path / "o.parquet")
     assert answer.exit_code == 1
     assert "left out:" in answer.output and "3 rows of 1 step" in answer.output
 
@@ -150,7 +131,7 @@ def test_a_damaged_file_costs_its_own_step(run: Path, tmp_path: Path) -> None:
 def test_an_export_leaves_an_existing_file_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("a dataset")
     with pytest.raises(InputError, match="exists already"):
-        swerl(run, "--samples", "slime", "-o", tmp_path / "rows.jsonl")
+        swerl(run, "--samples", "-o", tmp_path / "rows.jsonl")
     assert (tmp_path / "rows.jsonl").read_text() == "a dataset"
 
 
