@@ -86,8 +86,6 @@ class Rigour:
     """Runs in which the known solution must solve it."""
     drop_flaky: bool = False
     """Drop tests to keep that do not pass in every run, and vet the Task without them."""
-    whole_image: bool = False
-    """Reject a Task if a part of its image could not be scanned for leaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +261,6 @@ async def _make_runs(draft: _Draft, runs: Runs, rigour: Rigour) -> None:
     if not draft.findings:
         await _measure(draft, runs)
     await _search(draft, runs)
-    if rigour.whole_image and draft.unchecked:
-        draft.add(Defect.UNCHECKED, _named(draft.unchecked))
     if not draft.findings:
         await _cheat(draft, runs, noop)
 

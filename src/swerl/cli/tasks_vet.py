@@ -55,10 +55,6 @@ def vet(
         bool,
         typer.Option("--drop-flaky", help="Drop flaky pass-to-pass tests, then vet the rest."),
     ] = False,
-    whole_image: Annotated[
-        bool,
-        typer.Option("--whole-image", help="Reject a task if its image is not scanned whole."),
-    ] = False,
     backend: BackendOption = "local",
     settings: SettingsAndLimitsOption = None,
     as_json: JsonOption = False,
@@ -76,7 +72,7 @@ def vet(
     with vetting.locked(journal):
         chosen_settings = VetSettings(
             backend=backend,
-            rigour=Rigour(gold_runs, drop_flaky, whole_image),
+            rigour=Rigour(gold_runs, drop_flaky),
             num_workers=_num_jobs(jobs, backend, limits),
             limits=limits,
             digest=digests_for(backend, backend_options(backend, options)),

@@ -43,8 +43,6 @@ class Defect(StrEnum):
     """A test's status differs from run to run."""
     LEAK = "leak"
     """The agent's sandbox contains the solution, the tests or the Task's name."""
-    UNCHECKED = "not checked whole"
-    """Parts of its image could not be scanned for leaks, and vetting requires a whole scan."""
     CHEAT = "cheat solves"
     """A patch that fixes nothing is graded as solved."""
 

@@ -168,19 +168,6 @@ FIRST_GOLD_RUN = 3
 """After the run without a change, and the sandbox in which the solution's diff is applied."""
 
 
-async def test_an_image_that_is_not_scanned_whole_is_rejected_on_request(
-    make: Callable[..., Task],
-) -> None:
-    task = make()
-    (Path(task.image.removeprefix("dir:")) / "data.7z").write_bytes(
-        b"7z\xbc\xaf\x27\x1c" + b"x" * 99
-    )
-    loose, strict = await vet_one(task), await vet_one(task, Rigour(1, whole_image=True))
-    assert loose.ok and loose.certificate and "data.7z" in loose.certificate.unchecked[0]
-    assert strict.certificate
-    assert [each.defect for each in strict.certificate.findings] == [Defect.UNCHECKED]
-
-
 async def test_a_test_that_fails_in_one_of_the_runs_is_flaky(tmp_path: Path) -> None:
     vetted = await vet_one(flaky_task(tmp_path, bad_run=FIRST_GOLD_RUN))
     assert vetted.certificate

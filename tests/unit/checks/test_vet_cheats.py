@@ -139,7 +139,6 @@ def test_a_task_gets_the_same_cheats_every_time(task: Task) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "first"),
     [
-        ("a.php", "<?php\n\ndeclare(strict_types=1);\n\nnamespace Shop;\n\nclass A {}\n", "class"),
         ("a.js", "#!/usr/bin/env node\n'use strict';\n", "'use strict'"),
         ("a.rb", "# frozen_string_literal: true\n\nmodule A\nend\n", "module"),
     ],
