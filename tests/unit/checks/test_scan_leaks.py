@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import re
-import zipfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 from swerl.tasks.hide_future import hide_future
 
-from .leaks import FIXED, FIXED_LINE, GOLD, MAKE_FIX, SECRET_TEST, git, make_repository, opened, sh
+from .leaks import FIXED, MAKE_FIX, SECRET_TEST, make_repository, opened, sh
 
 
 @pytest.fixture
@@ -38,49 +34,18 @@ async def leaks_after(task: Task, files: dict[str, bytes], script: str = "true")
         return (await scan(sandbox, task)).leaks
 
 
-def archive(name: str, text: str) -> bytes:
-    """Return a zip file that holds one file."""
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr(name, text)
-    return data.getvalue()
-
-
-async def test_an_image_with_nothing_in_it_raises_no_alarm(task: Task) -> None:
-    async with opened(task) as sandbox:
-        result = await scan(sandbox, task)
-    assert (result.leaks, result.unchecked) == ((), ())
-
-
 @pytest.mark.parametrize(
     ("path", "data"),
     [
-        ("/repo/notes.txt", FIXED.encode()),
-        ("/opt/lib/total.py", FIXED.encode()),
-        ("/srv/answer.bin.txt", GOLD.encode()),
-        ("/srv/rows.jsonl", json.dumps({"patch": GOLD}).encode()),
         ("/srv/tests.py", SECRET_TEST.encode()),
-        ("/srv/acme_total-2.0-py3-none-any.whl", archive("pkg/total.py", FIXED)),
-        ("/srv/old.zip", archive("a/fix.diff", GOLD)),
         ("/srv/__pycache__/total.cpython-39.pyc", b"\0\0start_of_summation\0\0"),
     ],
 )
-async def test_lines_of_the_solution_are_found_in_any_file(
-    task: Task, path: str, data: bytes
-) -> None:
+async def test_hidden_tests_and_new_words_are_found(task: Task, path: str, data: bytes) -> None:
     found = await leaks_after(task, {path: data})
     assert [leak.kind for leak in found] == [LeakKind.TEXT]
     assert found[0].name.startswith(path)
     assert 0 < len(found[0].evidence) <= 300
-
-
-async def test_lines_that_the_base_has_give_nothing_away(task: Task) -> None:
-    folder = Path(task.image.removeprefix("dir:"))
-    (folder / "pkg/other.py").write_text(f"def other(values):\n{FIXED_LINE}\n")
-    git(folder, "add", "pkg/other.py")
-    git(folder, "commit", "-qm", "Add another")
-    own = replace(task, base_commit="")
-    assert await leaks_after(own, {"/srv/copy.py": f"{FIXED_LINE}\n".encode()}) == ()
 
 
 async def test_the_name_of_the_task_is_found_in_files_and_their_names(task: Task) -> None:

@@ -83,17 +83,6 @@ async def test_a_repository_without_the_base_commit_fails(tasks: list[Task]) -> 
     assert f"lacks the base commit {'ab' * 20}" in lacking.failure
 
 
-async def test_the_base_commit_of_every_task_is_looked_for(tasks: list[Task]) -> None:
-    other = replace(tasks[1], base_commit="ab" * 20)
-    (result,) = await smoke.check(local.build(local.Options()), [tasks[0], other])
-    assert f"lacks the base commit {'ab' * 20}" in result.failure
-
-
-async def test_a_damaged_repository_fails_with_what_git_says(tasks: list[Task]) -> None:
-    (Path(tasks[0].image.removeprefix("dir:")) / ".git" / "index").write_bytes(b"rubbish")
-    assert "index file" in (await look(tasks[0])).failure
-
-
 async def test_the_interpreter_of_the_tests_must_run(tasks: list[Task]) -> None:
     def with_command(command: str) -> Task:
         return replace(tasks[0], grading=GradingSpec("command", test_command=command))

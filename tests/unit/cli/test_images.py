@@ -59,11 +59,6 @@ def test_target_without_a_host_is_your_input(tasks: Path) -> None:
         mirror(str(tasks), "--to", "mirror")
 
 
-def test_from_without_two_sides_is_your_input(tasks: Path) -> None:
-    with pytest.raises(InputError, match="is not OLD=NEW"):
-        mirror(str(tasks), "--to", "127.0.0.1:9/m", "--from", "docker.io")
-
-
 def test_prepared_tasks_are_listed_and_stay_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,13 +104,6 @@ def test_a_transcript_shows_the_prompt_that_the_model_saw(run: Run, tmp_path: Pa
     assert first["prompt"].startswith("<|im_start|>user\n")
 
 
-def test_second_rollout_of_a_task_keeps_the_first(run: Run, task: Task, tmp_path: Path) -> None:
-    run()
-    run()
-    kept = {path.name for path in (tmp_path / "runs" / "rollouts").iterdir()}
-    assert kept == {f"{task.id}.0", f"{task.id}.1"}
-
-
 def test_an_error_in_the_users_reward_is_named_with_exit_code_2(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def reward(attempt):\n    return attempt.nosuch\n")
     shown = run("--set", f"rollout.reward={tmp_path}/mine.py", "-o", "out")
@@ -285,19 +278,6 @@ def test_the_engine_answers_differently_after_a_turn(run: Run) -> None:
     )
     assert (found["verdict"], found["turns"]) == ("unsolved", 2)
     assert found["fork"]["turn"] == 1
-
-
-def test_two_continuations_are_compared_from_where_they_part(
-    run: Run, task: Task, tmp_path: Path
-) -> None:
-    run()
-    first = str(Path("runs", "rollouts", f"{task.id}.0"))
-    for engine in ("scripted:gold", "scripted:noop"):
-        assert run("--from", first, "--turn", "1", "--engine", engine).code == 0
-    site = Site(tmp_path / "runs")
-    page = site.page(f"r/rollouts/e/all/{task.id}.1/vs/rollouts/all/{task.id}.2.html").body.decode()
-    assert "The first turn is the same" in page
-    assert "solved" in page and "unsolved" in page
 
 
 def test_turn_0_begins_anew_with_the_recorded_task_and_settings(run: Run, task: Task) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,12 +27,8 @@ from typer.testing import CliRunner
 
 from swerl.cli.serve import serve
 from swerl.core.errors import InputError
-from swerl.engines.families import tiny
-from swerl.engines.families.tiny import TinyShape
 from swerl.training import batch
-from swerl.training.warm_start import make_tiny_model
 from tests.unit.sandboxes.e2b_server.helpers import eventually
-from tests.unit.sandboxes.helpers import host_processes
 
 HI: Any = {"role": "user", "content": "Say hello."}
 PATIENCE_S = 60.0
@@ -173,21 +168,6 @@ def test_wrong_keys_and_broken_requests_are_shown(tmp_path: Path) -> None:
     assert not served.folder.exists()
 
 
-def test_a_client_that_leaves_harms_nobody_and_is_counted(tmp_path: Path) -> None:
-    with serving(tmp_path, "--set", "engine.delay_s=1.0") as served:
-        head = f"POST /v1/messages HTTP/1.1\r\nHost: x\r\nx-api-key: {served.key}\r\n"
-        body = json.dumps({"model": "m", "max_tokens": 5, "messages": [HI], "stream": True})
-        address = served.url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1]))) as leaver:
-            leaver.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-        with anthropic.Anthropic(base_url=served.url, api_key=served.key) as claude:
-            claude.messages.create(model="any", max_tokens=500, messages=[HI])
-        code = served.end()
-
-    assert code == 130
-    assert "1 turn in 1 branch, 1 sample" in served.text
-
-
 def test_sigterm_is_an_ordinary_end_and_kill_9_leaves_the_words(tmp_path: Path) -> None:
     for how, code in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
         folder = tmp_path / how.name
@@ -251,24 +231,6 @@ def test_a_session_that_the_disk_refuses_is_told_and_the_others_are_kept(tmp_pat
     assert (served.folder / "2" / "samples.parquet").exists()
 
 
-def test_a_model_on_the_cpu_answers_and_its_server_ends_with_the_command(tmp_path: Path) -> None:
-    tokenizer = tmp_path / "tokenizer"
-    tokenizer.mkdir()
-    tiny.save_tokenizer(tiny.byte_tokenizer(), tokenizer)
-    model = make_tiny_model(tmp_path / "model", TinyShape(), seed=0, tokenizer=tokenizer, eos_id=2)
-    for how in (signal.SIGINT, signal.SIGKILL):
-        folder = tmp_path / how.name
-        folder.mkdir()
-        with serving(folder, "--engine", "torch-cpu", "--model", str(model)) as served:
-            with openai.OpenAI(base_url=served.url + "/v1", api_key=served.key) as gpt:
-                reply = gpt.chat.completions.create(model="any", messages=[HI], max_tokens=20)
-            assert reply.usage
-            assert reply.usage.completion_tokens <= 20
-            assert host_processes(str(folder)) or host_processes(str(model))
-            served.end(how)
-            eventually(lambda: not host_processes(str(model)), PATIENCE_S)
-
-
 async def test_an_engine_without_token_ids_serves_but_trains_nothing(tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         choice = {"message": {"role": "assistant", "content": "Hi."}, "finish_reason": "stop"}
@@ -325,15 +287,3 @@ def test_bad_input_is_one_error_with_a_hint(
     assert isinstance(error, InputError)
     assert error.hint
     assert words in f"{error} {error.hint}"
-
-
-def test_a_taken_port_is_one_error_with_a_hint(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        argv = [sys.executable, "-m", "swerl.cli", "serve", "--port", port]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-
-    assert done.returncode == 1
-    assert "cannot listen" in done.stderr
-    assert "hint:" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -35,14 +35,6 @@ def test_the_cause_is_first_with_its_evidence_and_key(tmp_path: Path) -> None:
     assert "2 findings in sick" in text
 
 
-def test_a_healthy_newest_run_says_so(tmp_path: Path) -> None:
-    make_run(tmp_path / "fine")
-    assert invoke("--runs", str(tmp_path)) == (
-        0,
-        "fine: no fault found in the records of 3 steps, with the Episodes of steps 0, 1, 2\n",
-    )
-
-
 def test_json_has_every_finding(tmp_path: Path) -> None:
     root = make_run(tmp_path / "sick", metrics=lambda step: {"lr": 0.0})
     code, text = invoke(str(root), "--json")

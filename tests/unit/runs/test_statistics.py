@@ -43,16 +43,6 @@ def test_if_all_tasks_are_alike_the_interval_keeps_a_width() -> None:
     assert (rate([]).low, rate([]).high) == (0.0, 1.0)
 
 
-def test_the_bootstrap_over_tasks_agrees_with_the_normal_approximation() -> None:
-    values = [index % 5 / 4 for index in range(400)]
-    found = rate(values)
-    deviation = (sum((value - 0.5) ** 2 for value in values) / 400) ** 0.5
-    assert found.method == "bootstrap"
-    assert found.low == pytest.approx(0.5 - 1.96 * deviation / 20, abs=0.005)
-    assert found.high == pytest.approx(0.5 + 1.96 * deviation / 20, abs=0.005)
-    assert rate(values) == found
-
-
 @pytest.mark.parametrize(("lost", "won"), [(0, 0), (0, 5), (3, 9), (10, 10), (40, 61)])
 def test_with_one_attempt_the_p_value_is_mcnemars_exact_one(lost: int, won: int) -> None:
     stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
@@ -74,15 +64,6 @@ def test_with_more_attempts_every_choice_of_signs_counts(grid: int) -> None:
         (values,), lambda x: sum(x), permutation_type="samples", n_resamples=2000
     )
     assert found == pytest.approx(tested.pvalue)
-
-
-def test_a_large_set_is_exact_and_near_the_normal_approximation() -> None:
-    stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
-    draws = random.Random(1)
-    values = [draws.randint(-4, 4) / 4 + (0.25 if draws.random() < 0.2 else 0) for _ in range(500)]
-    spread = sum(value * value for value in values) ** 0.5
-    expected = 2 * stats.norm.sf((abs(sum(values)) - 0.125) / spread)
-    assert exact_p_value(values) == pytest.approx(expected, rel=0.05)
 
 
 def test_the_interval_of_a_difference_is_scipys_bootstrap() -> None:
