@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,8 +43,9 @@ async def open_nodes(
     if cluster.launcher == "local":
         yield place(recipe, [LocalNode(gpus=_gpus_here(cluster.gpus_per_node))])
         return
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
-    reserved = ray_nodes(cluster.ray_address, share, run=recipe.name, notify=notify)
+    reserved = ray_nodes(address, share, run=recipe.name, notify=notify)
     async with reserved as machines:
         yield place(recipe, machines)
 

@@ -9,6 +9,10 @@ from enum import StrEnum
 from swerl.core.grade import LEARNABLE, Grade, Verdict
 from swerl.core.turn import Trajectory
 
+REFILLS = 2
+"""Retries of an Episode that was lost to an infrastructure failure: the third loss in a row points
+at the infrastructure and not at chance."""
+
 
 class Status(StrEnum):
     """How the harness of an Episode ended."""

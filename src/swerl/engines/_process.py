@@ -71,7 +71,7 @@ async def until_ready(
                 await asyncio.sleep(0.05)
     raise EngineError(
         f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}",
-        hint=f"the whole log is {log}; raise engine.start_timeout_s",
+        hint=f"the whole log is {log}; sglang's limit is engine.start_timeout_s",
     )
 
 

@@ -96,7 +96,7 @@ class DenseModel:
         except (OSError, ValueError, OverflowError) as error:
             raise EngineError(
                 f"no memory for a cache of {4 * math.prod(size) / 2**30:.0f} GiB: {error}",
-                hint="lower num_rows or context_length",
+                hint="lower engine.context_length",
             ) from error
         # Most rows are short: a whole huge page would be zeroed for a few tokens.
         with contextlib.suppress(AttributeError, OSError):

@@ -359,8 +359,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--ready-file", type=Path, required=True, help="gets the port when ready")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True, help="0 for any free one")
     parser.add_argument("--max-running", type=int, required=True, help="most concurrent requests")
     parser.add_argument("--num-rows", type=int, required=True, help="most cached sequences")
     parser.add_argument("--context-length", type=int, required=True, help="most tokens of one")
@@ -383,13 +381,7 @@ async def _serve(args: argparse.Namespace) -> None:
     )
     runner = web.AppRunner(app.routes(), handler_cancellation=True, access_log=None)
     await runner.setup()
-    try:
-        await web.TCPSite(runner, args.host, args.port).start()
-    except OSError as error:
-        raise EngineError(
-            f"cannot listen on {args.host}:{args.port}: {error.strerror}",
-            hint="use another port, or port 0 for any free one",
-        ) from error
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     ready = {"port": runner.addresses[0][1], "pid": os.getpid()}
     write_text(args.ready_file, json.dumps(ready))
     await app.step_forever()

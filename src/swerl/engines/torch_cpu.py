@@ -16,25 +16,23 @@ from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._weights import model_shape
 
+MAX_RUNNING = 64
+"""Requests that are batched at once; decoding gains little beyond 64 on one core. Keys and values
+of twice as many sequences are cached, for the prefixes of sessions that wait for a tool."""
+START_TIMEOUT_S = 600.0
+"""Seconds until the server must serve; 1 to 4 on an idle machine, far more on a busy one. A server
+that dies fails at once."""
+
 
 class Options(BaseModel):
     """Settings of `engine.type = "torch-cpu"`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    port: int = Field(default=0, ge=0, lt=65536)
-    """Port on the loopback interface; 0 takes a free one, so that runs do not collide."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the server; small models are slower with more than one."""
-    max_running: int = Field(default=64, ge=1)
-    """Requests that are batched at once; decoding gains little beyond 64 on one core."""
-    num_rows: int = Field(default=128, ge=1)
-    """Token sequences whose keys and values are cached; twice `max_running` keeps the prefixes of
-    sessions that wait for a tool."""
     context_length: int = Field(default=4096, ge=2)
     """Most tokens of one sequence; the model's own limit applies if it is lower."""
-    start_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds until the server must serve; 1 to 4 on an idle machine, far more on a busy one."""
 
 
 @asynccontextmanager
@@ -50,9 +48,8 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
     arguments = {
         "--model": setup.model.resolve(),
         "--ready-file": ready.resolve(),
-        "--port": options.port,
-        "--max-running": options.max_running,
-        "--num-rows": options.num_rows,
+        "--max-running": MAX_RUNNING,
+        "--num-rows": 2 * MAX_RUNNING,
         "--context-length": options.context_length,
     }
     flags = [str(part) for pair in arguments.items() for part in pair]
@@ -63,7 +60,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         async def port() -> int | None:
             return json.loads(ready.read_text())["port"] if ready.exists() else None
 
-        answer = await until_ready(port, process, log, timeout_s=options.start_timeout_s)
+        answer = await until_ready(port, process, log, timeout_s=START_TIMEOUT_S)
         async with connect(
             [f"http://127.0.0.1:{answer}"],
             shape=model_shape(setup.model),

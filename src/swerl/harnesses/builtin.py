@@ -24,6 +24,8 @@ from swerl.core.task import Task
 from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools, definitions
 
 _TIMED_OUT = 124
+_MAX_REPLY_TOKENS = 4096
+"""Tokens that the agent requests per reply: room for a whole file. The gateway may allow fewer."""
 _SYSTEM = (
     "You repair software. Look at the repository with your tools, change it so that the problem is "
     "solved, check the result, then call submit."
@@ -38,8 +40,6 @@ class Options(BaseModel):
 
     max_turns: int = Field(50, ge=1)
     """Maximum model replies; longer repairs rarely succeed."""
-    max_reply_tokens: int = Field(4096, ge=1)
-    """Maximum tokens that the agent requests per reply; the gateway may allow fewer."""
     tool_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one bash call in seconds: enough for a module's tests, not a whole suite."""
 
@@ -97,8 +97,7 @@ class Builtin:
         return "limit"
 
     def _settings(self) -> dict[str, Any]:
-        max_tokens = self._options.max_reply_tokens
-        return {"max_tokens": max_tokens, "tools": definitions(), "system": _SYSTEM}
+        return {"max_tokens": _MAX_REPLY_TOKENS, "tools": definitions(), "system": _SYSTEM}
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that show each file, make the edits one by one, and submit."""

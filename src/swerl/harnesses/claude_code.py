@@ -87,8 +87,6 @@ class Options(BaseModel):
     small context."""
     tool_timeout_s: float = Field(120.0, gt=0)
     """Time limit of one Bash call in seconds; the CLI's default."""
-    extra_args: tuple[str, ...] = ()
-    """Extra arguments for the CLI, unchanged."""
 
     @model_validator(mode="after")
     def _can_dispatch(self) -> Options:
@@ -175,7 +173,7 @@ def _argv(options: Options) -> list[str]:
         argv += ["--disallowedTools", ",".join(_AGENT_TOOLS)]
     if options.bare:
         argv += ["--bare"]
-    return [*argv, *options.extra_args]
+    return argv
 
 
 def _environment(options: Options, endpoint: Endpoint, budget_s: float) -> Mapping[str, str]:

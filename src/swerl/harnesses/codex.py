@@ -80,11 +80,9 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm. Up to 0.94.0 it uses Chat Completions, later Responses."""
-    context_window: int | None = Field(None, ge=1)
-    """Context size in tokens at which the CLI compacts. None: its own guess."""
     compact_at: int | None = Field(None, ge=1)
-    """History tokens at which the CLI replaces the history by a summary. None: 9/10 of
-    `context_window`. Refused up to 0.94.0: those releases request no token counts and never
+    """History tokens at which the CLI replaces the history by a summary. None: the CLI's
+    own guess for the model. Refused up to 0.94.0: those releases request no token counts and never
     compact."""
     sub_agents: bool = False
     """True if the model may start sub-agents; off because they triple the tools' text."""
@@ -182,8 +180,6 @@ class Codex(BundledAgent[Options]):
         quoted["model_providers.swerl.stream_max_retries"] = "0"
         quoted["model_providers.swerl.request_max_retries"] = str(_RETRIES)
         quoted["model_providers.swerl.stream_idle_timeout_ms"] = str(int(budget_s * 1000))
-        if self.options.context_window:
-            quoted["model_context_window"] = str(self.options.context_window)
         if self.options.compact_at:
             quoted["model_auto_compact_token_limit"] = str(self.options.compact_at)
         return quoted

@@ -20,7 +20,6 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -45,6 +44,8 @@ _REQUIREMENTS = _INSIDE / "requirements.txt"
 _HOME = "/opt/swerl/agents/mini-swe-agent"
 _DRIVER = "/opt/swerl/agents/mini-swe-agent-driver"
 _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+_SETTINGS = "swebench"
+"""The agent's own settings file of its SWE-bench results."""
 _LIMITS = {"LimitsExceeded", "TimeExceeded"}
 _FETCH_TIMEOUT_S = 600.0
 
@@ -56,12 +57,8 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on PyPI."""
-    config: Literal["swebench", "mini"] = "swebench"
-    """The agent's own settings file: that of its SWE-bench results, or that of its CLI."""
-    step_limit: int | None = Field(None, ge=0)
-    """Maximum model replies, enforced by the agent. None: the settings file's, 250 or none."""
     tool_timeout_s: int | None = Field(None, ge=1)
-    """Time limit of one command in seconds. None: the settings file's, 60 or 30."""
+    """Time limit of one command in seconds. None: the settings file's, 60."""
 
     @field_validator("version")
     @classmethod
@@ -115,7 +112,6 @@ class MiniSweAgent(BundledAgent[Options]):
         ]
 
     def _job(self, task: Task, endpoint: Endpoint) -> bytes:
-        limit = self.options.step_limit
         job = {
             "prompt": task.prompt,
             "workdir": task.workdir,
@@ -123,8 +119,7 @@ class MiniSweAgent(BundledAgent[Options]):
             "key": endpoint.key,
             "model": endpoint.model,
             "packages": _HOME,
-            "config": self.options.config,
-            "agent": {} if limit is None else {"step_limit": limit},
+            "config": _SETTINGS,
             "tool_timeout_s": self.options.tool_timeout_s,
         }
         return json.dumps(job).encode()

@@ -58,8 +58,6 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm. Package trees of tested releases are pinned."""
-    tools: tuple[str, ...] | None = None
-    """Tools to offer. None: the CLI's own set (read, bash, edit, write)."""
 
 
 def build(options: Options) -> Pi:
@@ -112,10 +110,7 @@ class Pi(_cli.BundledAgent[Options]):
 
     def _arguments(self, endpoint: Endpoint) -> Sequence[str]:
         cli = f"{_HOME}/node_modules/{_package(self.options.version)}/dist/cli.js"
-        argv = [cli, "--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
-        if self.options.tools is not None:
-            argv += ["--tools", ",".join(self.options.tools)]
-        return argv
+        return [cli, "--print", "--provider", "swerl", "--model", endpoint.model, *_PLAIN]
 
     def _models(self, endpoint: Endpoint) -> Mapping[str, Json]:
         model: Json = {

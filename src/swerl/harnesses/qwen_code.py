@@ -65,8 +65,6 @@ class Options(BaseModel):
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
     """Release on npm."""
-    tools: tuple[str, ...] | None = None
-    """Tools to offer. None: the CLI's own set."""
 
 
 def build(options: Options) -> QwenCode:
@@ -117,10 +115,7 @@ class QwenCode(_cli.BundledAgent[Options]):
         return _FILES.script(edits, workdir)
 
     def _arguments(self) -> Sequence[str]:
-        argv = ["--auth-type", "openai", "--yolo", "--output-format", "stream-json"]
-        if self.options.tools is not None:
-            argv += ["--core-tools", ",".join(self.options.tools)]
-        return argv
+        return ["--auth-type", "openai", "--yolo", "--output-format", "stream-json"]
 
     def _settings(self, budget_s: float) -> Mapping[str, Json]:
         generation: Json = {

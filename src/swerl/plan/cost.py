@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
 
+from swerl.core.episode import REFILLS
 from swerl.core.errors import InputError, unknown
 from swerl.recipe.schema import Recipe, RolloutSection
 
@@ -190,7 +191,7 @@ def from_recipe(recipe: Recipe) -> tuple[Assumption, ...]:
         Assumption("group_factor", group_factor(rollout), "groups begun a group", filtered),
         Assumption("eval_episodes", *_evaluations(recipe)),
         Assumption(
-            "attempts", attempts(rollout), "attempts an episode", f"assumed: {LOST_SHARE:.0%} lost"
+            "attempts", attempts(), "attempts an episode", f"assumed: {LOST_SHARE:.0%} lost"
         ),
         Assumption("sandboxes_per_episode", 2, "sandboxes", "one for the agent, one for grading"),
         Assumption("vcpus", limits.num_cpus, "vCPU a sandbox", run),
@@ -274,6 +275,6 @@ def group_factor(rollout: RolloutSection) -> float:
     return float(sum((1 - PASSING_SHARE) ** number for number in range(1 + rollout.refill_rounds)))
 
 
-def attempts(rollout: RolloutSection, lost: float = LOST_SHARE) -> float:
-    """Return the mean number of attempts at an Episode, with up to `refills` refills."""
-    return float(sum(lost**number for number in range(1 + rollout.refills)))
+def attempts(lost: float = LOST_SHARE) -> float:
+    """Return the mean number of attempts at an Episode, with up to REFILLS retries."""
+    return float(sum(lost**number for number in range(1 + REFILLS)))

@@ -13,12 +13,11 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from swerl.core import plugins
-from swerl.core.errors import AbsentError, InputError, RecipeError, install_command, unknown
+from swerl.core.errors import AbsentError, InputError, RecipeError, install_command
 from swerl.core.files import read_json
 from swerl.core.task import read_tasks
 from swerl.recipe.schema import (
     BudgetsSection,
-    EvalSection,
     ModelSection,
     Recipe,
     SftSection,
@@ -289,7 +288,6 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
         ("model", lambda: _require_model(recipe.model)),
         ("tasks.source", lambda: _require_tasks(recipe.tasks.source, _least_tasks(recipe))),
         ("tasks.heldout", lambda: _require_tasks(recipe.tasks.heldout or TWIN)),
-        ("eval.best", lambda: _require_split(recipe)),
         ("sft.sources", lambda: _require_sources(recipe.sft.sources)),
     )
     for key, look_up in looked_up:
@@ -376,17 +374,6 @@ def _require_sources(sources: Sequence[Path]) -> None:
         if not path.exists():
             hint = "give the folder of a run, of `swerl rollout` or `serve`, or a Parquet file"
             raise AbsentError(f"{path} does not exist", hint=hint)
-
-
-def _require_split(recipe: Recipe) -> None:
-    """Raise UnknownNameError if `eval.best` names a split that is not evaluated."""
-    tasks, best = recipe.tasks, recipe.eval.best
-    counts = {"heldout": tasks.num_heldout, "unseen": tasks.num_unseen}
-    splits = [name for name, count in counts.items() if count] if tasks.source == TWIN else []
-    splits = splits or ["heldout"]
-    # The default counts only if its Tasks are evaluated at all.
-    if best not in splits and best != EvalSection().best:
-        raise unknown("split", best, splits)
 
 
 def _missing_programs(recipe: Recipe) -> Iterator[InputError]:

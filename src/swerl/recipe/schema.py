@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -67,8 +66,6 @@ class ShapingSection(Section):
     overlong: float = Field(0.0, ge=0)
     """Penalty of an Episode whose longest conversation fills `max_context_tokens`; it grows
     linearly from 0 at 80 % of that. A solved Task is worth 1; the DAPO paper subtracts 1."""
-    malformed: float = Field(0.0, ge=0)
-    """Penalty times the fraction of replies with an unparsable tool call."""
     unfinished: float = Field(0.0, ge=0)
     """Penalty of an Episode that a turn or token limit stopped, solved or not. Without it a policy
     gains by never ending: one more edit can only help."""
@@ -102,8 +99,6 @@ class RolloutSection(Section):
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""
     refill_rounds: int = Field(3, ge=0)
     """Rounds of replacement for Groups that the filter rejected; then the step has fewer Groups."""
-    refills: int = Field(2, ge=0)
-    """Retries of an Episode that was lost to an infrastructure failure."""
     max_infra_rate: float = Field(0.25, ge=0, le=1)
     """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""
 
@@ -115,19 +110,6 @@ class GradingSection(Section):
     """Share of the solved patches that are confirmed with mutated tests, once 50 in a row were
     real; flagged patches always are. 1 confirms all, 0 none. A confirmation runs the tests four
     times more."""
-    flags: tuple[str, ...] = ()
-    """Further patterns (regular expressions) on added lines; a patch that fits one is
-    confirmed."""
-
-    @field_validator("flags")
-    @classmethod
-    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-        return value
 
 
 class ScheduleSection(Section):
@@ -313,9 +295,8 @@ class ClusterSection(Section):
     `auto` chooses `tensor` on shared GPUs, `distributed` on separate GPUs, and `disk` without GPUs
     or if the engine supports no other way."""
     launcher: Literal["local", "ray"] = "local"
-    """Machines on which processes start: this one, or those of a Ray cluster."""
-    ray_address: str = "auto"
-    """Address of the cluster for `ray`; `auto` is the cluster of this machine."""
+    """Machines on which processes start: this one, or those of the Ray cluster of this machine.
+    RAY_ADDRESS names another cluster."""
     sandbox_cpus: int = Field(0, ge=0)
     """CPUs of each machine for sandboxes, besides those of ranks and engines. With 0 all sandboxes
     run on the controller's machine, which is enough until its CPUs are busy with tests."""
@@ -345,22 +326,16 @@ class EvalSection(Section):
     """Steps between evaluations; 0 evaluates only at the start and the end."""
     attempts: int = Field(1, ge=1)
     """Episodes per Task, k. With more than one, pass@k is reported beside pass@1."""
-    temperature: float | None = Field(None, gt=0)
-    """Sampling temperature. None: `rollout.temperature`, as in training."""
-    best: str = "heldout"
-    """Split whose pass@1 selects the best step; the checkpoint of that step is kept."""
 
 
 class MetricsSection(Section):
     """Trackers that receive the metrics, besides the run folder."""
 
     sinks: tuple[Literal["trackio", "wandb", "otel"], ...] = ()
-    """Any of `trackio`, `wandb`, and `otel` for an OpenTelemetry collector or Prometheus."""
+    """Any of `trackio`, `wandb`, and `otel` for an OpenTelemetry collector or Prometheus, whose
+    address OTEL_EXPORTER_OTLP_ENDPOINT sets."""
     project: str = "swerl"
     """Project name at the trackers."""
-    otlp_endpoint: str = "http://127.0.0.1:4318"
-    """For `otel`: address that takes OTLP over HTTP, without `/v1/metrics`. The default is a
-    collector's usual port on this machine."""
 
 
 class Recipe(Section):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swerl.core.episode import Episode, Group
+from swerl.core.episode import REFILLS, Episode, Group
 from swerl.core.errors import PluginError, SandboxLostError
 from swerl.core.events import Notice
 from swerl.core.grade import Confirmation, Verdict
@@ -97,7 +97,7 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
         finally:
             # Written experts are in the Episode's folder; those of lost attempts are not needed.
             if spool := parts.spool:
-                for attempt in _attempt_names(name, parts):
+                for attempt in _attempt_names(name):
                     spool.drop(attempt)
 
 
@@ -109,12 +109,12 @@ async def run_with_refills(
     lost_tokens: int = 0,
     log: record.TurnLog | None = None,
 ) -> Episode:
-    """Run an Episode, and up to `rollout.refills` times again if infrastructure loses it.
+    """Run an Episode, and up to REFILLS times again if infrastructure loses it.
 
     The caller holds a slot of the sandbox pool. `lost_tokens` is the count of earlier attempts. An
     attempt begins with the Turns that a crash or a lost sandbox left in `log`.
     """
-    for attempt in (attempts := _attempt_names(name, parts)):
+    for attempt in (attempts := _attempt_names(name)):
         replay = None
         if log and log.recorded:
             replay = Replay(log.recorded, num_turns=len(log.recorded), is_own=True)
@@ -137,8 +137,8 @@ async def run_with_refills(
     return replace(result, lost_tokens=lost_tokens)
 
 
-def _attempt_names(name: str, parts: Parts) -> list[str]:
-    return [name, *(f"{name}+{refill + 1}" for refill in range(parts.rollout.refills))]
+def _attempt_names(name: str) -> list[str]:
+    return [name, *(f"{name}+{refill + 1}" for refill in range(REFILLS))]
 
 
 def _sampled_tokens(lost: Episode) -> int:

@@ -48,11 +48,11 @@ class Best:
 _MAY_CHANGE = {
     "": ("steps", "cost", "metrics", "limits", "budgets", "cluster"),
     "gateway.": ("bind", "port"),
-    "rollout.": ("concurrency", "refills", "refill_rounds", "max_infra_rate"),
+    "rollout.": ("concurrency", "refill_rounds", "max_infra_rate"),
     "eval.": ("every",),
     "engine.": (
-        *("url", "python", "port", "flags", "servers", "gpus_per_server"),
-        *("threads", "max_running", "num_rows", "restarts", "start_timeout_s"),
+        *("url", "python", "flags", "servers", "gpus_per_server"),
+        *("threads", "restarts", "start_timeout_s"),
     ),
     "trainer.": (
         *("ranks", "tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"),

@@ -23,6 +23,9 @@ from swerl.rollout.step import require_few_lost
 from swerl.runs.layout import Best, RunFolder
 from swerl.runs.statistics import Rate
 
+BEST_SPLIT = "heldout"
+"""Split whose pass@1 selects the best step; the checkpoint of that step is kept."""
+
 
 def is_due(step: int, section: EvalSection) -> bool:
     """Return whether to evaluate before this step; the last evaluation comes in addition."""
@@ -42,11 +45,11 @@ async def evaluate(
 
     Raises RunError if the infrastructure lost more Episodes than the recipe allows.
     """
-    settings, k = _settings(parts, recipe.eval), recipe.eval.attempts
+    k = recipe.eval.attempts
     for split, tasks in splits.items():
-        names = {f"eval-{split}-{step:05d}": settings}
+        names = {f"eval-{split}-{step:05d}": parts}
         if parts.mix:
-            names = {f"eval-{split}-{a.name}-{step:05d}": settings.of(a) for a in parts.mix}
+            names = {f"eval-{split}-{a.name}-{step:05d}": parts.of(a) for a in parts.mix}
         for name, parts_of_agent in names.items():
             # A name in `evals_done` belongs to a finished evaluation, also of an earlier process.
             if not tasks or name in folder.read_state().evals_done:
@@ -69,7 +72,7 @@ async def evaluate(
             _emit(parts, event, report)
             # The commit comes last: a crash before it repeats the evaluation from its Episodes.
             best = None
-            if name == [*names][-1] and split == recipe.eval.best:
+            if name == [*names][-1] and split == BEST_SPLIT:
                 best = Best(step, split, _trained_rate(folder, names, parts.mix))
             _commit(folder, name, best)
 
@@ -78,13 +81,6 @@ def _trained_rate(folder: RunFolder, names: Iterable[str], mix: Sequence[MixedAg
     """Return pass@1; of several agents the mean by share, so that none held out has a say."""
     rates = [read_json(folder.evaluation(name))["pass_at_1"]["mean"] for name in names]
     return fmean(rates, [agent.share for agent in mix] or None)
-
-
-def _settings(parts: Parts, section: EvalSection) -> Parts:
-    if section.temperature is None:
-        return parts
-    chosen = {"temperature": section.temperature}
-    return replace(parts, rollout=parts.rollout.model_copy(update=chosen))
 
 
 def _emit(parts: Parts, event: EvalEnded, report: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import queue
 import threading
 import time
@@ -25,6 +26,9 @@ _EXPORT_S = 5
 """Seconds between two exports to a collector; a step of a real run takes minutes."""
 _SEND_S = 5
 """Seconds for a collector to take one export."""
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+"""OpenTelemetry's own variable for the address of the collector, without `/v1/metrics`."""
+_USUAL_ENDPOINT = "http://127.0.0.1:4318"
 _CALL_S = 60.0
 """Seconds after which a call of a tracker counts as hanging; a start over a slow line takes ten."""
 _END_S = 15.0
@@ -186,7 +190,7 @@ def _collector(recipe: Recipe, run_id: str) -> Iterator[_Send]:
             failed = failed or result is not MetricExportResult.SUCCESS
             return result
 
-    endpoint = f"{recipe.metrics.otlp_endpoint.rstrip('/')}/v1/metrics"
+    endpoint = f"{os.environ.get(_ENDPOINT, _USUAL_ENDPOINT).rstrip('/')}/v1/metrics"
     reader = PeriodicExportingMetricReader(
         Exporter(endpoint=endpoint, timeout=_SEND_S), export_interval_millis=1000 * _EXPORT_S
     )

@@ -123,14 +123,10 @@ async def test_health_and_checksum_are_answered(engine: HttpEngine, tiny_model: 
     assert answer["checksum"] == checksum(tiny_model)
 
 
-async def test_a_cache_that_cannot_be_had_is_one_clear_error(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    options = torch_cpu.Options(num_rows=10**9)
+def test_a_cache_that_cannot_be_had_is_one_clear_error(tiny_model: Path) -> None:
     with pytest.raises(EngineError, match="memory") as caught:
-        async with torch_cpu.open(options, setup(tmp_path, tiny_model)):
-            pass
-    assert "num_rows" in caught.value.hint
+        _torch_server.App(tiny_model, num_rows=10**9, max_running=4, context=64)
+    assert "context_length" in caught.value.hint
 
 
 async def test_an_engine_that_dies_mid_reply_is_lost(tmp_path: Path, endless_model: Path) -> None:

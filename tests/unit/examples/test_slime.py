@@ -46,7 +46,6 @@ family = "tiny"
 [rollout]
 max_context_tokens = 8000
 max_turns = 8
-refills = 1
 [budgets]
 model_call_s = 20
 tool_s = 30

@@ -84,13 +84,6 @@ async def test_the_patch_file_that_the_prompt_asks_for_is_no_part_of_the_work(
     assert "patch.txt" in kept.diff
 
 
-async def test_the_agents_own_limit_is_told_as_one(harness: MiniSweAgent) -> None:
-    agent = MiniSweAgent(Options(step_limit=2), harness.bundle)
-    worked = await work(agent, script=say(*["true"] * 5))
-    assert worked.exit.limit
-    assert len(worked.trajectory.turns) == 2
-
-
 async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
     harness: MiniSweAgent,
 ) -> None:

@@ -9,15 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.errors import InputError, RecipeError, UnknownNameError
-from swerl.plan import cost as arithmetic
+from swerl.core.errors import InputError, UnknownNameError
 from swerl.plan.cost import (
     Assumption,
     attempts,
     estimate,
     from_recipe,
     group_factor,
-    price_book,
 )
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe, RolloutSection
@@ -31,14 +29,6 @@ def example() -> tuple[Assumption, ...]:
 
 def recipe(**sections: object) -> Recipe:
     return Recipe.model_validate({"name": "r", **sections})
-
-
-def test_an_e2b_sandbox_costs_its_vcpus_and_memory() -> None:
-    per_second = arithmetic.sandbox_dollars_per_second(
-        vcpus=4, memory_gib=8, vcpu_second=0.000014, gib_second=0.0000045
-    )
-    assert per_second == pytest.approx(0.000092)
-    assert per_second * 3600 == pytest.approx(0.331, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +45,6 @@ def test_example_reproduces_the_published_sandbox_bill(
     assert found.episode_sandbox_seconds == seconds
     assert found.episode_sandbox_dollars == pytest.approx(episode_dollars, abs=0.0055)
     assert found.sandbox_dollars == pytest.approx(run_dollars, rel=0.05)
-
-
-def test_seconds_are_of_both_sandboxes_together() -> None:
-    doubled = [arithmetic.episode_dollars(0.000092, 2 * s) for s in (520, 1140, 2400)]
-    assert [round(dollars, 2) for dollars in doubled] == [0.10, 0.21, 0.44]
 
 
 def test_example_reproduces_the_published_gpu_bill() -> None:
@@ -95,12 +80,6 @@ def test_unknown_assumption_names_the_nearest() -> None:
     assert "vcpus" in caught.value.hint
 
 
-def test_recipe_on_cpu_with_local_sandboxes_costs_nothing() -> None:
-    result = estimate(from_recipe(recipe()))
-    assert {case.total_dollars for case in result.cases} == {0}
-    assert {case.gpu_hours for case in result.cases} == {0}
-
-
 def test_sandbox_seconds_follow_the_agent_budget() -> None:
     rows = {row.key: row for row in from_recipe(recipe(budgets={"agent_s": 900}))}
     assert rows["sandbox_seconds.high"].value == 1200
@@ -125,18 +104,6 @@ def test_a_gpu_without_a_price_is_an_error_with_a_remedy() -> None:
     assert estimate(assumed, ["gpu_hour=1"]).cases[0].gpu_dollars > 0
 
 
-def test_every_price_has_a_unit_a_source_and_a_date() -> None:
-    for found in price_book().values():
-        assert found.value >= 0
-        assert found.unit.startswith("$ per ")
-        assert found.source
-        assert len(found.date) == len("2026-09")
-
-
-def test_assumptions_name_their_sources() -> None:
-    assert all(isinstance(row, Assumption) and row.source and row.unit for row in example())
-
-
 def test_command_prints_every_assumption_and_case() -> None:
     shown = (
         CliRunner()
@@ -157,19 +124,8 @@ def test_command_prints_json() -> None:
     assert answer["cases"][0]["total_dollars"] == pytest.approx(306.176 * 1.0204)
 
 
-def test_missing_recipe_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot read recipe"):
-        CliRunner().invoke(
-            typer_app, ["cost", "estimate", str(tmp_path / "none.toml")], catch_exceptions=False
-        )
-
-
 def section(**settings: object) -> RolloutSection:
     return RolloutSection.model_validate({"group_filter": "zero-variance"} | settings)
-
-
-def test_without_a_filter_every_group_is_trained() -> None:
-    assert group_factor(RolloutSection()) == 1
 
 
 def test_one_group_is_begun_until_it_passes_or_rounds_are_over() -> None:
@@ -178,8 +134,8 @@ def test_one_group_is_begun_until_it_passes_or_rounds_are_over() -> None:
 
 
 def test_lost_episodes_are_tried_again_as_often_as_allowed() -> None:
-    assert attempts(RolloutSection(refills=0), 0.1) == 1
-    assert attempts(RolloutSection(refills=2), 0.1) == pytest.approx(1.11)
+    assert attempts(0.0) == 1
+    assert attempts(0.1) == pytest.approx(1.11)
 
 
 def test_an_estimate_counts_rejected_and_retried_episodes() -> None:

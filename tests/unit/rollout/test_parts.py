@@ -98,7 +98,7 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
             sandboxes=pool,
             harness=HARNESS,
             reward=reward_of("solved"),
-            rollout=RolloutSection(refills=3),
+            rollout=RolloutSection(),
             budgets=BudgetsSection(),
             seed=0,
             emit=told.append,

@@ -173,9 +173,7 @@ async def _group(root: Path, *, size: int) -> Group:
 
     absent: Any = None
     slot: Any = type("Pool", (), {"slot": Slot()})
-    parts = Parts(
-        absent, slot, absent, absent, RolloutSection(refills=3), absent, seed=0, emit=absent
-    )
+    parts = Parts(absent, slot, absent, absent, RolloutSection(), absent, seed=0, emit=absent)
     return await group.run_one(TASK, "00000", parts, size=size, folder=RunFolder(root))
 
 

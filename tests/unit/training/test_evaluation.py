@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Status
+from swerl.core.episode import REFILLS, Episode, Status
 from swerl.core.errors import RunError
 from swerl.core.events import EvalEnded, Event, Progress
 from swerl.core.grade import Grade, Verdict
@@ -145,7 +145,7 @@ async def test_an_interrupted_evaluation_keeps_its_attempts(answer, tmp_path: Pa
         lost = answer(lambda name, _: "infra" if "/b.1" in name else "solved")
         await run_at(folder, 4, splits=TWO)
         written = json.loads(folder.evaluation("eval-heldout-00004").read_text())
-    assert len(lost) == 4 + RolloutSection().refills
+    assert len(lost) == 4 + REFILLS
     assert (written["num_lost"], written["num_attempts"]) == (1, 3)
     assert written["pass_at_1"]["mean"] == 1.0
 

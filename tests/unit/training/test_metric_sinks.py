@@ -15,6 +15,7 @@ from swerl.training import metric_sinks
 from swerl.training.metric_sinks import open_sinks
 
 ROOT = Path(__file__).parents[3]
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def ignore(event: Event) -> None:
@@ -88,10 +89,13 @@ def collector() -> Iterator[tuple[str, list[tuple[dict[str, str], dict[str, list
 
 
 def test_an_opentelemetry_collector_gets_steps_and_evaluations(
-    tmp_path: Path, collector: tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]
+    tmp_path: Path,
+    collector: tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, received = collector
-    metrics = MetricsSection(sinks=("otel",), project="mine", otlp_endpoint=f"{url}/")
+    monkeypatch.setenv(ENDPOINT, f"{url}/")
+    metrics = MetricsSection(sinks=("otel",), project="mine")
     with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, ignore) as listen:
         listen(StepEnded(0, {"reward": 0.25}))
         listen(StepEnded(1, {"reward": 0.5, "loss": -0.125}))

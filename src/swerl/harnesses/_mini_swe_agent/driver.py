@@ -85,7 +85,7 @@ def _agent(job: dict[str, Any]) -> Any:
             return added
 
     config: dict[str, Any] = get_config_from_spec(job["config"])
-    settings = config["agent"] | job["agent"]
+    settings = config["agent"]
     settings["instance_template"] = settings["instance_template"].replace(_MARKER, job["workdir"])
     return Agent(_Model(config["model"], job), _environment(config["environment"], job), **settings)
 
