@@ -77,8 +77,6 @@ def serve(
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
     chosen = read_engine(engine, _SCRIPTS)
     address = [f"gateway.bind={host}", f"gateway.port={port}"]
-    if chosen.type == "scripted":
-        address.append("engine.in_turn=true")
     recipe = recipe_of(chosen, model, defaults=["name=swerl", *address], settings=settings or ())
     plan = Plan(
         recipe=recipe,
@@ -164,6 +162,7 @@ async def _serve(plan: Plan, view: ServeView) -> Totals:
         log_dir=plan.folder,
         model=recipe.model.path,
         script=None if script is None else lambda _: script,
+        in_turn=True,
     )
     async with (
         wiring.engine_of(recipe, setup) as engine,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from swerl.cluster.node import LocalNode, Node, NodePart
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.core.errors import RecipeError
-from swerl.core.secrets import visible_gpus
+from swerl.core.secrets import secret, visible_gpus
 from swerl.recipe.schema import Recipe
 
 
@@ -43,7 +42,7 @@ async def open_nodes(
     if cluster.launcher == "local":
         yield place(recipe, [LocalNode(gpus=_gpus_here(cluster.gpus_per_node))])
         return
-    address = os.environ.get("RAY_ADDRESS") or "auto"
+    address = secret("RAY_ADDRESS") or "auto"
     share = RayShare(cluster.nodes, cluster.gpus_per_node, cpus_per_node(recipe))
     reserved = ray_nodes(address, share, run=recipe.name, notify=notify)
     async with reserved as machines:

@@ -329,6 +329,9 @@ class EngineSetup:
     """Folder of the model to serve, in Hugging Face format."""
     script: Callable[[str], Sequence[Message]] | None = None
     """Session id -> its replies, for scripted engines."""
+    in_turn: bool = False
+    """True if a scripted engine answers a session's new requests in turn, whatever conversation
+    they continue."""
     notify: Callable[[str], None] = field(default=lambda text: None)
     """Called with one sentence about each change of a server's state."""
 

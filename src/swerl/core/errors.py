@@ -19,7 +19,6 @@ SwerlError
 │   └── EngineLostError   the engine is gone
 ├── TrainerError          the trainer failed
 │   └── NotFiniteError    a step has no finite loss or gradient; the weights are unchanged
-├── GradingError          grading could not reach a verdict
 ├── BudgetError           a declared time budget ran out
 └── RunError              the run folder cannot be used as asked
 """
@@ -177,10 +176,6 @@ class ClusterError(SwerlError, RuntimeError):
 
 class NotFiniteError(TrainerError):
     """A step's loss or gradients are not finite; weights, optimizer and schedule are unchanged."""
-
-
-class GradingError(SwerlError, RuntimeError):
-    """Grading could not reach a verdict."""
 
 
 class BudgetError(SwerlError, TimeoutError):

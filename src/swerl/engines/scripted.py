@@ -36,8 +36,6 @@ class Options(BaseModel):
 
     delay_s: float = Field(default=0.0, ge=0)
     """Seconds before each reply; tests of waiting raise it."""
-    in_turn: bool = False
-    """Answer a session's new requests in turn, whatever conversation they continue."""
 
 
 @asynccontextmanager
@@ -48,7 +46,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[ScriptedEn
             "the scripted engine has no script to follow",
             hint="use `scripted:gold` or `scripted:noop`",
         )
-    engine = ScriptedEngine(setup.family, setup.script, options)
+    engine = ScriptedEngine(setup.family, setup.script, options, in_turn=setup.in_turn)
     try:
         yield engine
     finally:
@@ -89,10 +87,13 @@ class ScriptedEngine:
         family: Family,
         script: Callable[[str], Sequence[Message]],
         options: Options | None = None,
+        *,
+        in_turn: bool = False,
     ) -> None:
         self._family = family
         self._script = script
         self._options = options or Options()
+        self._repeated = 0.0 if in_turn else _REPEATED
         self._version = "scripted"
         self._answers: defaultdict[str, _Answers] = defaultdict(_Answers)
         self._aborts: dict[str, set[asyncio.Event]] = {}
@@ -102,8 +103,7 @@ class ScriptedEngine:
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Return the session's next message; a deterministic policy has log-probability 0."""
         await self._running.wait()
-        repeated = 0.0 if self._options.in_turn else _REPEATED
-        number = self._answers[session].next_number(tuple(ids), repeated)
+        number = self._answers[session].next_number(tuple(ids), self._repeated)
         if await self._aborted_while_waiting(session):
             return self._completion((), Finish.ABORT, len(ids))
         script = self._script(session)

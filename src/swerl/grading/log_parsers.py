@@ -23,7 +23,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
-from swerl.core.errors import GradingError, unknown
+from swerl.core.errors import SwerlError, unknown
 from swerl.core.grade import TestStatus
 from swerl.grading import python_logs
 from swerl.grading.statuses import MAX_TESTS, Parser, Statuses, worst
@@ -112,7 +112,7 @@ def find_parser(name: str) -> Parser:
     return found
 
 
-class LogError(GradingError):
+class LogError(SwerlError, RuntimeError):
     """A log cannot be read. Code under test wrote it, so this is no fault of the infrastructure."""
 
 

@@ -112,7 +112,7 @@ def estimate(assumptions: Iterable[Assumption], settings: Iterable[str] = ()) ->
 
 def _case(name: str, value: Mapping[str, float], per_second: float, episodes: float) -> CostCase:
     seconds = value[f"sandbox_seconds.{name}"]
-    per_episode = episode_dollars(per_second, seconds)
+    per_episode = per_second * seconds
     hours = value["steps"] * value[f"step_minutes.{name}"] / 60
     gpu_hours = value["gpus"] * hours  # A run holds its GPUs from start to end.
     return CostCase(
@@ -131,11 +131,6 @@ def sandbox_dollars_per_second(
 ) -> float:
     """Return the cost per second of one running sandbox; prices are per unit and second."""
     return vcpus * vcpu_second + memory_gib * gib_second
-
-
-def episode_dollars(dollars_per_second: float, sandbox_seconds: float) -> float:
-    """Return the cost of the sandboxes of one Episode; the seconds of both add up."""
-    return dollars_per_second * sandbox_seconds
 
 
 def override(rows: Iterable[Assumption], settings: Iterable[str]) -> tuple[Assumption, ...]:

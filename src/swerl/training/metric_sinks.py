@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import queue
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any, TypeAlias
 from swerl.core.errors import RecipeError, install_command
 from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out, ignore
 from swerl.core.files import write_text
-from swerl.core.secrets import public
+from swerl.core.secrets import public, secret
 from swerl.recipe.check import SINK_MODULES
 from swerl.recipe.schema import Recipe
 
@@ -190,7 +189,7 @@ def _collector(recipe: Recipe, run_id: str) -> Iterator[_Send]:
             failed = failed or result is not MetricExportResult.SUCCESS
             return result
 
-    endpoint = f"{os.environ.get(_ENDPOINT, _USUAL_ENDPOINT).rstrip('/')}/v1/metrics"
+    endpoint = f"{(secret(_ENDPOINT) or _USUAL_ENDPOINT).rstrip('/')}/v1/metrics"
     reader = PeriodicExportingMetricReader(
         Exporter(endpoint=endpoint, timeout=_SEND_S), export_interval_millis=1000 * _EXPORT_S
     )
