@@ -165,8 +165,8 @@ _NONE: Mapping[str, Any] = {}
 _ABILITIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "claude-code": {"sub-agents": _NONE, "compaction": {"compact_at": _WINDOW_TOKENS}},
     "codex": {"sub-agents": {"sub_agents": True}, "compaction": {"compact_at": 30_000}},
-    "opencode": {"sub-agents": _NONE, "compaction": {"context_window": _WINDOW_TOKENS}},
-    "qwen-code": {"sub-agents": _NONE, "compaction": {"context_window": _WINDOW_TOKENS}},
+    "opencode": {"sub-agents": _NONE},
+    "qwen-code": {"sub-agents": _NONE},
 }
 """Agent -> ability that a case requires -> settings of the harness that make the agent use it."""
 _RELEASES: Mapping[str, tuple[str, ...]] = {

@@ -11,7 +11,6 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.gateway.dialects import openai_chat, openai_responses
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.harnesses import helpers as agents
 
 ASK: Any = {"role": "user", "content": "fix it"}
 PATCH = '*** Begin Patch\n+"é"\n*** End Patch'
@@ -101,17 +100,3 @@ async def test_responses_calls_bring_the_text_and_are_known_again(
     assert deltas == ([PATCH, '{"path":"a"}'] if stream else [])
     assert [turn.parent for turn in (await session.close()).turns] == [None, 0]
     assert "ok" in engine.family.text(engine.calls[1].prompt)
-
-
-@pytest.mark.agents
-async def test_the_real_codex_applies_a_patch_that_came_as_free_text() -> None:
-    known = ("-c", 'model="gpt-5.5"')  # a model for which the CLI offers its free-form tool
-    patch = "*** Begin Patch\n*** Update File: calc.py\n@@\n-x = 1\n+x = 2\n*** End Patch"
-    call = ToolCall("", "apply_patch", {"input": patch})
-    script = [Message(Role.ASSISTANT, "", "", (call,)), Message(Role.ASSISTANT, "Done.")]
-
-    worked = await agents.work(agents.built("codex", extra_args=known), script=script)
-
-    assert "x = 2" in worked.calc, worked.exit.log
-    assert "Success" in worked.results[0]
-    worked.assert_trained_whole(num_samples=1)
