@@ -163,7 +163,7 @@ async def test_too_many_lost_episodes_end_the_run_and_are_attempted_again(
         assert folder.read_state().evals_done == ("eval-heldout-00003",)
 
 
-async def test_the_best_step_of_the_named_split_is_kept_and_ties_do_not_replace_it(
+async def test_the_best_held_out_step_is_kept_and_ties_do_not_replace_it(
     answer, tmp_path: Path
 ) -> None:
     answer(half)
@@ -176,7 +176,7 @@ async def test_the_best_step_of_the_named_split_is_kept_and_ties_do_not_replace_
         await run_at(folder, 5)
         assert folder.read_state().best == Best(4, "heldout", 1.0)
     with open_run(tmp_path / "other", {}) as folder:
-        await run_at(folder, 2, best="unseen")
+        await run_at(folder, 2, splits={"unseen": SPLITS["heldout"]})
         assert folder.read_state().best is None
 
 
