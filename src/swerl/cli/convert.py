@@ -67,15 +67,10 @@ def convert(
     if name == "list":
         _list(as_json=as_json)
         return
-    if push:
-        hub.require_id(push)
-        if to:
-            raise InputError("--push uploads swerl's own form", hint="leave out --format")
-        if name.endswith(".jsonl"):
-            _push(Path(name), push)
-            return
-    if to:
-        _check_format(to, out, force=force)
+    _check_output_options(to, push, out, force=force)
+    if push and name.endswith(".jsonl"):
+        _push(Path(name), push)
+        return
     if to and name.endswith(".jsonl"):
         _export(Path(name), out or Path(), to, as_json=as_json)
         return
@@ -142,8 +137,14 @@ def _list(*, as_json: bool) -> None:
     console().print("next: swerl convert DATASET --repo-id HUB_ID, or --rows FILE")
 
 
-def _check_format(to: str, out: Path | None, *, force: bool) -> None:
+def _check_output_options(to: str, push: str | None, out: Path | None, *, force: bool) -> None:
     """Raise UnknownNameError on an unknown format, InputError on an unusable output."""
+    if push:
+        hub.require_id(push)
+    if push and to:
+        raise InputError("--push uploads swerl's own form", hint="leave out --format")
+    if not to:
+        return
     if to not in FORMATS:
         raise unknown("format", to, FORMATS)
     if out is None:
