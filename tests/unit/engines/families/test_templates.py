@@ -389,3 +389,9 @@ def test_a_family_that_contradicts_the_chat_template_is_refused(
     assert "leave model.family out" in caught.value.hint
     with pytest.raises(InputError, match="is for models that swerl makes"):
         plugins.family("tiny", tmp_path)
+
+
+def test_thinking_cut_short_is_all_thinking(make_family: MakeFamily) -> None:
+    family = make_family("qwen3_5_think")
+    read = family.parse(family._tokenizer.encode(["I wonder whether"]))
+    assert (read.thinking, read.text) == ("I wonder whether", "")
