@@ -111,6 +111,15 @@ def test_a_shown_task_keeps_its_solution_to_itself(place: Path, some: list[Task]
     assert json.loads(swerl(f"{line} --hidden").stdout)["solution"] == some[0].gold_patch
 
 
+def test_a_conversion_prints_its_counts_and_files(place: Path, some: list[Task]) -> None:
+    export = "convert tasks.jsonl --format harbor -o folders"
+    assert swerl(export).exit_code == 0
+    found = json.loads(swerl("convert harbor --rows folders -o again.jsonl --json").stdout)
+    assert (found["num_tasks"], found["num_rejects"]) == (len(some), 0)
+    assert found["tasks"] == "again.jsonl"
+    assert found["rejects"] is None
+
+
 def test_an_error_leaves_stdout_empty(place: Path) -> None:
     done = CliRunner().invoke(typer_app, ["tasks", "show", "none.jsonl", "--json"])
     assert done.exit_code != 0
