@@ -348,6 +348,7 @@ class MessageTree:
         if here is None or (whole and (following is None or following.key in whole.next)):
             yield step
             return
+        splits = []
         for number in range(1, min(len(step.messages), _MOST_PARTS)):
             head, tail = self._halves(step, number)
             there = here.next.get(head.key)
@@ -363,11 +364,14 @@ class MessageTree:
             if self._rereads or step.is_reply or blank is None:
                 continue
             if reply := _delivered(blank.replies, parent):
-                yield head
-                yield _Step(_BLANK, head.end, (Message(Role.ASSISTANT),))
-                yield from self._parts(blank, tail, following, reply)
-                return
-        yield step
+                splits.append((tail.key in blank.next, number, head, tail, blank, reply))
+        if not splits:
+            yield step
+            return
+        _, _, head, tail, blank, reply = max(splits)
+        yield head
+        yield _Step(_BLANK, head.end, (Message(Role.ASSISTANT),))
+        yield from self._parts(blank, tail, following, reply)
 
     def _halves(self, step: _Step, number: int) -> tuple[_Step, _Step]:
         head, tail = step.messages[:number], step.messages[number:]

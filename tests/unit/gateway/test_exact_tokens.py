@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from swerl.core.chat import ChatRequest, Message, Role, ToolCall
@@ -238,6 +238,7 @@ def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
 
 @pytest.mark.parametrize("policy", HistoryPolicy)
 @given(seed=st.integers(0, 2**32))
+@example(seed=1282168663)  # blank replies after the same messages, cut at two places
 @settings(max_examples=20, deadline=None)
 def test_every_token_is_trained_once_with_a_template_that_drops_old_thinking(
     families: dict[str, Family], policy: HistoryPolicy, seed: int
