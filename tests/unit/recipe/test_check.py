@@ -192,6 +192,7 @@ def test_a_setting_of_one_agent_replaces_the_whole_mix() -> None:
         (["budgets.sandbox_s=-inf"], "budgets.sandbox_s = -inf"),
         (["algorithm.type=grpo", "algorithm.kl_coef=inf"], "algorithm.kl_coef = inf"),
         (["engine.type=sglang", "engine.start_timeout_s=inf"], "engine.start_timeout_s = inf"),
+        (["algorithm.type=dapo", "algorithm.clip_low=2"], "algorithm.clip_low = 2"),
         (["steps=true"], "steps = True"),
         (["trainer.restarts=false"], "trainer.restarts = False"),
         (["cost.max_dollars=true"], "cost.max_dollars = True"),

@@ -147,7 +147,7 @@ MISMATCH_BOUNDS = {
     Mismatch.GEOMETRIC_MIS: (0.999, 1.001),
     Mismatch.ICEPOP: (0.5, 5.0),
 }
-"""Least and largest ratio of each rule, trainer over engine; `mismatch_weights` names sources."""
+"""Default bounds of each rule; `mismatch_weights` names their sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,9 @@ class MismatchWeights:
     """1 if the ratio was out of bounds."""
 
 
-def mismatch_weights(inputs: LossInputs, rule: Mismatch) -> MismatchWeights:
+def mismatch_weights(
+    inputs: LossInputs, rule: Mismatch, bounds: tuple[float, float]
+) -> MismatchWeights:
     """Return the weights of a rule other than `none`.
 
     The ratio of a token is rho = trainer / engine, the trainer before the first update on the
@@ -174,7 +176,7 @@ def mismatch_weights(inputs: LossInputs, rule: Mismatch) -> MismatchWeights:
     """
     import torch
 
-    low, high = MISMATCH_BOUNDS[rule]
+    low, high = bounds
     log_ratio_BT = (_base_logp(inputs) - inputs.old_logp_BT) * inputs.mask_BT
     if rule in (Mismatch.SEQUENCE_TIS, Mismatch.SEQUENCE_MIS):
         log_ratio_BT = log_ratio_BT.sum(1, keepdim=True).expand_as(log_ratio_BT)
@@ -216,6 +218,10 @@ class PolicyOptions(BaseModel):
     """Weight of the entropy bonus; the papers that use it disagree, so it is off."""
     mismatch: Mismatch = Mismatch.NONE
     """Correction for the difference between the engine's and the trainer's probabilities."""
+    mismatch_low: float | None = Field(None, ge=0)
+    """Least ratio, trainer over engine; none uses the rule's default."""
+    mismatch_high: float | None = Field(None, gt=0)
+    """Largest ratio, trainer over engine; none uses the rule's default."""
 
     @field_validator("kl_estimator")
     @classmethod
@@ -223,6 +229,39 @@ class PolicyOptions(BaseModel):
         if value == "k1" and info.data.get("kl_place") == "loss":
             raise ValueError("k1 in the loss has a mean gradient of zero; set kl_place to 'reward'")
         return value
+
+    @field_validator("mismatch_low", "mismatch_high")
+    @classmethod
+    def _has_a_rule(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("mismatch") is Mismatch.NONE:
+            raise ValueError("bounds without a rule do nothing; set mismatch too")
+        return value
+
+    @field_validator("mismatch_high")
+    @classmethod
+    def _is_above_the_low(cls, value: float | None, info: ValidationInfo) -> float | None:
+        rule = info.data.get("mismatch", Mismatch.NONE)
+        if rule is not Mismatch.NONE:
+            low, high = MISMATCH_BOUNDS[rule]
+            low = low if info.data.get("mismatch_low") is None else info.data["mismatch_low"]
+            high = high if value is None else value
+            if high <= low:
+                raise ValueError(f"the upper bound {high:g} must be above the lower bound {low:g}")
+        return value
+
+    @property
+    def mismatch_bounds(self) -> tuple[float, float]:
+        """The least and the largest ratio that pass unchanged; the rule must not be `none`."""
+        low, high = MISMATCH_BOUNDS[self.mismatch]
+        return (
+            low if self.mismatch_low is None else self.mismatch_low,
+            high if self.mismatch_high is None else self.mismatch_high,
+        )
+
+
+class GroupOptions(PolicyOptions):
+    normalize_std: bool = True
+    """Divide advantages by the Group's standard deviation, as the paper does."""
 
 
 OptionsT = TypeVar("OptionsT", bound=PolicyOptions)
@@ -232,22 +271,20 @@ class PolicyGradient(Generic[OptionsT]):
     """Base of the algorithms: implements Algorithm but for `loss`."""
 
     needs_context = False
-    divides_by_deviation = True
-    """True if an advantage is divided by the Group's standard deviation."""
 
     def __init__(self, options: OptionsT) -> None:
         self.options = options
         self.needs_reference = options.kl_coef > 0
 
     def advantages(self, groups: Sequence[Group]) -> list[list[float]]:
-        """Return each reward less its Group's mean, over its deviation unless the paper leaves it.
+        """Return each reward less its Group's mean, over its deviation if the options ask for it.
 
         The source of each paper: GRPO section 4.1.2, GSPO eq. 6, DAPO eq. 9; Dr. GRPO section 3.2
         does not divide.
         """
-        return [
-            group_advantages(group, normalize_std=self.divides_by_deviation) for group in groups
-        ]
+        options = self.options
+        normalize_std = isinstance(options, GroupOptions) and options.normalize_std
+        return [group_advantages(group, normalize_std=normalize_std) for group in groups]
 
 
 def group_advantages(group: Group, *, normalize_std: bool) -> list[float]:
@@ -329,7 +366,7 @@ def policy_loss(
         "clip_fraction": _statistic(surrogate.is_clipped_BT, inputs),
     }
     if has_rule:
-        correction = mismatch_weights(inputs, options.mismatch)
+        correction = mismatch_weights(inputs, options.mismatch, options.mismatch_bounds)
         gain_BT = gain_BT * correction.weight_BT
         stats["mismatch_weight"] = _statistic(correction.weight_BT, inputs)
         stats["mismatch_cut"] = _statistic(correction.is_cut_BT, inputs)

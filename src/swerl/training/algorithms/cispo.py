@@ -8,8 +8,8 @@ from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
 from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
     PolicyGradient,
-    PolicyOptions,
     Surrogate,
     bounded,
     policy_loss,
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     import torch
 
 
-class Options(PolicyOptions):
+class Options(GroupOptions):
+    ratio_low: float = Field(0.0, ge=0)
+    """Least weight of a token; the paper sets no lower bound."""
     ratio_high: float = Field(5.0, gt=0)
-    """Largest weight of a token. The paper tunes it and prints no number; it sets no lower bound.
-    5 limits only tokens that became much likelier."""
+    """Largest weight of a token. The paper tunes it and prints no number. 5 limits only tokens that
+    became much likelier."""
 
 
 class Cispo(PolicyGradient[Options]):
@@ -35,7 +37,7 @@ class Cispo(PolicyGradient[Options]):
 
         def objective(log_ratio_BT: torch.Tensor, advantage_BT: torch.Tensor) -> Surrogate:
             ratio_BT = bounded(log_ratio_BT.detach()).exp()
-            weight_BT = ratio_BT.clamp(max=self.options.ratio_high)
+            weight_BT = ratio_BT.clamp(self.options.ratio_low, self.options.ratio_high)
             gain_BT = weight_BT * advantage_BT * inputs.logp_BT
             return Surrogate(gain_BT, ratio_BT, weight_BT != ratio_BT)
 

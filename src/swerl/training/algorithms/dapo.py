@@ -6,20 +6,22 @@ is `rollout.group_filter`, overlong shaping (eq. 13) a rule of `rollout.shaping`
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from swerl.core.learning import LossInputs, LossResult
 from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
     PolicyGradient,
-    PolicyOptions,
     clipped_loss,
     token_mean,
 )
 
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-"""How far a token's ratio may fall below 1 and rise above it; the paper's values (section 4.1)."""
 
-
-class Options(PolicyOptions):
-    pass
+class Options(GroupOptions):
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """How far a token's ratio may fall below 1; the paper's value (section 4.1)."""
+    clip_high: float = Field(0.28, gt=0)
+    """How far a token's ratio may rise above 1; the paper's value (section 4.1)."""
 
 
 class Dapo(PolicyGradient[Options]):
@@ -28,7 +30,8 @@ class Dapo(PolicyGradient[Options]):
 
         The mean is over the whole batch; the paper writes it for the tokens of one Group.
         """
-        return clipped_loss(inputs, self.options, low=CLIP_LOW, high=CLIP_HIGH, mean=token_mean)
+        low, high = self.options.clip_low, self.options.clip_high
+        return clipped_loss(inputs, self.options, low=low, high=high, mean=token_mean)
 
 
 build = Dapo

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
-from swerl.training.algorithms._policy_gradient import PolicyGradient, PolicyOptions, clipped_loss
+from swerl.training.algorithms._policy_gradient import GroupOptions, PolicyGradient, clipped_loss
 
 
-class Options(PolicyOptions):
+class Options(GroupOptions):
     clip_low: float = Field(0.2, gt=0, le=1)
     """How far a token's ratio may fall below 1; the value of PPO and of the paper."""
     clip_high: float = Field(0.2, gt=0)

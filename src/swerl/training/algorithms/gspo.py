@@ -8,8 +8,8 @@ from pydantic import Field
 
 from swerl.core.learning import LossInputs, LossResult
 from swerl.training.algorithms._policy_gradient import (
+    GroupOptions,
     PolicyGradient,
-    PolicyOptions,
     Surrogate,
     clipped,
     policy_loss,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Options(PolicyOptions):
+class Options(GroupOptions):
     clip_low: float = Field(3e-4, gt=0, le=1)
     """How far a sequence ratio may fall below 1; the paper's value (section 5.1)."""
     clip_high: float = Field(4e-4, gt=0)

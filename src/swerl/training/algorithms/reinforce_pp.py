@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from swerl.core.episode import Group
 from swerl.core.learning import LossInputs, LossResult
 from swerl.training.algorithms._policy_gradient import (
@@ -18,14 +20,20 @@ from swerl.training.algorithms._policy_gradient import (
     scale_over_step,
 )
 
-CLIP = 0.2
-"""How far a token's ratio may fall below 1 or rise above it; PPO's value."""
-
 
 class Options(PolicyOptions):
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """How far a token's ratio may fall below 1; PPO's value."""
+    clip_high: float = Field(0.2, gt=0)
+    """How far a token's ratio may rise above 1; PPO's value."""
     baseline: Literal["group", "step"] = "group"
     """Baseline of a reward: its Group's mean (the paper's "w/ Baseline", for several attempts at a
     Task) or the mean of the step (its plain form)."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence to the initial policy. The paper puts k1 in the reward for the
+    plain form, and k2 in the loss with a baseline."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k2"
+    """Estimator of a token's divergence; k2 has the right gradient in the loss."""
 
 
 class ReinforcePp(PolicyGradient[Options]):
@@ -43,7 +51,8 @@ class ReinforcePp(PolicyGradient[Options]):
 
     def loss(self, inputs: LossInputs) -> LossResult:
         """Return the clipped loss on token ratios, the mean over each Episode's tokens."""
-        return clipped_loss(inputs, self.options, low=CLIP, high=CLIP)
+        low, high = self.options.clip_low, self.options.clip_high
+        return clipped_loss(inputs, self.options, low=low, high=high)
 
 
 build = ReinforcePp

@@ -71,6 +71,8 @@ def test_advantages_are_the_rewards_normalised_in_their_group(group, name: str) 
     [found] = make(name).advantages([one])
     expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + FLOOR)
     np.testing.assert_allclose(found, expected, atol=1e-12)
+    [found] = make(name, normalize_std=False).advantages([one])
+    np.testing.assert_allclose(found, rewards - rewards.mean(), atol=1e-12)
 
 
 def test_reinforce_pp_divides_by_the_deviation_of_the_step(group) -> None:

@@ -59,14 +59,6 @@ DEFAULTS = {
 }
 
 
-CLIPS = {
-    **dict.fromkeys(("grpo", "dr-grpo", "reinforce-pp"), (0.2, 0.2)),
-    "gspo": (3e-4, 4e-4),
-    "dapo": (0.2, 0.28),
-}
-"""Values of the papers."""
-
-
 @pytest.fixture
 def apart(arrays):
     """The random batch with an engine that is far off on some tokens, and nearly right on a row."""
@@ -89,14 +81,17 @@ def _means(name: str, arrays) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rule", DEFAULTS)
+@pytest.mark.parametrize("bounds", [None, (0.7, 1.3)], ids=["own bounds", "set bounds"])
 def test_each_token_pulls_by_its_weight_and_its_advantage(
-    apart, to_inputs, name: str, rule: str
+    apart, to_inputs, name: str, rule: str, bounds: tuple[float, float] | None
 ) -> None:
     """One step a Batch: the ratio to the policy before the step is 1, so this is all there is."""
+    low, high = bounds or DEFAULTS[rule]
+    settings = {"mismatch_low": low, "mismatch_high": high} if bounds else {}
     inputs = to_inputs(apart)
-    result = make(name, kl_coef=0, mismatch=rule).loss(inputs)
+    result = make(name, kl_coef=0, mismatch=rule, **settings).loss(inputs)
     result.loss.backward()
-    weights = _weights(rule, apart, *DEFAULTS[rule])
+    weights = _weights(rule, apart, low, high)
     expected = -weights * apart["advantage"][:, None] * _means(name, apart)
     np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-9)
     assert np.any(weights[apart["mask"] > 0] == 0) or rule.endswith("tis")
@@ -122,7 +117,7 @@ def test_a_later_update_is_clipped_by_how_far_the_policy_has_moved(
         if name == "gspo":
             counts = np.maximum(arrays["mask"].sum(1), 1)
             ratio = np.exp(np.log(ratio).sum(1) / counts)[:, None] * np.ones_like(ratio)
-        low, high = CLIPS[name]
+        low, high = (algorithm.options.clip_low, algorithm.options.clip_high)
         advantage = arrays["advantage"][:, None]
         gain = np.minimum(ratio * advantage, np.clip(ratio, 1 - low, 1 + high) * advantage)
         return -float((gain * weights * _means(name, arrays)).sum())
@@ -167,6 +162,9 @@ def test_a_hopeless_row_costs_its_own_gradient_and_no_other(arrays, to_inputs, r
     ("settings", "complaint"),
     [
         ({"mismatch": "icepopp"}, "mismatch"),
+        ({"mismatch_high": 2.0}, "set mismatch too"),
+        ({"mismatch": "icepop", "mismatch_low": 6.0}, "must be above the lower bound 6"),
+        ({"mismatch": "geometric-mis", "mismatch_high": 0.5}, "must be above the lower bound"),
         ({"kl_estimator": "k1"}, "set kl_place to 'reward'"),
         ({"kl_place": "rewards"}, "kl_place"),
         ({"clip_lo": 0.1}, "clip_low"),
