@@ -119,7 +119,8 @@ def test_costs_are_a_column_and_a_sum() -> None:
     began_s = time.time() - 3 * 86_400
     for hours in (1, 2):
         write(intended_s=began_s, opened_s=began_s, ended_s=began_s + hours * 3600, price=0.5)
-    assert [row["cost_usd"] for row in rows("ps", "--all", "--run", "paid")] == [0.5, 1.0]
+    costs = sorted(row["cost_usd"] for row in rows("ps", "--all", "--run", "paid"))
+    assert costs == [0.5, 1.0]
     assert rows("ps", "--all", "--run", "other") == rows("ps") == []
     assert "2 sandboxes, $1.5000" in swerl("ps", "--all").stdout
 

@@ -143,6 +143,7 @@ def test_an_algorithm_and_an_agent_may_be_files(
         "class Options(BaseModel, extra='forbid'):\n"
         "    scale: float = 1.0\n"
         "class Agent:\n"
+        "    dialect, inside, mounts, install, run = 'openai_chat', False, print, print, print\n"
         "    def __init__(self, options):\n"
         "        self.scale = options.scale\n"
     )
