@@ -67,6 +67,8 @@ class ShapingSection(Section):
     overlong: float = Field(0.0, ge=0)
     """Penalty of an Episode whose longest conversation fills `max_context_tokens`; it grows
     linearly from 0 at 80 % of that. A solved Task is worth 1; the DAPO paper subtracts 1."""
+    malformed: float = Field(0.0, ge=0)
+    """Penalty times the fraction of replies with an unparsable tool call."""
     unfinished: float = Field(0.0, ge=0)
     """Penalty of an Episode that a turn or token limit stopped, solved or not. Without it a policy
     gains by never ending: one more edit can only help."""

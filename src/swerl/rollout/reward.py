@@ -44,6 +44,11 @@ def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> 
     if rules.overlong:
         limit = rollout.max_context_tokens
         total += rules.overlong * _overlong(trajectory, _OVERLONG_FROM * limit, limit)
+    if rules.malformed:
+        # The fraction of replies with a tool call that cannot be parsed.
+        turns = [turn for turn in trajectory.turns if not turn.replayed]
+        malformed = sum(turn.malformed_calls > 0 for turn in turns)
+        total += rules.malformed * malformed / max(len(turns), 1)
     return total
 
 

@@ -47,11 +47,14 @@ def test_overlong_looks_at_the_longest_conversation_and_not_at_the_sum() -> None
     assert penalty(forked, DONE, _rollout(overlong=1.0)) == pytest.approx(0.5)
 
 
+def test_malformed_is_the_share_of_replies_with_unreadable_calls() -> None:
+    turns = (_turn(0, None, 5, 2), _turn(1, 0, 5), _turn(2, 1, 5, 1), _turn(3, 2, 5))
+    assert penalty(Trajectory("s", turns), DONE, _rollout(malformed=0.2)) == pytest.approx(0.1)
+
+
 def test_rules_add_up_and_an_episode_without_turns_loses_nothing() -> None:
-    both = _rollout(overlong=1.0, unfinished=0.5)
-    assert penalty(Trajectory("s", (_turn(0, None, 900),)), Status.LIMIT, both) == pytest.approx(
-        1.0
-    )
+    both = _rollout(overlong=1.0, malformed=0.5)
+    assert penalty(Trajectory("s", (_turn(0, None, 900, 1),)), DONE, both) == pytest.approx(1.0)
     assert penalty(Trajectory("s"), DONE, both) == 0
 
 
