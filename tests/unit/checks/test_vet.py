@@ -275,8 +275,6 @@ async def test_a_task_is_vetted_in_containers_too(
     settings = VetSettings("docker", Rigour(1))
     await vet(backend, [task], settings, on_done=lambda each, _: heard.append(each))
     assert heard[0].ok, heard[0].certificate and heard[0].certificate.findings
-    assert heard[0].certificate
-    assert heard[0].certificate.measured.disk_mib is not None
 
 
 def test_no_more_run_at_once_than_memory_allows() -> None:
