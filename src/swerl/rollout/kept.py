@@ -41,8 +41,6 @@ from swerl.runs.layout import Cursor
 FILE = "kept.jsonl"
 UNGRADED = "ungraded"
 """Verdict of a session that nothing graded; it trains with a reward of 0."""
-_EVALUATION = "eval-"
-"""Prefix of the stages of evaluations during training, whose Tasks must not be trained on."""
 _WHOLE = (Finish.STOP, Finish.TOOL_CALLS)
 
 
@@ -164,23 +162,17 @@ def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Tr
     for run in index.find_runs(source).values():
         recipe = read_json(run.root / index.RECIPE) if run.is_trained else {}
         _check_run(run, recipe, choice.reader)
-        for stage in run.stages():
-            if stage.startswith(_EVALUATION):
-                continue
-            folder = run.stage(stage)
-            names = [name for names in index.groups(folder).values() for name in names]
-            for attempt in index.read_attempts(folder, names):
-                path = run.episode(stage, attempt.name)
-                episode = _found(f"{run.root.name}/{stage}/{attempt.name}", path, attempt, recipe)
-                if episode is None:
+        for stage, attempt, path in record.trained_attempts(run):
+            episode = _found(f"{run.root.name}/{stage}/{attempt.name}", path, attempt, recipe)
+            if episode is None:
+                choice.left_out["unfinished or damaged"] += 1
+            elif _passes(episode, choice):
+                try:
+                    trajectory = record.read_trajectory(path)
+                except RunError:
                     choice.left_out["unfinished or damaged"] += 1
-                elif _passes(episode, choice):
-                    try:
-                        trajectory = record.read_trajectory(path)
-                    except RunError:
-                        choice.left_out["unfinished or damaged"] += 1
-                        continue
-                    yield episode, trajectory
+                    continue
+                yield episode, trajectory
 
 
 def _found(

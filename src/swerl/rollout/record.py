@@ -40,6 +40,8 @@ _CARRIED = ("harness", "sandbox", "limits", "budgets", "rollout", "gateway")
 """Sections of a recipe that decide what an agent does and sends."""
 _OF_SEVERAL = ("name", "weight", "held_out")
 """Keys of an agent among several; a single agent does not have them."""
+_EVALUATION = "eval-"
+"""Prefix of the stages of evaluations during training, whose Tasks must not be trained on."""
 _RUN_DEPTH = 4
 """Folders from an Episode up to its run."""
 
@@ -263,6 +265,17 @@ def _settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _read_message(value: dict[str, Any]) -> Message:
     role, calls = Role(value.pop("role")), value.pop("tool_calls")
     return Message(role, tool_calls=tuple(ToolCall(**call) for call in calls), **value)
+
+
+def trained_attempts(run: index.FoundRun) -> Iterator[tuple[str, index.Attempt, Path]]:
+    """Yield stage, summary and folder of each attempt, without evaluations during training."""
+    for stage in run.stages():
+        if stage.startswith(_EVALUATION):
+            continue
+        folder = run.stage(stage)
+        names = [name for names in index.groups(folder).values() for name in names]
+        for attempt in index.read_attempts(folder, names):
+            yield stage, attempt, run.episode(stage, attempt.name)
 
 
 def is_finished(folder: Path) -> bool:

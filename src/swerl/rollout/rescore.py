@@ -20,11 +20,8 @@ from swerl.core.task import Task, from_row
 from swerl.recipe.schema import RolloutSection
 from swerl.rollout import record
 from swerl.rollout.reward import penalty
-from swerl.runs import index
 from swerl.runs.index import FoundRun
 
-_EVALUATION = "eval-"
-"""Prefix of the stages of evaluations during training."""
 _SAME = 1e-9
 """Advantages and rewards closer than this are equal."""
 
@@ -115,36 +112,31 @@ def _rescored(
     rollout: RolloutSection,
     left_out: Counter[str],
 ) -> Iterator[Rescored]:
-    stages = [name for name in run.stages() if not (run.has_steps and name.startswith(_EVALUATION))]
-    for stage in stages:
-        folder = run.stage(stage)
-        names = [name for names in index.groups(folder).values() for name in names]
-        for attempt in index.read_attempts(folder, names):
-            path = run.episode(stage, attempt.name)
-            if not attempt.summary:
-                left_out["unfinished or damaged"] += 1
-                continue
-            try:
-                episode = record.read(path)
-                task = _kept_task(path) or task_of(episode.task_id)
-            except RunError:
-                left_out["unfinished or damaged"] += 1
-                continue
-            if not episode.learnable:
-                left_out[f"{episode.verdict}, which is never trained"] += 1
-            elif task is None:
-                left_out["of an unknown Task"] += 1
-            else:
-                facts = (episode.grade, episode.status, episode.patch, episode.trajectory)
-                value = reward(Attempt(task, *facts))
-                yield Rescored(
-                    group=" ".join(filter(None, (stage, episode.task_id, episode.agent))),
-                    folder=path,
-                    verdict=str(episode.verdict),
-                    num_tokens=episode.trajectory.num_sampled_tokens,
-                    recorded=episode.reward,
-                    reward=value - penalty(episode.trajectory, episode.status, rollout),
-                )
+    for stage, attempt, path in record.trained_attempts(run):
+        if not attempt.summary:
+            left_out["unfinished or damaged"] += 1
+            continue
+        try:
+            episode = record.read(path)
+            task = _kept_task(path) or task_of(episode.task_id)
+        except RunError:
+            left_out["unfinished or damaged"] += 1
+            continue
+        if not episode.learnable:
+            left_out[f"{episode.verdict}, which is never trained"] += 1
+        elif task is None:
+            left_out["of an unknown Task"] += 1
+        else:
+            facts = (episode.grade, episode.status, episode.patch, episode.trajectory)
+            value = reward(Attempt(task, *facts))
+            yield Rescored(
+                group=" ".join(filter(None, (stage, episode.task_id, episode.agent))),
+                folder=path,
+                verdict=str(episode.verdict),
+                num_tokens=episode.trajectory.num_sampled_tokens,
+                recorded=episode.reward,
+                reward=value - penalty(episode.trajectory, episode.status, rollout),
+            )
 
 
 def _kept_task(folder: Path) -> Task | None:
