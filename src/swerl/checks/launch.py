@@ -1,7 +1,8 @@
 """Check that a recipe can be launched, before anything loads: `swerl doctor RECIPE`.
 
 Each check is one function that yields findings: those of `CHECKS` look at the recipe's own files,
-those of `NODE_CHECKS` at its machines. Sandboxes are checked beside the controller.
+those of `NODE_CHECKS` at its machines. Checks of sandboxes run where the recipe places sandboxes:
+beside the controller, or on every machine.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from swerl.cluster.checks import (
     last_output,
 )
 from swerl.cluster.open import Nodes, open_nodes
+from swerl.cluster.sandbox_servers import serve_sandboxes
 from swerl.core.contracts import SandboxBackend
 from swerl.core.errors import ClusterError, ImageError, SandboxUnavailableError, SwerlError
+from swerl.core.events import ignore
 from swerl.core.files import disk_errors
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
@@ -69,17 +72,18 @@ async def examine_recipe(planned: RecipePlan, root: Path) -> AsyncIterator[Machi
             yield finding
     try:
         async with open_nodes(recipe) as nodes:
-            async for finding in _check_machines(planned, nodes, root):
+            async for finding in _check_machines(planned, nodes, root, logs):
                 yield finding
     except (ClusterError, ImportError) as error:
         fix = getattr(error, "hint", "")
         yield check_result("all", "machines", str(error), good=False, fix=fix)
-    async for finding in _check_sandboxes(recipe, logs):
-        yield finding
+    if not recipe.cluster.sandbox_cpus:
+        async for finding in _check_here(recipe, logs):
+            yield finding
 
 
 async def _check_machines(
-    planned: RecipePlan, nodes: Nodes, root: Path
+    planned: RecipePlan, nodes: Nodes, root: Path, logs: Path
 ) -> AsyncIterator[MachineFinding]:
     disk_bytes = planned.disk.most + REST_BYTES
     modules = kernel_modules(planned.recipe, planned.shape)
@@ -88,6 +92,9 @@ async def _check_machines(
         yield finding
     for node_check in NODE_CHECKS:
         async for finding in node_check(planned, nodes):
+            yield finding
+    if planned.recipe.cluster.sandbox_cpus:
+        async for finding in _check_on_nodes(planned.recipe, nodes, logs):
             yield finding
 
 
@@ -213,14 +220,33 @@ def first_day(planned: RecipePlan) -> FirstDay | None:
     return FirstDay(steps, simulated.step_s / 60, written / 1e9, whole * steps / recipe.steps)
 
 
-async def _check_sandboxes(recipe: Recipe, logs: Path) -> AsyncIterator[MachineFinding]:
-    """Boot the first Task's image beside the controller, and fetch a page of this machine in it."""
+async def _check_here(recipe: Recipe, logs: Path) -> AsyncIterator[MachineFinding]:
     here = platform.node()
     try:
         backend = wiring.sandbox_backend(recipe, lambda _: None)
     except SwerlError as error:
         yield check_result(here, "sandbox", str(error), good=False, fix=error.hint)
         return
+    async for finding in _check_sandboxes(recipe, {here: backend}, logs):
+        yield finding
+
+
+async def _check_on_nodes(
+    recipe: Recipe, nodes: Nodes, logs: Path
+) -> AsyncIterator[MachineFinding]:
+    """Check the sandboxes of every machine, through a sandbox server on it."""
+    try:
+        async with serve_sandboxes(nodes.all, recipe, logs=logs, emit=ignore) as spread:
+            async for finding in _check_sandboxes(recipe, spread.backends(), logs):
+                yield finding
+    except SwerlError as error:
+        yield check_result("all", "sandbox", str(error), good=False, fix=error.hint)
+
+
+async def _check_sandboxes(
+    recipe: Recipe, places: Mapping[str, SandboxBackend], logs: Path
+) -> AsyncIterator[MachineFinding]:
+    """Boot the first Task's image on each machine, and fetch a page of this machine from it."""
     with tempfile.TemporaryDirectory(prefix="tasks-", dir=logs) as scratch:
         few = {"num_train": 1, "num_heldout": 0, "num_unseen": 0}
         smallest = recipe.model_copy(update={"tasks": recipe.tasks.model_copy(update=few)})
@@ -228,14 +254,16 @@ async def _check_sandboxes(recipe: Recipe, logs: Path) -> AsyncIterator[MachineF
             tasks, _ = await asyncio.to_thread(wiring.tasks_of, smallest, Path(scratch).resolve())
         except SwerlError:
             detail = "none opened: there is no task to take its image from"
-            yield MachineFinding(here, "sandbox", FindingState.WARN, detail)
+            yield MachineFinding(platform.node(), "sandbox", FindingState.WARN, detail)
             return
-        for finding in await _check(recipe, tasks[0], here, backend):
-            yield finding
+        checks = [_check(recipe, tasks[0], name, backend) for name, backend in places.items()]
+        for findings in await asyncio.gather(*checks):
+            for finding in findings:
+                yield finding
 
 
 async def _check(
-    recipe: Recipe, task: Task, here: str, backend: SandboxBackend
+    recipe: Recipe, task: Task, where: str, backend: SandboxBackend
 ) -> list[MachineFinding]:
     try:
         (result,) = await smoke.check(backend, [task])
@@ -243,11 +271,11 @@ async def _check(
         error = group.exceptions[0]
         if not isinstance(error, SandboxUnavailableError):
             raise
-        return [check_result(here, "sandbox", str(error), good=False, fix=error.hint)]
+        return [check_result(where, "sandbox", str(error), good=False, fix=error.hint)]
     detail = f"{recipe.sandbox.type}: {result.image} booted in {result.boot_s:.1f} s"
     fix = f"run `swerl sandbox smoke` on all images of the tasks: {result.failure}"
-    rows = [check_result(here, "sandbox", detail, good=result.ok, fix=fix)]
-    return [*rows, await _check_gateway(recipe, task, here, backend)] if result.ok else rows
+    rows = [check_result(where, "sandbox", detail, good=result.ok, fix=fix)]
+    return [*rows, await _check_gateway(recipe, task, where, backend)] if result.ok else rows
 
 
 async def _check_gateway(

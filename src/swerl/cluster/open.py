@@ -112,5 +112,9 @@ def trainer_nodes(recipe: Recipe) -> int:
 
 
 def cpus_per_node(recipe: Recipe) -> int:
-    """Return the cores that a node needs for its GPU processes, or for its threads on CPU."""
-    return recipe.cluster.gpus_per_node or max(1, recipe.trainer.ranks // recipe.cluster.nodes)
+    """Return the cores that a node needs for GPU processes (or CPU threads) and for sandboxes."""
+    cluster = recipe.cluster
+    if cluster.gpus_per_node:
+        return cluster.gpus_per_node + cluster.sandbox_cpus
+    threads = max(1, recipe.trainer.ranks // cluster.nodes)
+    return threads + cluster.sandbox_cpus

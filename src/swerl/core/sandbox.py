@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from swerl.core.errors import SandboxError, SandboxFileError, SandboxFolderError
 from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
@@ -81,6 +83,31 @@ class Mount:
                 stat = os.lstat(path)
                 digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
         return digest.hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOrder:
+    """All settings of a sandbox as one text, for a run's own servers: E2B's protocol has an image
+    but no limits and mounts."""
+
+    KEY: ClassVar[str] = "swerl-order"
+    """Metadata key of the text."""
+
+    image: str
+    limits: Limits
+    workdir: str
+    mounts: tuple[Mount, ...] = ()
+
+    def to_text(self) -> str:
+        mounts = [(str(mount.source), mount.target) for mount in self.mounts]
+        return json.dumps({**asdict(self), "mounts": mounts})
+
+    @classmethod
+    def from_text(cls, text: str) -> SandboxOrder:
+        """Parse it. Raises ValueError, KeyError and TypeError."""
+        fields = json.loads(text)
+        mounts = tuple(Mount(Path(source), target) for source, target in fields["mounts"])
+        return cls(fields["image"], Limits(**fields["limits"]), fields["workdir"], mounts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ def check_settings(recipe: Recipe) -> None:
     check_flags(recipe)
     check_sft(recipe)
     check_lora(recipe)
+    check_sandboxes(recipe)
 
 
 def _given_sections(recipe: Recipe) -> Iterator[tuple[str, str, PluginSection]]:
@@ -250,6 +251,22 @@ def check_sft(recipe: Recipe) -> None:
             f"algorithm.type = {recipe.algorithm.type!r} compares new attempts with each other",
             hint="set algorithm.type = 'sft' to train on sft.sources",
         )
+
+
+def check_sandboxes(recipe: Recipe) -> None:
+    """Raise RecipeError if sandboxes cannot run on the cluster's machines."""
+    if not recipe.cluster.sandbox_cpus:
+        return
+    asked = f"cluster.sandbox_cpus = {recipe.cluster.sandbox_cpus}"
+    if recipe.cluster.launcher == "local":
+        raise RecipeError(
+            f"{asked} with cluster.launcher = 'local'",
+            hint="set cluster.launcher = 'ray', or leave it 0",
+        )
+    if recipe.sandbox.type in ("e2b", "kubernetes"):
+        message = f"{asked}, but sandboxes of sandbox.type = {recipe.sandbox.type!r} run elsewhere"
+        hint = "set sandbox.type = 'local' or 'docker', or cluster.sandbox_cpus = 0"
+        raise RecipeError(message, hint=hint)
 
 
 def obstacles(recipe: Recipe) -> Iterator[InputError]:

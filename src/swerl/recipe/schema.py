@@ -313,6 +313,9 @@ class ClusterSection(Section):
     launcher: Literal["local", "ray"] = "local"
     """Machines on which processes start: this one, or those of the Ray cluster of this machine.
     RAY_ADDRESS names another cluster."""
+    sandbox_cpus: int = Field(0, ge=0)
+    """CPUs of each machine for sandboxes, besides those of ranks and engines. With 0 all sandboxes
+    run on the controller's machine, which is enough until its CPUs are busy with tests."""
 
 
 class CostSection(Section):

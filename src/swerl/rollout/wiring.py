@@ -6,7 +6,7 @@ cluster is imported inside the two functions that training alone calls.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +45,7 @@ from swerl.tasks import twin
 from swerl.tasks.admission import admitted
 
 if TYPE_CHECKING:
+    from swerl.cluster.node import Node
     from swerl.cluster.open import Nodes
     from swerl.engines import sglang
 
@@ -135,12 +136,14 @@ def gateway_of(
     )
 
 
-def parts_of(recipe: Recipe, gateway: Gateway, emit: Emit) -> Parts:
-    """Build the parts that Episodes share."""
+def parts_of(
+    recipe: Recipe, gateway: Gateway, emit: Emit, backend: SandboxBackend | None = None
+) -> Parts:
+    """Build the parts that Episodes share; the default backend is that of the recipe."""
     mix = _mix_of(recipe)
     return Parts(
         gateway=gateway,
-        sandboxes=sandbox_pool_of(recipe, sandbox_backend(recipe, emit)),
+        sandboxes=sandbox_pool_of(recipe, backend or sandbox_backend(recipe, emit)),
         harness=mix[0].harness if mix else harness_of(recipe),
         agent=mix[0].name if mix else recipe.agents[0].title,
         mix=mix,
@@ -222,6 +225,23 @@ def sandbox_backend(recipe: Recipe, emit: Emit) -> SandboxBackend:
     return open_backend(
         recipe.sandbox.type, options, run=recipe.name, warn=lambda text: emit(Notice(text))
     )
+
+
+@asynccontextmanager
+async def open_sandboxes(
+    recipe: Recipe, nodes: Sequence[Node], *, logs: Path, emit: Emit
+) -> AsyncIterator[SandboxBackend]:
+    """Yield the backend of a run: on the controller's machine, or spread over the nodes.
+
+    A node's server records its sandboxes in that node's ledger.
+    """
+    if not recipe.cluster.sandbox_cpus:
+        yield sandbox_backend(recipe, emit)
+        return
+    from swerl.cluster.sandbox_servers import serve_sandboxes
+
+    async with serve_sandboxes(nodes, recipe, logs=logs, emit=emit) as spread:
+        yield spread
 
 
 def open_backend(

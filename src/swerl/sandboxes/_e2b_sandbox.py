@@ -140,6 +140,7 @@ class E2BSandbox:
         self._is_set_up = False
         """Whether the image can run commands. Later failures come from inside."""
         self._open = AsyncExitStack()
+        self._is_gone = False
         self._ends_at = time.monotonic() + lifetime_s
         loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[SandboxLostError] = loop.create_future()
@@ -247,11 +248,18 @@ class E2BSandbox:
             return self._public_url
         return await self._open.enter_async_context(open_relay(self, listener, on_lost=self._fail))
 
+    def lose(self, error: SandboxLostError) -> None:
+        """Make all its requests fail with this error, because its provider is gone."""
+        self._is_gone = True
+        self._fail(error)
+
     async def close(self) -> None:
         """End the sandbox at its provider. Safe to call twice. Raises SandboxError if the provider
         refuses; the sandbox then runs until its lifetime is over."""
         self._fail(SandboxLostError(f"sandbox {self.id} is closed", hint="open a new one"))
         await self._open.aclose()
+        if self._is_gone:
+            return
         for pause in (0.2, 1.0, 3.0):
             try:
                 return await self._provider.kill(self.id)

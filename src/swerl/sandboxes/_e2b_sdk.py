@@ -25,6 +25,8 @@ from swerl.core.sandbox import FROM_INSIDE
 _TRANSFER_TIMEOUT_S = 600.0
 _TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
 """Packages whose errors mean that the connection failed, not that the server refused."""
+_NO_BACKEND = 424
+"""Status of a run's own server if its machine cannot run sandboxes."""
 
 Stream = Callable[[bytes], Awaitable[None]]
 """Receives the output of a command as it arrives."""
@@ -269,6 +271,8 @@ def _translate(error: Exception, what: str) -> Exception:
             return SandboxError(text, hint="name a user of the image")
         hint = f"check that E2B_API_KEY is this account's key, and api_url its server: {detail}"
         return SandboxUnavailableError("the provider refuses the key", hint=hint[:300])
+    if status == _NO_BACKEND:
+        return SandboxUnavailableError(text, hint="run `swerl doctor` on that machine")
     if status == 429 or isinstance(error, theirs.RateLimitException):
         hint = "lower creates_per_s, or raise the account's limit"
         return SandboxError(f"{what}: the provider's rate is exceeded", hint=hint, retryable=True)

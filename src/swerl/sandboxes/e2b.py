@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core import secrets
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount, new_name
+from swerl.core.sandbox import Limits, LiveSandbox, Mount, SandboxOrder, new_name
 from swerl.sandboxes import _e2b_sdk as sdk
 from swerl.sandboxes._e2b_sandbox import E2BSandbox
 
@@ -31,11 +31,11 @@ _MARK = {"made-by": "swerl"}
 _VCPU_HOUR = 0.0504
 _GIB_HOUR = 0.0162
 """The cloud's published prices in US dollars: 0.000014 a vCPU-second, 0.0000045 a GiB-second."""
-_REQUEST_S = 60.0
-"""Timeout of one request in seconds."""
-_BOOT_S = 180.0
+_REQUEST_S, _OWN_REQUEST_S = 60.0, 300.0
+"""Timeout of one request in seconds; a run's own machine may have to pull the image first."""
+_BOOT_S, _OWN_BOOT_S = 180.0, 600.0
 """Seconds until a sandbox must be ready, all attempts together."""
-_CREATES = 16
+_CREATES, _OWN_CREATES = 16, 256
 """Largest number of sandboxes being created at once."""
 _DEFAULT_TEMPLATE = "base"
 """Template of the sandboxes if `image_key` is set: the provider's default."""
@@ -80,27 +80,31 @@ def build(options: Options) -> E2BBackend:
     return connect(options, key)
 
 
-def connect(options: Options, key: str) -> E2BBackend:
-    """Return the backend for this key. Raises SandboxUnavailableError if the SDK is missing."""
+def connect(options: Options, key: str, *, is_own: bool = False) -> E2BBackend:
+    """Return the backend for this key. Raises SandboxUnavailableError if the SDK is missing.
+
+    `is_own`: the server is the run's own, which accepts limits and mounts.
+    """
     sdk.require()
-    return E2BBackend(options, key)
+    return E2BBackend(options, key, is_own=is_own)
 
 
 class E2BBackend:
     """Makes sandboxes at an E2B-compatible provider."""
 
-    def __init__(self, options: Options, key: str) -> None:
+    def __init__(self, options: Options, key: str, *, is_own: bool) -> None:
         self._options = options
+        self._is_own = is_own
         addresses = {
             "api_url": options.api_url or "",
             "sandbox_url": options.sandbox_url or "",
         }
         self._provider = sdk.E2BProvider(
             key,
-            _REQUEST_S,
+            _OWN_REQUEST_S if is_own else _REQUEST_S,
             {name: address for name, address in addresses.items() if address},
         )
-        self._slots = asyncio.Semaphore(_CREATES)
+        self._slots = asyncio.Semaphore(_OWN_CREATES if is_own else _CREATES)
         self._next_at = 0.0
         """When the next create may be sent, by the event loop's clock."""
 
@@ -116,10 +120,10 @@ class E2BBackend:
     ) -> AsyncIterator[E2BSandbox]:
         """Create a sandbox of `image`; leaving the context always removes it.
 
-        Its CPU, memory and disk are the template's own.
+        Its CPU, memory and disk are the template's own: only a run's own server accepts limits.
         """
-        request = self._request(image, name or new_name(), limits.lifetime_s)
-        async with self._created(request) as remote:
+        order = SandboxOrder(image, limits, workdir, tuple(mounts))
+        async with self._created(self._request(order, name or new_name())) as remote:
             sandbox = E2BSandbox(
                 self._provider,
                 remote,
@@ -153,15 +157,16 @@ class E2BBackend:
             return self._options.price_per_hour
         return limits.num_cpus * _VCPU_HOUR + limits.memory_mib / 1024 * _GIB_HOUR
 
-    def _request(self, image: str, name: str, lifetime_s: float) -> _CreateRequest:
-        options = self._options
+    def _request(self, order: SandboxOrder, name: str) -> _CreateRequest:
+        options, image = self._options, order.image
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
+        ordered = {SandboxOrder.KEY: order.to_text()} if self._is_own else {}
         host = urlsplit(options.public_url).hostname
         return _CreateRequest(
             name=name,
             template=_DEFAULT_TEMPLATE if options.image_key else image,
-            metadata={**options.metadata, **routed, **_MARK, NAME: name},
-            lifetime_s=lifetime_s,
+            metadata={**options.metadata, **routed, **ordered, **_MARK, NAME: name},
+            lifetime_s=order.limits.lifetime_s,
             reach=(host,) if host else (),
         )
 
@@ -179,10 +184,10 @@ class E2BBackend:
                     await asyncio.shield(self.remove(request.name))
 
     async def _create(self, request: _CreateRequest) -> sdk.RemoteSandbox:
-        pause_s = _FIRST_PAUSE_S
+        timeout_s, pause_s = (_OWN_BOOT_S if self._is_own else _BOOT_S), _FIRST_PAUSE_S
         last: SandboxError | None = None
         try:
-            async with asyncio.timeout(_BOOT_S) as timer:
+            async with asyncio.timeout(timeout_s) as timer:
                 while True:
                     try:
                         async with self._slots:
@@ -201,7 +206,7 @@ class E2BBackend:
             if not timer.expired():
                 raise
             why = f": {last}" if last else ""
-            message = f"no sandbox of {request.template!r} within {_BOOT_S:g} s{why}"
+            message = f"no sandbox of {request.template!r} within {timeout_s:g} s{why}"
             hint = (last and last.hint) or "the provider may be short of machines"
             raise SandboxError(message, hint=hint, retryable=True) from error
 

@@ -32,6 +32,7 @@ from swerl.rollout.wiring import (
     family_of,
     gateway_of,
     open_engine,
+    open_sandboxes,
     parts_of,
     reap_leftovers,
     tasks_of,
@@ -166,12 +167,13 @@ async def _with_rollouts(
             # The gateway closes before the sandboxes whose agents call it.
             async with (
                 weight_sync.resending(trainer, engine, recipe.cluster),
+                open_sandboxes(recipe, nodes.all, logs=setup.log_dir, emit=emit) as backend,
                 gateway_of(recipe, engine, setup, emit, spool=spool) as gateway,
             ):
                 yield replace(
                     training,
                     engine=engine,
-                    parts=replace(parts_of(recipe, gateway, emit), spool=spool),
+                    parts=replace(parts_of(recipe, gateway, emit, backend), spool=spool),
                     emit=emit,
                     timer=timer,
                 )

@@ -98,6 +98,16 @@ def test_an_unknown_plug_in_setting_names_the_nearest() -> None:
     assert "clip_high" in caught.value.hint
 
 
+def test_sandboxes_need_machines_to_be_spread_over() -> None:
+    spread = {"name": "x", "cluster": {"sandbox_cpus": 4}}
+    with pytest.raises(RecipeError, match="sandbox_cpus = 4 with "):
+        check(Recipe.model_validate(spread))
+    spread["cluster"] = {"sandbox_cpus": 4, "launcher": "ray"}
+    check(Recipe.model_validate(spread))
+    with pytest.raises(RecipeError, match="'e2b' run elsewhere"):
+        check(Recipe.model_validate({**spread, "sandbox": {"type": "e2b"}}))
+
+
 def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
     replay = {"name": "x", "trainer": {"routing_replay": True}}
     with pytest.raises(RecipeError, match="does not record its experts"):

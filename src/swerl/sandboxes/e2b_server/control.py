@@ -17,6 +17,8 @@ import orjson
 from aiohttp import web
 
 from swerl.core.chat import Json
+from swerl.core.errors import SandboxUnavailableError
+from swerl.core.sandbox import SandboxOrder
 from swerl.sandboxes.e2b_server.connect import (
     Message,
     get_integer,
@@ -35,6 +37,8 @@ from swerl.sandboxes.e2b_server.served import (
 
 ENVD_VERSION = "0.5.7"
 """The version of envd that the SDK sees: this one uploads plain bytes, without file metadata."""
+NO_BACKEND = 424
+"""Status for a run's own client: this machine cannot run the backend, so a retry cannot succeed."""
 _MAX_BODY_BYTES = 1 << 20
 _DEFAULT_TIMEOUT_S = {"/sandboxes": 15, "/v2/sandboxes": 300}
 _CONNECT_TIMEOUT_S = 300
@@ -74,14 +78,22 @@ class Control:
                 raise WireError(Code.UNIMPLEMENTED, f"this server does not serve {name!r}")
         metadata = get_table(body, "metadata")
         template = get_text(body, "templateID")
+        order = self._order(metadata)
         wish = SandboxRequest(
             template=template,
-            image=choose(template, metadata, self._options),
+            image=order.image if order else choose(template, metadata, self._options),
             timeout_s=self._timeout_s(body, _DEFAULT_TIMEOUT_S[request.path.rstrip("/")]),
             metadata=metadata,
             env=get_table(body, "envVars"),
+            order=order,
         )
-        return _json(self._opened(await self._served.create(wish)), 201)
+        try:
+            served = await self._served.create(wish)
+        except SandboxUnavailableError as error:
+            if order is None:
+                raise
+            raise WireError(Code.INTERNAL, error.explained(), status=NO_BACKEND) from error
+        return _json(self._opened(served), 201)
 
     async def connect(self, request: web.BaseRequest, sandbox_id: str) -> web.Response:
         """Connect a client to a running sandbox. May prolong its time, never cuts it."""
@@ -130,6 +142,16 @@ class Control:
             "trafficAccessToken": served.traffic_token,
             "domain": self.domain,
         }
+
+    def _order(self, metadata: Mapping[str, str]) -> SandboxOrder | None:
+        text = metadata.get(SandboxOrder.KEY)
+        if text is None or not self._options.takes_orders:
+            return None
+        try:
+            return SandboxOrder.from_text(text)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the sandbox order cannot be read: {error!r}"
+            raise WireError(Code.INVALID_ARGUMENT, message) from error
 
     def _timeout_s(self, body: Message, default: int) -> float:
         seconds = get_integer(body, "timeout", default)

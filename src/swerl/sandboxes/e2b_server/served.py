@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SwerlError
-from swerl.core.sandbox import Limits
+from swerl.core.sandbox import Limits, SandboxOrder
 from swerl.sandboxes.e2b_server import access
 from swerl.sandboxes.e2b_server.failure import Code, WireError, gone, why
 from swerl.sandboxes.e2b_server.filesystem import Filesystem
@@ -44,6 +44,10 @@ class ServerOptions:
     """Sandboxes at once; more are refused with 429, which the SDK retries."""
     max_file_mib: int = 512
     """Largest file that can be sent or read, in MiB."""
+    takes_orders: bool = False
+    """True if a client may order a whole sandbox (`core.sandbox.SandboxOrder`): its limits, and
+    folders of this machine as its image and mounts. For a server whose only client is its
+    operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class SandboxRequest:
     timeout_s: float
     metadata: Mapping[str, str]
     env: Mapping[str, str]
+    order: SandboxOrder | None = None
+    """The rest of the sandbox, if the server takes orders."""
 
 
 class ServedSandboxes:
@@ -111,9 +117,12 @@ class ServedSandboxes:
         if len(self._sandboxes) >= self._options.max_sandboxes:
             message = f"the limit of {len(self._sandboxes)} sandboxes is reached"
             raise WireError(Code.RESOURCE_EXHAUSTED, message)
-        options = self._options
-        limits = replace(options.limits, lifetime_s=options.max_lifetime_s)
-        served = ServedSandbox(request, limits, options.workdir)
+        order, options = request.order, self._options
+        if order:
+            served = ServedSandbox(request, order.limits, order.workdir)
+        else:
+            limits = replace(options.limits, lifetime_s=options.max_lifetime_s)
+            served = ServedSandbox(request, limits, options.workdir)
         served.holder = asyncio.create_task(self._hold(served))
         self._sandboxes[served.id] = served
         served.holder.add_done_callback(lambda _: self._sandboxes.pop(served.id))
@@ -141,7 +150,12 @@ class ServedSandboxes:
 
     async def _hold(self, served: ServedSandbox) -> None:
         """Hold a sandbox open until its time is over."""
-        opened = self._backend.open(served.created.image, served.limits, workdir=served.workdir)
+        order = served.created.order
+        # The client uploads the mounts that this machine lacks.
+        mounts = [mount for mount in order.mounts if mount.source.is_dir()] if order else []
+        opened = self._backend.open(
+            served.created.image, served.limits, workdir=served.workdir, mounts=mounts
+        )
         try:
             async with opened as sandbox:
                 served.attach(sandbox)

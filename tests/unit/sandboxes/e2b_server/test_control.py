@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -13,11 +14,12 @@ from e2b import (
     SandboxQuery,
 )
 
+from swerl.core.sandbox import Mount, SandboxOrder
 from swerl.sandboxes.e2b_server.control import choose
 from swerl.sandboxes.e2b_server.failure import Code, WireError
 from swerl.sandboxes.e2b_server.served import ServerOptions
 
-from .helpers import KEY, Service, eventually
+from .helpers import KEY, LIMITS, Service, eventually
 
 
 def test_kill_removes_once_and_the_sandbox_is_gone(service: Service) -> None:
@@ -127,6 +129,19 @@ def test_a_list_has_all_of_this_metadata_the_newest_first(service: Service) -> N
     assert not pages.has_next
     for sandbox in sandboxes:
         sandbox.kill()
+
+
+def test_an_order_of_folders_of_the_machine_is_for_servers_that_take_orders(
+    service: Service, tmp_path: Path
+) -> None:
+    (tmp_path / "word").write_text("here")
+    text = SandboxOrder(f"dir:{tmp_path}", LIMITS, "/w", (Mount(tmp_path, "/m"),)).to_text()
+    body = {"templateID": "base", "timeout": 60, "metadata": {SandboxOrder.KEY: text}}
+    with service.client(**{"X-API-Key": KEY}) as client:
+        made = client.post("/sandboxes", json=body).json()
+    sandbox = Sandbox.connect(made["sandboxID"], **service.sdk)
+    assert sandbox.commands.run("test ! -e /m && test ! -e /word").exit_code == 0
+    assert sandbox.kill()
 
 
 OPTIONS = ServerOptions(templates={"base": "host", "folder": "dir:/srv"}, image_key="img")
