@@ -40,7 +40,7 @@ NOT_RUN = {
     r"swerl sandbox reap|swerl doctor": "own tests run it",
     r"swerl agents fetch|--agent (claude-code|codex)": "downloads an agent",
     r"swerl convert (?!list)": "needs a dataset's rows or a hub",
-    r"swerl images (pull|build)": "needs a registry or sources",
+    r"swerl images (pull|mirror|build)": "needs a registry or sources",
     r"e2b|--backend docker|type=docker|type=kubernetes": "needs E2B, a Docker daemon or a cluster",
     r"replacer|one-line-bugs": "needs the example package; tests/unit/examples runs it",
     r"--format slime": "leaves out tasks without a registry's image, as these are",

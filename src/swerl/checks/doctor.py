@@ -234,7 +234,7 @@ def _packages() -> Iterator[Check]:
     ):
         yield _Need(name, enables, fix).present(_version(name))
     need = _Need(
-        "docker-registry", "a local cache of task images", "apt-get install -y docker-registry"
+        "docker-registry", "a local mirror of task images", "apt-get install -y docker-registry"
     )
     yield need.present(shutil.which("docker-registry") or "")
     need = _Need("registry logins", "private images and higher pull limits", "docker login")

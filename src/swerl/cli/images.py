@@ -1,4 +1,4 @@
-"""`swerl images pull | ls | gc`: images of tasks, here and in registries."""
+"""`swerl images pull | mirror | ls | gc | prepare`: images of tasks, here and in registries."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ from swerl.cli._images import (
     show_failures,
     shown_bytes,
 )
-from swerl.cli._options import JsonOption
+from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption, tasks_in
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
-from swerl.core.errors import ImageError, InputError, SandboxUnavailableError
-from swerl.core.image_reference import is_local
+from swerl.core.errors import ImageError, InputError, SandboxUnavailableError, SwerlError
+from swerl.core.events import ignore
+from swerl.core.image_reference import is_local, parse_target
+from swerl.core.jobs import run_jobs
+from swerl.core.task import Task, write_tasks
 from swerl.images import plan as planning
 from swerl.images.archive import import_image
 from swerl.images.gc import collect
+from swerl.images.mirror import MirrorOptions, MirrorReport, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store
@@ -156,6 +160,66 @@ def _import(argument: str) -> None:
     console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
 
 
+def mirror_images(
+    tasks: Annotated[Path, typer.Argument(help="Task file written by `swerl convert`.")],
+    to: Annotated[str, typer.Option(metavar="HOST:PORT/PREFIX", help="Destination registry.")],
+    *,
+    rewrites: RewritesOption = None,
+    workers: Annotated[int, typer.Option(min=1, help="Images and blobs at the same time.")] = 4,
+    platform: Annotated[
+        str, typer.Option(metavar="OS/ARCH", help="Platform to keep of multi-platform images.")
+    ] = "linux/amd64",
+    lock: Annotated[
+        Path | None, typer.Option(help="Lock file of digests; TASKS.images.json by default.")
+    ] = None,
+    tasks_out: Annotated[
+        Path | None, typer.Option(help="Write the tasks again with the mirrored images by digest.")
+    ] = None,
+) -> None:
+    """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
+    options = MirrorOptions(
+        workers=workers,
+        rewrites=read_rewrites(rewrites),
+        platform=_platform(platform),
+    )
+    lock = lock or tasks.with_suffix(".images.json")
+    task_list = tasks_in(tasks)
+    images = list(dict.fromkeys(task.image for task in task_list))
+    with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
+        job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
+        report = run(job, after="the same command skips what is there already")
+    _show(report, lock)
+    if report.failed:
+        raise typer.Exit(1)
+    if tasks_out:
+        write_tasks(tasks_out, rewrite(task_list, lock))
+        text = f"tasks:   {tasks_out}\nnext: set tasks.source to it in a recipe"
+        console().print(text, soft_wrap=True)
+
+
+def _platform(text: str) -> tuple[str, str]:
+    system, slash, architecture = text.partition("/")
+    if not (system and slash and architecture):
+        raise InputError(
+            f"--platform {text!r} is not OS/ARCH", hint="for example --platform linux/arm64"
+        )
+    return system, architecture
+
+
+def _show(report: MirrorReport, lock: Path) -> None:
+    show_failures((image.image, image.error) for image in report.failed if image.error)
+    unchanged = sum(image.was_there for image in report.images)
+    console().print(
+        f"{counted(len(report.images) - len(report.failed), 'image')} mirrored "
+        f"({unchanged} already there), {len(report.failed)} failed, {report.num_local} local; "
+        f"{shown_bytes(report.moved_bytes)} moved",
+        soft_wrap=True,
+    )
+    console().print(f"digests: {lock}", soft_wrap=True)
+    if report.failed:
+        console().print("next: run the same command again to retry the failed images")
+
+
 def ls(as_json: JsonOption = False) -> None:
     """List the images of the store."""
 
@@ -232,3 +296,41 @@ def gc(
 def _names(arguments: Sequence[str]) -> list[Named]:
     """Return the named images. Raises ImageError if one is not in the store."""
     return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
+
+
+def prepare(
+    tasks: Annotated[Path, typer.Argument(help="Task file.")],
+    *,
+    agent: AgentOption = "builtin",
+    settings: RecipeSettingsOption = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Sandboxes at the same time.")] = 4,
+) -> None:
+    """Prepare the sandboxes of tasks ahead; a run does it at the first attempt otherwise."""
+    from swerl.recipe.load import load
+    from swerl.rollout import wiring
+
+    recipe = load([], ["name=prepare", "steps=1", f"harness.type={agent}", *(settings or ())])
+    pool = wiring.sandbox_pool_of(recipe, wiring.sandbox_backend(recipe, ignore))
+    harness = wiring.harness_of(recipe)
+    task_list = tasks_in(tasks)
+    counts: dict[str, int] = {}
+    failed: dict[str, str] = {}
+
+    async def one(task: Task) -> None:
+        try:
+            counts[task.id] = await pool.prepare(task, harness)
+        except SwerlError as error:
+            failed[task.id] = str(error)
+
+    with progress_bar("tasks", len(task_list)) as advance:
+        job = run_jobs(task_list, one, limit=jobs, on_done=lambda _: advance())
+        run(job, after="what is prepared is kept")
+    for name, error in failed.items():
+        stderr().print(f"{name}: {error}", markup=False, soft_wrap=True)
+    whole = [name for name, count in counts.items() if count == 2]
+    console().print(
+        f"{counted(len(whole), 'task')} prepared; {len(counts) - len(whole)} must be prepared in "
+        f"each sandbox; {len(failed)} failed"
+    )
+    if failed:
+        raise typer.Exit(1)

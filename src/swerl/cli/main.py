@@ -75,11 +75,14 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "images": (
         {
             "build": "images_build.build",
+            "bake": "images_build.bake",
             "pull": "images.pull",
+            "prepare": "images.prepare",
             "ls": "images.ls",
             "gc": "images.gc",
+            "mirror": "images.mirror_images",
         },
-        "Plan, fetch and build task images.",
+        "Plan, fetch, check and build task images.",
     ),
     "agents": (
         {"fetch": "agents.fetch"},

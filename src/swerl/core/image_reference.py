@@ -1,10 +1,9 @@
-"""Image names: registry, repository, tag, digest, and the names that are read in their place."""
+"""Image names: registry, repository, tag, digest, and their names in a mirror."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from swerl.core.errors import ImageError, InputError
@@ -42,6 +41,19 @@ class Reference:
         return replace(self, digest=digest)
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Destination of mirrored images: a registry and a prefix of repository names."""
+
+    registry: str
+    prefix: str = ""
+
+    def place(self, source: Reference) -> Reference:
+        """Return the name of the image `source` in this mirror."""
+        repository = f"{self.prefix}/{source.repository}".strip("/")
+        return Reference(self.registry, repository, source.tag)
+
+
 def parse(text: str) -> Reference:
     """Read an image name as Docker does. Raises InputError on an invalid name."""
     name, _, digest = text.partition("@")
@@ -64,19 +76,15 @@ def parse(text: str) -> Reference:
     return Reference(registry, repository, tag or "latest", digest)
 
 
-def rewritten(image: str, rewrites: Mapping[str, str]) -> Reference:
-    """Return the name to read in place of `image`; `rewrites` are old start -> new start.
-
-    A new start with `http://` names a mirror without encryption; the names of Tasks cannot.
-    """
-    full = str(parse(image))
-    for name in (image, full):
-        for old, new in rewrites.items():
-            if name.startswith(old):
-                source = parse(new.removeprefix("http://") + name.removeprefix(old))
-                is_plain = new.startswith("http://")
-                return replace(source, registry=f"http://{source.registry}") if is_plain else source
-    return parse(image)
+def parse_target(text: str) -> Target:
+    """Read `HOST[:PORT][/PREFIX]`. Raises InputError on anything else."""
+    registry, _, prefix = text.strip("/").partition("/")
+    if not _is_host(registry) or (prefix and not _REPOSITORY.fullmatch(prefix)):
+        raise InputError(
+            f"{text!r} is not a registry with an optional prefix",
+            hint="write HOST:PORT/PREFIX, for example 127.0.0.1:5000/swe",
+        )
+    return Target(registry, prefix)
 
 
 def is_local(image: str) -> bool:

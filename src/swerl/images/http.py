@@ -76,6 +76,7 @@ class ApiCall:
     scope: str = ""
     """Requests with the same scope share an authorization."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    data: bytes | None = None
 
 
 @asynccontextmanager
@@ -126,7 +127,9 @@ class RegistryConnection:
     async def _once(self, ask: ApiCall) -> aiohttp.ClientResponse:
         url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
         headers = {**ask.headers, **self._auth.headers(ask.scope)}
-        response = await self._http.request(ask.method, URL(url, encoded=True), headers=headers)
+        response = await self._http.request(
+            ask.method, URL(url, encoded=True), headers=headers, data=ask.data
+        )
         self.answered = True
         return response
 

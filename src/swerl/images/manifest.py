@@ -13,7 +13,7 @@ from swerl.core.errors import ImageError
 from swerl.core.image_reference import checked_digest
 
 PLATFORM = ("linux", "amd64")
-"""Platform of public SWE images."""
+"""Platform of public SWE images, and so of a mirror."""
 IMAGE_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from swerl.core.errors import ImageError
-from swerl.core.image_reference import is_local, rewritten
+from swerl.core.image_reference import is_local
 from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform
+from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries
 from swerl.images.store import Store
 
@@ -49,7 +50,7 @@ class ImagePlan:
 
     @property
     def unique_bytes(self) -> int:
-        """Bytes of every blob once: the final size of a store."""
+        """Bytes of every blob once: the final size of a mirror or store."""
         return sum(blob.size for blob in self.blobs)
 
     @property

@@ -18,10 +18,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from swerl.core.errors import ImageError
-from swerl.core.image_reference import Reference, is_local, parse, rewritten
+from swerl.core.image_reference import Reference, is_local, parse
 from swerl.core.jobs import run_jobs
 from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, Manifest, machine_platform, read_config
+from swerl.images.mirror import rewritten
 from swerl.images.registry import Registries, Registry
 from swerl.images.store import Named, Store, StoredImage
 

@@ -1,4 +1,4 @@
-"""A client of one registry: manifests and blobs of the OCI distribution API, read only.
+"""A client of one registry: manifests, blobs, mounts and uploads of the OCI distribution API.
 
 Each method is one attempt; callers use `patiently` to retry.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlencode, urljoin
 
 import aiohttp
 
@@ -21,6 +22,8 @@ from swerl.images.store import Store
 
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20
+_PART = 16 << 20
+"""Bytes of one upload request, which are buffered in memory."""
 _MAX_MANIFEST = 4 << 20
 _PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
 """A blob has this many seconds, and one more for each 64 KiB."""
@@ -94,6 +97,11 @@ class Registry:
         self.host = host
         self._connection = RegistryConnection(host, http, docker_config)
 
+    async def ping(self) -> None:
+        """Raise ImageError unless a registry answers and accepts the login."""
+        async with self._connection.send(ApiCall("GET", "")) as response:
+            self._expect(response, {200}, "its API")
+
     async def manifest(self, repository: str, version: str) -> Manifest:
         """Return the manifest of a tag or digest; a digest is verified."""
         what = f"{repository}{'@' if ':' in version else ':'}{version}"
@@ -126,6 +134,17 @@ class Registry:
         async with self._connection.send(ask) as response:
             self._expect(response, {200, 405}, what)  # some registries answer GET alone
             return response.headers.get("Docker-Content-Digest", "")
+
+    async def has_manifest(self, repository: str, digest: str) -> bool:
+        return await self._has(
+            ApiCall("HEAD", f"{repository}/manifests/{digest}", repository, _ACCEPT)
+        )
+
+    async def has_blob(self, repository: str, digest: str) -> bool:
+        """Return whether a repository that we push to has this blob."""
+        return await self._has(
+            ApiCall("HEAD", f"{repository}/blobs/{digest}", f"{repository} push")
+        )
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
         """Yield a blob's bytes; the last ones only after the size and digest are verified."""
@@ -162,5 +181,94 @@ class Registry:
             )
         yield pending
 
+    async def mount(self, repository: str, digest: str, *, home: str) -> bool:
+        """Share a blob of the repository `home` with `repository`; return whether it worked."""
+        query = urlencode({"mount": digest, "from": home})
+        scope = f"{repository} push, {home} pull"
+        ask = ApiCall("POST", f"{repository}/blobs/uploads/?{query}", scope)
+        async with self._connection.send(ask) as response:
+            self._expect(response, {201, 202}, repository)
+            if response.status == 201:
+                return True
+            location = _location(response)
+        await self._cancel(location, scope)
+        return False
+
+    async def upload(self, repository: str, blob: Blob, chunks: AsyncIterator[bytes]) -> None:
+        """Store a blob. If `chunks` or the connection fails, nothing of it stays.
+
+        The blob goes in parts, each a whole request, so an error of the source never interrupts a
+        request: a registry cannot cancel an upload that it is still reading.
+        """
+        scope = f"{repository} push"
+        location = await self._step(ApiCall("POST", f"{repository}/blobs/uploads/", scope), {202})
+        try:
+            offset = 0
+            async for part in _parts(chunks):
+                headers = {
+                    "Content-Range": f"{offset}-{offset + len(part) - 1}",
+                    "Content-Type": "application/octet-stream",
+                }
+                location = await self._step(ApiCall("PATCH", location, scope, headers, part), {202})
+                offset += len(part)
+            digest = urlencode({"digest": blob.digest})
+            whole = f"{location}{'&' if '?' in location else '?'}{digest}"
+            await self._step(ApiCall("PUT", whole, scope), {201, 204})
+        except BaseException:
+            await asyncio.shield(self._cancel(location, scope))
+            raise
+
+    async def put_manifest(self, repository: str, version: str, manifest: Manifest) -> None:
+        """Store a manifest under a tag or digest; its blobs must exist."""
+        what = f"{repository}:{version}"
+        ask = ApiCall(
+            "PUT",
+            f"{repository}/manifests/{version}",
+            f"{repository} push",
+            {"Content-Type": manifest.media_type},
+            manifest.body,
+        )
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200, 201}, what)
+            stored = response.headers.get("Docker-Content-Digest", manifest.digest)
+        if stored != manifest.digest:
+            raise ImageError(
+                f"registry {self.host} stored {what} as {stored}",
+                hint=f"expected {manifest.digest}; check for a proxy in between",
+            )
+
+    async def _has(self, ask: ApiCall) -> bool:
+        async with self._connection.send(ask) as response:
+            self._expect(response, {200, 404}, ask.path)
+            return response.status == 200
+
+    async def _step(self, ask: ApiCall, statuses: set[int]) -> str:
+        """Do one step of an upload and return the URL of the next one."""
+        async with self._connection.send(ask) as response:
+            self._expect(response, statuses, ask.scope.removesuffix(" push"))
+            return _location(response)
+
+    async def _cancel(self, location: str, scope: str) -> None:
+        try:
+            async with self._connection.send(ApiCall("DELETE", location, scope)):
+                pass
+        except ImageError:
+            return  # the registry drops abandoned uploads itself; keep the first error
+
     def _expect(self, response: aiohttp.ClientResponse, statuses: set[int], what: str) -> None:
         expect(response, statuses, host=self.host, what=what)
+
+
+async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    pending: list[bytes] = []
+    async for chunk in chunks:
+        pending.append(chunk)
+        if sum(map(len, pending)) >= _PART:
+            yield b"".join(pending)
+            pending.clear()
+    if pending:
+        yield b"".join(pending)
+
+
+def _location(response: aiohttp.ClientResponse) -> str:
+    return urljoin(str(response.url), response.headers.get("Location", ""))

@@ -93,6 +93,15 @@ class SandboxPool:
         async with self._open(task, Stage.GRADING) as prepared:
             yield prepared
 
+    async def prepare(self, task: Task, harness: Harness) -> int:
+        """Make the snapshots of a Task ahead; return how many of the two exist then."""
+        num_snapshots = 0
+        for stage, mounts in ((Stage.AGENT, harness.mounts()), (Stage.GRADING, ())):
+            async with self._open(task, stage, mounts):
+                key = await self._snapshots.key(self._backend, task, stage, mounts)
+            num_snapshots += bool(key and await key.backend.find_snapshot(key.name))
+        return num_snapshots
+
     @asynccontextmanager
     async def _open(
         self,

@@ -19,7 +19,7 @@ NO_REPORT = {
         (
             *("train resume", "train stop", "train rewind", "agents fetch"),
             "tasks from-repo",
-            *("images build", "images gc"),
+            *(f"images {name}" for name in ("build", "bake", "mirror", "gc", "prepare")),
         ),
         "acts; another command reports the state",
     ),

@@ -11,7 +11,8 @@ from swerl.cli.main import typer_app
 from swerl.core.errors import TaskError
 
 COMMANDS = (
-    "images pull --dry-run {file}", "images pull {file}", "images gc --keep {file}",
+    "images pull --dry-run {file}", "images pull {file}", "images mirror {file} --to 127.0.0.1:9/m",
+    "images bake {file} --agent claude-code", "images gc --keep {file}",
     "sandbox smoke {file}", "rollout --tasks {file}",
     "tasks show {file}", "tasks filter {file} --sample 1 -o x",
     "convert {file} --format slime -o x", "convert {file} --format harbor -o x",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swerl.core.errors import InputError
-from swerl.core.image_reference import Reference, base_url, is_local, parse
+from swerl.core.image_reference import Reference, base_url, is_local, parse, parse_target
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -54,6 +54,12 @@ def test_name_that_no_registry_takes_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["", "prefix", "https://host:1/a", "host:1/A", "host:1/a b"])
+def test_target_that_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not a registry with an optional prefix"):
+        parse_target(text)
+
+
 @pytest.mark.parametrize(
     ("registry", "scheme"),
     [
@@ -67,6 +73,11 @@ def test_name_that_no_registry_takes_is_refused(text: str) -> None:
 )
 def test_only_loopback_is_spoken_to_in_plain_http(registry: str, scheme: str) -> None:
     assert base_url(registry).startswith(f"{scheme}://")
+
+
+def test_mirror_keeps_repository_and_tag_below_its_prefix() -> None:
+    target = parse_target("127.0.0.1:5000/swe/mirror/")
+    assert str(target.place(parse("ghcr.io/a/b:1"))) == "127.0.0.1:5000/swe/mirror/a/b:1"
 
 
 def test_local_images_are_known_by_their_names() -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from yarl import URL
 
-from swerl.images.http import Patience
-from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest, sha256
+from swerl.core.image_reference import parse_target
+from swerl.images.http import Patience, http_session
+from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
+from swerl.images.mirror import MirrorOptions, MirrorReport, mirror
 from swerl.images.pull import Pulled, PullOptions, pull
+from swerl.images.registry import Registry
 from swerl.images.store import Store
 from swerl.images.unpack import unpack
 from tests.services import registry as services_registry
@@ -35,6 +37,13 @@ class Server:
 
     host: str
     folder: Path
+
+    def half_written(self) -> list[Path]:
+        """Content of uploads that were begun and neither finished nor cancelled.
+
+        docker-registry leaves an empty hash state of a cancelled upload behind; only data counts.
+        """
+        return list(self.folder.rglob("_uploads/*/data"))
 
 
 @dataclass
@@ -83,18 +92,15 @@ def registry(start_registry: Callable[..., Server]) -> Server:
 
 
 @pytest.fixture
-def push(registry: Server) -> Callable[..., Awaitable[None]]:
-    """Push an image to `registry`."""
+def push(registry: Server, tmp_path: Path) -> Callable[..., Awaitable[None]]:
+    """Push an image to `registry` with the project's own client."""
 
     async def push(image: Image, repository: str, tag: str = "latest") -> None:
-        api = f"http://{registry.host}/v2/{repository}"
-        async with aiohttp.ClientSession(raise_for_status=True) as http:
+        async with http_session() as http:
+            client = Registry(registry.host, http, tmp_path / "no-config.json")
             for digest, data in image.blobs.items():
-                begun = await http.post(f"{api}/blobs/uploads/")
-                place = begun.url.join(URL(begun.headers["Location"]))
-                await http.put(place.extend_query(digest=digest), data=data)
-            kind = {"Content-Type": image.manifest.media_type}
-            await http.put(f"{api}/manifests/{tag}", data=image.manifest.body, headers=kind)
+                await client.upload(repository, Blob(digest, len(data)), _chunks(data))
+            await client.put_manifest(repository, tag, image.manifest)
 
     return push
 
@@ -113,6 +119,18 @@ def bring(store: Store, tmp_path: Path) -> Callable[..., Awaitable[list[Pulled]]
         settings = {"docker_config": tmp_path / "none.json", **settings}
         options = PullOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
         return await pull(images, store, options=options)
+
+    return call
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Callable[..., Awaitable[MirrorReport]]:
+    """Mirror images to a target, without long waits and without logins."""
+
+    async def call(images: list[str], to: str, **settings: Any) -> MirrorReport:
+        settings = {"docker_config": tmp_path / "none.json", **settings}
+        options = MirrorOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
+        return await mirror(images, parse_target(to), tmp_path / "lock.json", options=options)
 
     return call
 
@@ -217,6 +235,10 @@ def _layer(content: str | bytes) -> bytes:
 
 def _entry(data: bytes, media_type: str) -> dict[str, object]:
     return {"mediaType": media_type, "digest": sha256(data), "size": len(data)}
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 @asynccontextmanager

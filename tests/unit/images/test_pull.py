@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 
 from swerl.core.errors import InputError
-from swerl.core.image_reference import base_url, rewritten
+from swerl.core.image_reference import base_url
 from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
+from swerl.images.mirror import rewritten
 from swerl.images.store import Store
 from tests.unit.images.pulls import Bring, Make, Push, failure
 

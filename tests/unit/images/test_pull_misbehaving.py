@@ -133,24 +133,3 @@ async def test_damaged_manifest_in_the_store_is_not_believed(
     (done,) = await bring(f"{registry.host}/swe/task")
     assert done.stored is not None
     assert store.blob(image.manifest.digest).read_bytes() == image.manifest.body
-
-
-async def test_bearer_token_is_fetched_for_the_challenged_scope(
-    faulty: Any, push: Push, make_image: Make, bring: Bring
-) -> None:
-    image = make_image("a")
-    await push(image, "swe/task")
-
-    def guard(request: web.Request, body: bytes) -> web.StreamResponse:
-        if request.headers.get("Authorization") == "Bearer t0ken":
-            return web.Response(body=body, content_type=image.manifest.media_type)
-        realm = f'Bearer realm="http://{faulty.host}/token",service="s",scope="repository:x:pull"'
-        return web.Response(status=401, headers={"WWW-Authenticate": realm})
-
-    def token(request: web.Request, body: bytes) -> web.StreamResponse:
-        assert request.query["scope"] == "repository:x:pull"
-        return web.json_response({"token": "t0ken"})
-
-    faulty.answers.update({"/manifests/latest": guard, "/token": token})
-    (pulled,) = await bring(f"{faulty.host}/swe/task")
-    assert pulled.stored is not None
