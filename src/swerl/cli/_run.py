@@ -6,6 +6,7 @@ import asyncio
 import functools
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,14 +108,39 @@ async def _until_signal(work: Coroutine[Any, Any, T], grace: Grace | None) -> T:
 
 @contextmanager
 def progress_bar(title: str, total: int | None, *, note: str = "") -> Iterator[Callable[..., None]]:
-    """Show a progress bar on stderr; yield the function that advances it with `note`'s fields."""
+    """Show a progress bar on stderr; yield the function that advances it with `note`'s fields.
+
+    Where no terminal reads it, a line comes now and then.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     out = stderr()
+    if not out.is_terminal:
+        yield _lines(title, total)
+        return
     columns = [BarColumn(min(40, out.width // 5)), MofNCompleteColumn(), TimeElapsedColumn()]
     with _progress(out, *columns, *([TextColumn(note)] if note else ())) as progress:
         bar = progress.add_task(title, total=total, good=0)
         yield functools.partial(progress.update, bar, advance=1)
+
+
+_LINE_S = 20.0
+"""Seconds between two lines of progress in a file or a pipe."""
+
+
+def _lines(title: str, total: int | None) -> Callable[..., None]:
+    """Return a function that counts as a progress bar does, and prints the number now and then."""
+    number, printed_at = 0, time.monotonic()
+
+    def step(*, advance: int = 1, completed: int | None = None, **_: object) -> None:
+        nonlocal number, printed_at
+        number = number + advance if completed is None else completed
+        if time.monotonic() - printed_at > _LINE_S:
+            printed_at = time.monotonic()
+            of_all = "" if total is None else f" of {total:,}"
+            stderr().print(f"  {title} {number:,}{of_all}", markup=False, soft_wrap=True)
+
+    return step
 
 
 _PATIENCE_S = 2.0

@@ -18,6 +18,7 @@ CLOSING = """
 COMMAND = """
 import asyncio
 import typer
+from swerl.cli import _run
 from swerl.cli._run import run
 
 async def work() -> None:
@@ -166,3 +167,13 @@ def test_work_that_takes_a_while_is_named(
             assert time.monotonic() < until, seen
             time.sleep(0.01)
     _output.stderr.cache_clear()
+
+
+def test_a_pipe_gets_a_line_of_progress_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_run, "_LINE_S", -1.0)
+    with _run.progress_bar("tasks", 2) as advance:
+        advance(good=1)
+        advance()
+    assert capsys.readouterr().err == "  tasks 1 of 2\n  tasks 2 of 2\n"
