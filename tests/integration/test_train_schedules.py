@@ -160,12 +160,3 @@ def test_a_step_killed_while_it_trains_is_taken_again_bit_for_bit(home: Path) ->
 
 def _tensors(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
-
-
-def test_one_step_off_trains_tokens_that_are_one_version_old(home: Path) -> None:
-    run = run_of(home, "ahead", '[schedule]\nmode = "one-step-off"\n', steps=2)
-    code, output = run.finish()
-    assert code == 0, output
-    assert [step["staleness"] for step in metrics(run)] == [0.0, 1.0]
-    assert all(line["versions"] == ["000000"] for line in entries(run))
-    _assert_every_token_is_trained_once(run)

@@ -304,7 +304,7 @@ class _Step:
 
 
 def _batch(machine: _Machine, chance: random.Random) -> _Step:
-    """Simulate a step whose Groups start together: `sync` and `one-step-off`."""
+    """Simulate a step of `sync`, whose Groups start together."""
     recipe, rollout = machine.recipe, machine.recipe.rollout
     missing, rollout_s, engine_s = rollout.groups_per_step, 0.0, 0.0
     episodes = list[_Episode]()
@@ -322,11 +322,8 @@ def _batch(machine: _Machine, chance: random.Random) -> _Step:
             break
     train_s = machine.train_s([episode.tokens for episode in episodes][: _batch_size(recipe)])
     after = {"training": train_s, "the step's own work": machine.value["step_fixed_s"]}
-    if recipe.schedule.mode == "sync":
-        waits = _sum(waits, after, {"switching": machine.switch_s})
-    elif sum(after.values()) > rollout_s:
-        waits = after
-    waits = _sum(waits, {"weight update": machine.update_s})
+    update = {"switching": machine.switch_s, "weight update": machine.update_s}
+    waits = _sum(waits, after, update)
     return _Step(rollout_s, train_s, engine_s, waits, episodes)
 
 

@@ -217,18 +217,17 @@ def _num_experts(model: Path) -> int:
 
 def check_schedule(recipe: Recipe) -> None:
     """Raise RecipeError if rollouts and steps cannot overlap as the schedule requires."""
-    schedule, cluster = recipe.schedule, recipe.cluster
-    if schedule.mode != "sync" and cluster.gpus_per_node and cluster.colocate:
+    if recipe.schedule.mode == "sync":
+        return
+    if recipe.cluster.gpus_per_node and recipe.cluster.colocate:
         raise RecipeError(
-            f"schedule.mode = {schedule.mode!r} needs engines beside the trainer",
+            "schedule.mode = 'async' needs engines beside the trainer",
             hint="set cluster.colocate = false, or mode = 'sync'",
         )
-    if schedule.mode != "async":
-        return
     if recipe.engine.options.get("pause_mode") == "abort":
         raise RecipeError(
             "engine.pause_mode = 'abort' would cut off replies in schedule.mode = 'async'",
-            hint="set another pause_mode, or schedule.mode = 'sync' or 'one-step-off'",
+            hint="set another pause_mode, or schedule.mode = 'sync'",
         )
 
 

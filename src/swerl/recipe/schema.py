@@ -131,11 +131,10 @@ class GradingSection(Section):
 class ScheduleSection(Section):
     """When rollouts and optimizer steps run."""
 
-    mode: Literal["sync", "one-step-off", "async"] = "sync"
+    mode: Literal["sync", "async"] = "sync"
     """`sync`: one after the other; every token is sampled by the weights that train on it.
-    `one-step-off`: the next step's rollouts run during the optimizer step, one version behind.
-    `async`: a pool of Groups; slow Groups delay no others. The last two need GPUs of their own for
-    the engines."""
+    `async`: a pool of Groups; slow Groups delay no others. It needs GPUs of their own for the
+    engines."""
     max_staleness: int = Field(3, ge=0)
     """For `async`: maximum weight versions between sampling a token and training on it. A few keep
     the loss close to on-policy; a slower Group makes the trainer wait. 0 is `sync`."""
@@ -168,8 +167,8 @@ class GatewaySection(Section):
     """The HTTP service through which agents reach the model."""
 
     bind: str = "127.0.0.1"
-    """Address to listen on. Loopback is enough for backends with their own way back; use another
-    address for sandboxes that connect by a public URL. Every request needs a session's key."""
+    """Address to listen on. Loopback is enough: sandboxes have their own way to the gateway. Every
+    request needs a session's key."""
     port: int = Field(0, ge=0, le=65535)
     """Port to listen on; 0 chooses a free one."""
     history: Literal["exact", "template"] = "exact"

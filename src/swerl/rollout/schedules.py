@@ -1,8 +1,8 @@
 """Schedules: when Groups are rolled out and when new weights are loaded, by `schedule.mode`.
 
 The training loop takes the Groups of a step from a Schedule and hands it the trainer's weights.
-`sync` alternates rollouts and optimizer steps, `one-step-off` rolls out the next step during the
-optimizer step, and `async` keeps a pool of Groups running all the time.
+`sync` alternates rollouts and optimizer steps, and `async` keeps a pool of Groups running all the
+time.
 """
 
 from __future__ import annotations
@@ -68,10 +68,7 @@ async def open_schedule(inputs: ScheduleInputs, cursor: Cursor) -> AsyncIterator
         return
     try:
         async with asyncio.TaskGroup() as running:
-            if inputs.section.mode == "async":
-                schedule: AsyncPool | OneStepOff = AsyncPool(inputs, running, cursor)
-            else:
-                schedule = OneStepOff(inputs, running)
+            schedule = AsyncPool(inputs, running, cursor)
             try:
                 yield schedule
             finally:
@@ -107,63 +104,6 @@ class Sync:
     def cursor(self) -> Cursor:
         """Return an empty one: the step number decides which Tasks come next."""
         return Cursor()
-
-
-class OneStepOff:
-    """Implements Schedule: the next step's rollouts run during the optimizer step.
-
-    The rollouts of step k + 1 start with the optimizer step k, on the weights that step k starts
-    from, and new weights wait until those rollouts are over. So every token is one version old,
-    no Episode mixes versions, and timing does not decide which Groups a step trains.
-    """
-
-    def __init__(self, inputs: ScheduleInputs, running: asyncio.TaskGroup) -> None:
-        self._inputs = inputs
-        self._running = running
-        self._ahead: asyncio.Task[StepGroups] | None = None
-        """Rollouts of the next step."""
-        self._transfer: Transfer | None = None
-        """Loads weights that do not serve yet."""
-
-    async def take(self, number: int) -> StepGroups:
-        """Return the Groups that were rolled out ahead, and start those of the next step."""
-        # Nothing was rolled out ahead of the first step of a process.
-        groups = await (self._ahead or self._start(number))
-        self._ahead = None
-        # Pending weights must serve before the next rollouts start.
-        await self.settle()
-        if number + 1 < self._inputs.steps:
-            self._ahead = self._start(number + 1)
-        return groups
-
-    async def serve(self, transfer: Transfer) -> None:
-        self._transfer = transfer
-        # Running rollouts keep the old weights; `take` or `settle` then loads the new ones.
-        if self._ahead is None:
-            await self.settle()
-
-    async def settle(self) -> None:
-        """Wait for the running rollouts, then load the pending weights."""
-        if self._ahead:
-            # `wait` leaves an error in the task: `take` raises it.
-            await asyncio.wait({self._ahead})
-        if self._transfer:
-            self._inputs.versions.add(await self._transfer())
-            self._transfer = None
-
-    def cursor(self) -> Cursor:
-        """Return an empty one: the step number decides which Tasks come next."""
-        return Cursor()
-
-    def stop(self) -> None:
-        """Cancel the running rollouts."""
-        if self._ahead:
-            self._ahead.cancel()
-
-    def _start(self, number: int) -> asyncio.Task[StepGroups]:
-        inputs = self._inputs
-        work = step.run_step(inputs.tasks, number, inputs.parts, inputs.folder)
-        return self._running.create_task(work)
 
 
 class QueuedGroup(Protocol):
@@ -250,7 +190,7 @@ class _PoolGroup:
 class AsyncPool:
     """Implements Schedule: Groups run all the time, and each step trains finished ones.
 
-    Tasks start in the order of the other modes, epoch by epoch.
+    Tasks start in the order of `sync`, epoch by epoch.
     """
 
     def __init__(self, inputs: ScheduleInputs, running: asyncio.TaskGroup, cursor: Cursor) -> None:

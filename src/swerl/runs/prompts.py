@@ -1,4 +1,4 @@
-"""The prompt ledger: each Group's step, fate and weight versions; and the length bias it shows.
+"""The prompt ledger: each Group's step, fate and weight versions.
 
 One JSON line per Group, written before its step is committed. A resumed run first removes the
 lines of uncommitted steps, so each Group has one line.
@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 
 from swerl.core.episode import Group
@@ -108,34 +107,3 @@ def _read(line: str) -> GroupEntry | None:
 
 def _line(entry: GroupEntry) -> str:
     return json.dumps(asdict(entry)) + "\n"
-
-
-TENTHS = 10
-
-
-class LengthBias:
-    """Sampled and trained tokens of a run by Episode length.
-
-    A schedule that favours short Episodes shows here: the last tenths are sampled, not trained.
-    """
-
-    def __init__(self, past: Iterable[GroupEntry] = ()) -> None:
-        self._lengths: list[tuple[int, bool]] = []
-        self.add(past)
-
-    def add(self, entries: Iterable[GroupEntry]) -> None:
-        """Count the Episodes of these Groups."""
-        for entry in entries:
-            self._lengths += zip(entry.lengths, entry.learned, strict=True)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the tokens of each tenth of all Episodes, `…_d1` for the shortest ones."""
-        ordered = sorted(self._lengths, key=lambda pair: pair[0])
-        bounds = [round(tenth * len(ordered) / TENTHS) for tenth in range(TENTHS + 1)]
-        metrics: dict[str, float] = {}
-        for number, (start, stop) in enumerate(pairwise(bounds), 1):
-            part = ordered[start:stop]
-            trained = sum(length for length, is_trained in part if is_trained)
-            metrics[f"sampled_tokens_d{number}"] = sum(length for length, _ in part)
-            metrics[f"trained_tokens_d{number}"] = trained
-        return metrics

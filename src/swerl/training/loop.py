@@ -24,7 +24,6 @@ from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
 from swerl.runs import history, prompts, tables
 from swerl.runs.layout import Cursor, RunFolder, RunState
-from swerl.runs.prompts import LengthBias
 from swerl.training import batch as batches
 from swerl.training import step_metrics, updates
 from swerl.training.batch import CollectedBatch, collect
@@ -113,8 +112,8 @@ async def _resume(training: Training) -> _Counters:
         num_groups = training.recipe.rollout.groups_per_step
         record.move_orphans_aside(training.folder, versions, state.cursor, num_groups, emit)
     # The steps after the committed one write their entries again.
-    past = prompts.cut(training.folder.prompts, steps=state.step)
-    return _Counters(training.folder, versions, skips, LengthBias(past))
+    prompts.cut(training.folder.prompts, steps=state.step)
+    return _Counters(training.folder, versions, skips)
 
 
 @dataclass(slots=True)
@@ -122,7 +121,6 @@ class _Counters:
     folder: RunFolder
     versions: Versions
     skips: SkipCounter
-    length_bias: LengthBias
 
     def record(
         self, step: int, groups: StepGroups, collected: CollectedBatch, result: UpdateResult
@@ -130,11 +128,9 @@ class _Counters:
         skipped = result.skipped if result.stats else {group.task_id for group in groups.kept}
         entries = step_metrics.prompt_entries(step, groups, skipped)
         prompts.append(self.folder.prompts, entries)
-        self.length_bias.add(entries)
         return {
             **step_metrics.metrics(groups, collected, result.stats, versions=self.versions),
             "steps_skipped": self.skips.total,
-            **self.length_bias.metrics(),
         }
 
     def state(self, step: int, cursor: Cursor) -> RunState:

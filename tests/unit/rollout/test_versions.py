@@ -5,7 +5,6 @@ from swerl.core.episode import Episode, Status
 from swerl.core.grade import Grade, Verdict
 from swerl.core.turn import Trajectory, Turn, WeightChange
 from swerl.rollout.versions import Staleness, Versions, staleness
-from swerl.runs.prompts import Fate, GroupEntry, LengthBias
 
 
 def turn(num_tokens: int, version: str, *changes: WeightChange) -> Turn:
@@ -37,11 +36,3 @@ def test_a_version_that_comes_again_is_not_newer() -> None:
     versions = Versions(["a"])
     versions.add("a")
     assert (versions.newest, versions.names) == (0, ("a",))
-
-
-def test_tenths_hold_equally_many_episodes_and_untrained_ones_show() -> None:
-    short = GroupEntry(0, "t", "0", Fate.TRAINED, lengths=(1,) * 9, learned=(True,) * 9)
-    long = GroupEntry(0, "u", "0", Fate.LEFT_OUT, lengths=(100,), learned=(False,))
-    found = LengthBias([long, short]).metrics()
-    assert found["sampled_tokens_d1"] == found["trained_tokens_d1"] == 1
-    assert (found["sampled_tokens_d10"], found["trained_tokens_d10"]) == (100, 0)
