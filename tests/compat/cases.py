@@ -164,7 +164,7 @@ _WINDOW_TOKENS = 70_000
 _NONE: Mapping[str, Any] = {}
 _ABILITIES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "claude-code": {"sub-agents": _NONE, "compaction": {"compact_at": _WINDOW_TOKENS}},
-    "codex": {"sub-agents": {"sub_agents": True}, "compaction": {"compact_at": 30_000}},
+    "codex": {"compaction": {"compact_at": 30_000}},
     "opencode": {"sub-agents": _NONE},
     "qwen-code": {"sub-agents": _NONE},
 }

@@ -234,8 +234,7 @@ class ScriptedModel:
                 subtasks = [Subtask(name, _SUBTASK_PROMPT.format(name=name)) for name in names]
                 calls = [delegate_call(tools, subtask) for subtask in subtasks]
             case AwaitSubtasks():
-                wait = _call(_WAITS, tools, prompt.text)
-                calls = [wait or shell_call(tools, "true")]
+                calls = [shell_call(tools, "true")]
             case _:
                 calls = [ToolCall("", "compat_no_such_tool", {"text": "hello"})]
         if None in calls:
@@ -288,7 +287,6 @@ _Arguments: TypeAlias = Mapping[str, Json]
 _SHELLS: Mapping[str, Callable[[str], _Arguments]] = {
     "Bash": lambda command: {"command": command, "description": "Run it"},  # claude-code
     "exec_command": lambda command: {"cmd": command},  # codex
-    "shell": lambda command: {"command": ["sh", "-c", command]},  # codex up to 0.94.0
     "bash": lambda command: {"command": command, "description": "Run it"},  # most others
     "run_shell_command": lambda command: {  # qwen-code
         "command": command,
@@ -305,16 +303,7 @@ _DELEGATES: Mapping[str, Callable[[Subtask], _Arguments]] = {
         "subagent_type": "general",
     },
     "agent": lambda subtask: _claude_subtask(subtask),  # qwen-code
-    "multi_agent_v1.spawn_agent": lambda subtask: {"message": subtask.prompt},  # codex
-    "spawn_agent": lambda subtask: {"message": subtask.prompt},  # codex, older releases
 }
-_WAITS: Mapping[str, Callable[[str], _Arguments]] = {
-    "multi_agent_v1.wait_agent": lambda text: _codex_wait(text),  # codex
-    "wait_agent": lambda text: _codex_wait(text),  # codex, older releases
-    "wait": lambda text: _codex_wait(text),  # codex, still older releases
-}
-"""Tools that wait for sub-agents, of agents that do not wait by themselves."""
-_CODEX_ID = re.compile(r'"agent_id"\s*:\s*"([0-9a-f-]{8,})"')
 
 
 def shell_call(tools: Sequence[Tool], command: str) -> ToolCall | None:
@@ -360,8 +349,3 @@ def _claude_subtask(subtask: Subtask) -> _Arguments:
         "subagent_type": "general-purpose",
         "run_in_background": False,
     }
-
-
-def _codex_wait(text: str) -> _Arguments:
-    ids: list[Json] = list(dict.fromkeys(_CODEX_ID.findall(text)))
-    return {"ids": ids, "targets": ids, "timeout_ms": 60_000}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from swerl.core.changes import FileEdit
 from swerl.core.chat import Message, Role, ToolCall
@@ -38,13 +38,9 @@ _PACKAGE = "@openai/codex"
 _PINNED = {
     f"{_PACKAGE}@0.169.0-linux-x64": "sha512-"
     "o05NyAOCDygSPRo1yinzxvkRSdmsZyBD9E7mbpmjRanSfM8lypqWtQgEo4XfNkwhuCR2aFu8mlGOsQGFXVbVww==",
-    f"{_PACKAGE}@0.94.0": "sha512-"
-    "GKOU2ty3NXls2aeiFSCnSSB6zQBtENqC5OnPa8s79Z576YP1r2DIfUrhQZzVDKmFei852E1SG4TNljFL/081gg==",
 }
 """Known tarballs; other versions are checked against npm's own hash."""
-_LAST_CHAT = (0, 94)
-"""The last release with the Chat Completions API; later ones use only the Responses API."""
-_FIRST_SPLIT = (0, 99)
+_OLDEST = (0, 99)
 """First release with one npm package per platform."""
 _TRIPLES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
 _HOME = "/opt/swerl/agents/codex"
@@ -60,7 +56,7 @@ _UNUSED = ("apps", "plugins", "goals", "remote_models")
 """Features that need the vendor's servers or a person. With the last one, old releases wait 5 s for
 a vendor address at every start."""
 _SUB_AGENTS = ("multi_agent", "collab")
-"""Features for sub-agents, by their names in all releases."""
+"""Features for sub-agents, by their names in all releases; off, as they triple the tools' text."""
 _RETRIES = 7
 """Retries of a refused request: every second if the engine is away; after other failures with
 doubling pauses, 25 s in total."""
@@ -68,8 +64,7 @@ doubling pauses, 25 s in total."""
 _LIMIT_WORDS = ("max_output_tokens", "context window", "context_length_exceeded")
 """The CLI's messages for a reply or context at its limit."""
 
-_START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex* "$@"'
-"""Pattern of its program; in old releases the name ends with the platform."""
+_START = f'{NO_PROXY}PATH="$PATH:{_HOME}/path" exec {_HOME}/bin/codex "$@"'
 _PREPARE = 'mkdir -p "${HOME:?no home folder}/.codex"'
 
 
@@ -79,41 +74,34 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: str = Field(DEFAULT_VERSION, pattern=r"^\d+\.\d+\.\d+$")
-    """Release on npm. Up to 0.94.0 it uses Chat Completions, later Responses."""
+    """Release on npm, 0.99.0 or newer."""
     compact_at: int | None = Field(None, ge=1)
-    """History tokens at which the CLI replaces the history by a summary. None: the CLI's
-    own guess for the model. Refused up to 0.94.0: those releases request no token counts and never
-    compact."""
-    sub_agents: bool = False
-    """True if the model may start sub-agents; off because they triple the tools' text."""
+    """History tokens at which the CLI replaces the history by a summary. None: the CLI's own guess
+    for the model."""
 
-    @model_validator(mode="after")
-    def _can_compact(self) -> Options:
-        if self.compact_at and _numbers(self.version) <= _LAST_CHAT:
-            raise ValueError(
-                f"Codex {self.version} never compacts; compact_at needs 0.95.0 or newer"
-            )
-        return self
+    @field_validator("version")
+    @classmethod
+    def _is_split(cls, version: str) -> str:
+        major, minor, _ = version.split(".")
+        if (int(major), int(minor)) < _OLDEST:
+            raise ValueError(f"Codex {version} is too old; use 0.99.0 or newer")
+        return version
 
 
 def build(options: Options) -> Codex:
     """Fetch the bundle and return the harness. Raises ImageError if the bundle is unavailable."""
-    chat = _numbers(options.version) <= _LAST_CHAT
-    dialect = "openai-chat" if chat else "openai-responses"
-    return Codex(options, fetch(options.version), dialect)
+    return Codex(options, fetch(options.version))
 
 
 def fetch(version: str) -> tuple[Mount, ...]:
     """Return the mounts of this release; download missing files."""
     short, triple = _machine()
-    release = f"{version}-linux-{short}" if _numbers(version) >= _FIRST_SPLIT else version
+    release = f"{version}-linux-{short}"
     # left out: other platforms, and helpers for voice and for its own sandbox
     native = f"{triple}-unknown-linux-musl"
-    keep = rf"package/(package\.json|vendor/{native}/.*/(codex|rg)|bin/codex-{native})"
+    keep = rf"package/(package\.json|vendor/{native}/.*/(codex|rg))"
     pin = _PINNED.get(f"{_PACKAGE}@{release}")
     bundle = _bundles.fetch(_PACKAGE, release, integrity=pin, keep=keep)
-    if (bundle / "bin").is_dir():  # old releases: one folder, and no search tool
-        return (Mount(bundle / "bin", f"{_HOME}/bin"),)
     return (
         Mount(_folder_of(bundle, "codex"), f"{_HOME}/bin"),
         Mount(_folder_of(bundle, "rg"), f"{_HOME}/path"),
@@ -144,25 +132,18 @@ class Codex(BundledAgent[Options]):
 
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one shell command, then summarise."""
-        calls = [self._shell_call(edit_command(edit, workdir.rstrip("/"))) for edit in edits]
-        return [*calls, Message(Role.ASSISTANT, "Done.")]
-
-    def _shell_call(self, command: str) -> Message:
-        if self.dialect == "openai-chat":
-            call = ToolCall("", "shell", {"command": ["sh", "-c", command]})
-        else:
-            call = ToolCall("", "exec_command", {"cmd": command})
-        return Message(Role.ASSISTANT, tool_calls=(call,))
+        commands = [edit_command(edit, workdir.rstrip("/")) for edit in edits]
+        calls = [ToolCall("", "exec_command", {"cmd": command}) for command in commands]
+        replies = [Message(Role.ASSISTANT, tool_calls=(call,)) for call in calls]
+        return [*replies, Message(Role.ASSISTANT, "Done.")]
 
     def _arguments(self, endpoint: Endpoint, budget_s: float) -> Iterator[str]:
         yield from ("exec", "--json", "--skip-git-repo-check")
         yield "--dangerously-bypass-approvals-and-sandbox"
         for key, value in {**_QUIET, **self._settings(endpoint, budget_s)}.items():
             yield from ("-c", f"{key}={value}")
-        sub_agents = dict.fromkeys(_SUB_AGENTS, self.options.sub_agents)
-        features = dict.fromkeys(_UNUSED, False) | sub_agents
-        for feature, is_on in features.items():
-            yield from ("-c", f"features.{feature}={'true' if is_on else 'false'}")
+        for feature in (*_UNUSED, *_SUB_AGENTS):
+            yield from ("-c", f"features.{feature}=false")
         yield "-"  # the prompt comes by stdin
 
     def _settings(self, endpoint: Endpoint, budget_s: float) -> Mapping[str, str]:
@@ -170,7 +151,7 @@ class Codex(BundledAgent[Options]):
             "name": "swerl",
             "base_url": f"{endpoint.url}/v1",
             "env_key": _KEY,
-            "wire_api": "chat" if self.dialect == "openai-chat" else "responses",
+            "wire_api": "responses",
         }
         settings = {"model": endpoint.model, "model_provider": "swerl"}
         settings |= {f"model_providers.swerl.{key}": value for key, value in provider.items()}
@@ -199,11 +180,6 @@ def _folder_of(bundle: Path, program: str) -> Path:
     if path is None:
         raise ImageError(f"the Codex bundle {bundle} has no {program}", hint="use another version")
     return path.parent
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    major, minor, _ = version.split(".")
-    return int(major), int(minor)
 
 
 def _machine() -> tuple[str, str]:

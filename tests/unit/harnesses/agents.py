@@ -65,14 +65,6 @@ AGENTS = (
     ),
     Agent("codex", lambda command: _call("exec_command", cmd=command), keeps_records=True),
     Agent(
-        "codex",
-        # its shell tool ends a command after 10 s where the call does not say otherwise
-        lambda command: _call("shell", command=["sh", "-c", command], timeout_ms=60_000),
-        {"version": "0.94.0"},
-        start_s=20.0,
-        keeps_records=True,
-    ),
-    Agent(
         "mini-swe-agent",
         lambda command: _call("bash", command=command),
         needs_home=False,

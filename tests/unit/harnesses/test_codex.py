@@ -48,24 +48,13 @@ async def test_limits_are_told_from_breakdowns(said: str, limit: bool) -> None:
     assert (done.code, done.limit) == (1, limit)
 
 
-async def test_sub_agents_are_switched_on_and_off_by_every_name_that_releases_know() -> None:
-    for wanted in (True, False):
-        sandbox = Recorder()
-        harness = Codex(Options(sub_agents=wanted), ())
-        await harness.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
-        argv = sandbox.calls[0]["argv"]
-        for name in ("multi_agent", "collab"):
-            assert f"features.{name}={str(wanted).lower()}" in argv
+def test_an_old_release_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"use 0\.99\.0 or newer"):
+        Options(version="0.94.0")
 
 
-def test_a_release_that_never_compacts_refuses_to_be_told_when() -> None:
-    with pytest.raises(ValueError, match="never compacts"):
-        Options(version="0.94.0", compact_at=50_000)
-
-
-@pytest.mark.parametrize(("version", "chat"), [("0.94.0", True), ("0.169.0", False)])
-def test_the_release_decides_the_dialect_and_the_package(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, chat: bool
+def test_a_release_is_fetched_for_this_platform(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for program in ("codex", "rg"):
         (tmp_path / "vendor" / "triple" / program).mkdir(parents=True)
@@ -78,9 +67,8 @@ def test_the_release_decides_the_dialect_and_the_package(
 
     monkeypatch.setattr(codex._bundles, "fetch", fetch)
     monkeypatch.setattr(codex.platform, "machine", lambda: "x86_64")
-    harness = codex.build(Options(version=version))
-    assert harness.dialect == ("openai-chat" if chat else "openai-responses")
-    assert asked == [(version if chat else "0.169.0-linux-x64", True)]
+    codex.build(Options(version="0.169.0"))
+    assert asked == [("0.169.0-linux-x64", True)]
 
 
 @pytest.mark.parametrize("old", ["a.b\n", "x'\"$HOME\\`", ""])
