@@ -62,7 +62,7 @@ def drawn(run: Run) -> Parts:
     """Return parts that can only draw agents."""
     recipe = load([run.recipe])
     absent: object = None
-    return wiring.parts_of(recipe, absent, lambda _: None, absent)  # type: ignore[arg-type]
+    return wiring.parts_of(recipe, absent, lambda _: None)  # type: ignore[arg-type]
 
 
 def test_a_group_has_the_agent_that_its_name_draws_also_after_a_kill(run: Run) -> None:

@@ -288,7 +288,7 @@ async def reach_from(sandbox: Sandbox) -> str:
     if word not in output.text:
         raise SandboxError(
             f"{url} is not reached from inside: {output.text.strip()[-80:]}",
-            hint="set gateway.bind and the gateway address of the backend",
+            hint="`swerl sandbox smoke --isolation` checks the sandbox",
         )
     return url
 

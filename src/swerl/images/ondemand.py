@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
 from swerl.core.contracts import Sandbox, SandboxBackend, SnapshotBackend
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local
@@ -22,10 +20,9 @@ if TYPE_CHECKING:
     from swerl.images.pull import PullOptions
 
 
-def on_demand(backend: SandboxBackend, options: BaseModel | None) -> SandboxBackend:
-    """Wrap a backend if its settings have `pull`, as those of backends on the store do."""
-    pull = getattr(options, "pull", None)
-    return backend if pull is None else OnDemand(backend, default_store(), pull=pull == "missing")
+def on_demand(name: str, backend: SandboxBackend) -> SandboxBackend:
+    """Wrap the backend of this name if it runs images of the store."""
+    return OnDemand(backend, default_store()) if name == "local" else backend
 
 
 class WrappedBackend:
@@ -64,12 +61,10 @@ class OnDemand(WrappedBackend):
         inner: SandboxBackend,
         store: Store,
         *,
-        pull: bool = True,
         options: PullOptions | None = None,
     ) -> None:
         super().__init__(inner)
         self._store = store
-        self._pull = pull
         self._options = options
         self._pulls: dict[str, asyncio.Task[StoredImage]] = {}
 
@@ -105,8 +100,6 @@ class OnDemand(WrappedBackend):
         try:
             self._store.find(image)
         except ImageError:
-            if not self._pull:
-                raise
             task = self._pulls.get(image)
             if task is None:
                 # The registry client is imported only if something is pulled.

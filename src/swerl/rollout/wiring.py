@@ -251,11 +251,11 @@ def open_backend(
     run: str,
     warn: Callable[[str], None] = lambda _: None,
 ) -> SandboxBackend:
-    """Build a backend that pulls images if its options ask for it, and that writes the ledger.
+    """Build a backend that writes the ledger; `local` also pulls images that the store lacks.
 
     `run` names the user of its sandboxes in the ledger; `warn` receives harmless problems.
     """
-    return on_demand(tracked(backend, options, run=run, warn=warn), options)
+    return on_demand(backend, tracked(backend, options, run=run, warn=warn))
 
 
 async def reap_leftovers(recipe: Recipe, emit: Emit) -> None:

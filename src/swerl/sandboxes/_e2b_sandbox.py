@@ -122,13 +122,10 @@ class E2BSandbox:
         provider: E2BProvider,
         remote: RemoteSandbox,
         *,
-        public_url: str,
         workdir: str,
         lifetime_s: float,
     ) -> None:
-        """`public_url`: URL of the gateway from outside; empty: use the relay."""
         self.id = remote.id
-        self._public_url = public_url
         self._provider = provider
         self._remote = remote
         self._workdir = workdir
@@ -239,13 +236,7 @@ class E2BSandbox:
         await self._file_command("write", path, _WRITE, data)
 
     async def expose(self, listener: Listener) -> str:
-        """Make `listener` reachable from inside and return its base URL there.
-
-        A public URL leads to the gateway's own port, where the session's key identifies the
-        request.
-        """
-        if self._public_url:
-            return self._public_url
+        """Make `listener` reachable from inside and return its base URL there."""
         return await self._open.enter_async_context(open_relay(self, listener, on_lost=self._fail))
 
     def lose(self, error: SandboxLostError) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import math
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -81,20 +81,18 @@ class E2BProvider:
         }
 
     async def create(
-        self, template: str, *, lifetime_s: float, metadata: Mapping[str, str], reach: Sequence[str]
+        self, template: str, *, lifetime_s: float, metadata: Mapping[str, str]
     ) -> RemoteSandbox:
-        """Create a sandbox that may reach these outside hosts. Raises ImageError if there is no
-        such template."""
+        """Create a sandbox without internet access. Raises ImageError without such a template."""
         from e2b import AsyncSandbox
 
-        network = {"deny_out": ["0.0.0.0/0"], "allow_out": list(reach)} if reach else None
         with translated(f"a sandbox of template {template!r}"):
             sandbox = await AsyncSandbox.create(
                 template=template,
                 timeout=max(1, math.ceil(lifetime_s)),
                 metadata=dict(metadata),
                 secure=True,
-                **({"network": network} if network else {"allow_internet_access": False}),
+                allow_internet_access=False,
                 **self._parameters,
             )
         return RemoteSandbox(sandbox)

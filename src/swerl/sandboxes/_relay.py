@@ -166,7 +166,7 @@ class _Relay:
         if code == _NO_PROGRAM:
             return SandboxError(
                 f"sandbox {self._sandbox.id} has neither python3 nor node for the relay",
-                hint="add one to the image, or set sandbox.public_url",
+                hint="add one to the image",
             )
         detail = self._errors.decode(errors="replace").strip()
         return SandboxError(

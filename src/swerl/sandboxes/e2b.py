@@ -1,6 +1,6 @@
 """The `e2b` sandbox: micro-VMs of the E2B cloud, or of any server with its protocol.
 
-The gateway is reached through the stream of a command (`_relay.py`), or at a public URL.
+The gateway is reached through the stream of a command (`_relay.py`).
 
 Creation is rate-limited, and retried with jitter under one time limit. A create request without an
 answer may have succeeded. So before the next attempt, and at the end, sandboxes of that name are
@@ -14,7 +14,6 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -59,9 +58,6 @@ class Options(BaseModel):
     """URL of a self-hosted control plane. Default: the cloud's."""
     sandbox_url: str | None = None
     """URL of a self-hosted data plane, if one serves all sandboxes."""
-    public_url: str = ""
-    """URL at which sandboxes reach `gateway.bind` and `gateway.port`; it has less delay than the
-    relay. Empty: the relay, which needs no route to this machine."""
     creates_per_s: float = Field(5.0, gt=0)
     """Largest number of creates per second: the cloud allows paying accounts 5, others 1."""
     price_per_hour: float | None = Field(None, ge=0)
@@ -127,7 +123,6 @@ class E2BBackend:
             sandbox = E2BSandbox(
                 self._provider,
                 remote,
-                public_url=self._options.public_url,
                 workdir=workdir,
                 lifetime_s=limits.lifetime_s,
             )
@@ -161,13 +156,11 @@ class E2BBackend:
         options, image = self._options, order.image
         routed: Mapping[str, str] = {options.image_key: image} if options.image_key else {}
         ordered = {SandboxOrder.KEY: order.to_text()} if self._is_own else {}
-        host = urlsplit(options.public_url).hostname
         return _CreateRequest(
             name=name,
             template=_DEFAULT_TEMPLATE if options.image_key else image,
             metadata={**options.metadata, **routed, **ordered, **_MARK, NAME: name},
             lifetime_s=order.limits.lifetime_s,
-            reach=(host,) if host else (),
         )
 
     @asynccontextmanager
@@ -216,7 +209,6 @@ class E2BBackend:
                 request.template,
                 lifetime_s=request.lifetime_s,
                 metadata=request.metadata,
-                reach=request.reach,
             )
         )
         try:
@@ -248,7 +240,5 @@ class _CreateRequest:
     template: str
     metadata: Mapping[str, str]
     lifetime_s: float
-    reach: Sequence[str]
-    """Outside hosts that it may reach."""
     is_uncertain: bool = False
     """Whether a create request got no answer, so that a sandbox may exist that nobody uses."""

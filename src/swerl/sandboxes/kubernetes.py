@@ -20,7 +20,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -118,9 +118,6 @@ class Options(BaseModel):
     user: str = ""
     """Ordinary user of the sandboxes, by name or number, for images that have one. Empty: the
     image's own user, who must then be root. A user needs `setpriv` in the image."""
-    network: Literal["none", "unchecked"] = "none"
-    """`none`: the first pod tests that it cannot reach the API server. `unchecked`: swerl tests
-    nothing, and the cluster's owner is responsible."""
     pod: dict[str, Any] = {}
     """Additional fields of the pod's spec, such as {hostUsers = false}, imagePullSecrets,
     nodeSelector, tolerations or runtimeClassName. gVisor of 2022 lacks /proc/PID/limits, which
@@ -145,7 +142,7 @@ class KubernetesBackend:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._cluster = Cluster(options.kubeconfig, options.namespace)
-        self._is_closed = options.network == "unchecked"
+        self._is_closed = False
 
     @asynccontextmanager
     async def open(
@@ -296,7 +293,7 @@ class PodSandbox(MachineSandbox):
             raise SandboxError(
                 f"no NetworkPolicy is known to close the network of pods: a sandbox {what}",
                 hint="apply the policy of docs/guides/sandboxes-kubernetes.md, with a network "
-                'plug-in that enforces it, or set sandbox.network = "unchecked"',
+                "plug-in that enforces it",
             )
 
     async def _create(self, manifest: Mapping[str, Any]) -> None:

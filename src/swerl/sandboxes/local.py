@@ -73,9 +73,6 @@ class Options(BaseModel):
     """Folder on disk for files that sandboxes write. Default: memory, which is fastest and leaves
     nothing behind; set a folder if memory is too small. `disk_mib` then bounds each file and not
     their sum, so use a file system of its own."""
-    pull: Literal["missing", "never"] = "missing"
-    """Whether the first sandbox of an image pulls it if the store lacks it. Default: yes, so a run
-    needs no preparation. Use `never` on machines without access to a registry."""
 
 
 def build(options: Options) -> LocalBackend:

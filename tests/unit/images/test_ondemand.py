@@ -87,12 +87,6 @@ async def test_waiter_that_gives_up_stops_no_other(
     assert first.cancelled()
 
 
-async def test_never_means_never(backend: Callable[..., OnDemand]) -> None:
-    with pytest.raises(ImageError, match="is not on this machine") as caught:
-        await opened(backend(pull=False), "swe/task")
-    assert "images pull swe/task" in caught.value.hint
-
-
 async def test_open_sandbox_keeps_its_image_in_use(
     registry: Any, push: Push, make_image: Make, backend: Callable[..., OnDemand], store: Store
 ) -> None:

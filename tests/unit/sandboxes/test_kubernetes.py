@@ -106,7 +106,7 @@ async def test_a_cluster_that_ignores_policies_is_refused(
     finally:
         server.network, server.environment = "none", before
     assert "reached the API server" in str(error)
-    assert "unchecked" in error.hint
+    assert "apply the policy" in error.hint
 
 
 async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_path: Path) -> None:

@@ -83,10 +83,8 @@ async def _backend(request: ServeRequest) -> SandboxBackend:
         _LOG.warning("sandbox %s of an earlier start: %s %s", *result)
     section = PluginSection.model_validate(request.sandbox)
     options = plugin_options("sandboxes", section, section="sandbox")
-    return on_demand(
-        tracked(section.type, options, run=request.run, warn=lambda text: _LOG.warning(text)),
-        options,
-    )
+    backend = tracked(section.type, options, run=request.run, warn=lambda text: _LOG.warning(text))
+    return on_demand(section.type, backend)
 
 
 def main() -> None:

@@ -68,12 +68,3 @@ async def test_a_mount_is_packed_once_and_read_only(
     assert packs[0] == packs[1]
     assert len(packs[0]) == 1
     assert tarfile.is_tarfile(packs[0][0][0])
-
-
-# The way back
-
-
-async def test_the_public_route_is_the_url_of_the_recipe(service: Service) -> None:
-    made = backend(service.url, public_url="https://gateway.example:8443")
-    async with made.open("base", LIMITS, workdir=WORKDIR) as opened:
-        assert await opened.expose(None) == "https://gateway.example:8443"  # type: ignore[arg-type]

@@ -72,7 +72,6 @@ async def test_a_silent_provider_loses_a_sandbox_whose_lifetime_is_over(
     sandbox = _e2b_sandbox.E2BSandbox(
         _e2b_sdk.E2BProvider("key", 1.0, {"api_url": service.url}),
         Remote(),  # type: ignore[arg-type]
-        public_url="",
         workdir="/",
         lifetime_s=0.2,
     )
