@@ -1,4 +1,4 @@
-"""Options and helpers of the image commands: image arguments, sizes, failures."""
+"""Options and helpers of the image commands: image arguments, failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ RewritesOption = Annotated[
 _ENDINGS = {".jsonl", ".json", ".txt", ".parquet"}
 _MAX_FAILURES = 5
 """Failed images of one registry that get a line each: an unreachable registry fails all."""
-_SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def images_of(arguments: Sequence[str]) -> list[str]:
@@ -48,19 +47,6 @@ def is_file(argument: str) -> bool:
     """True if an argument is a file name, not an image name."""
     path = Path(argument)
     return path.is_file() or path.suffix in _ENDINGS or argument.startswith(("/", ".", "~"))
-
-
-def read_size(text: str) -> int:
-    """Read a number of bytes with an optional suffix K, M, G or T. Raises InputError."""
-    number = text.strip().lower().removesuffix("b").removesuffix("i")
-    unit = number[-1:] if number[-1:] in set(_SIZES) else ""
-    try:
-        size = float(number.removesuffix(unit)) * _SIZES[unit]
-        if not 0 <= size < float("inf"):
-            raise ValueError
-    except ValueError as error:
-        raise InputError(f"{text!r} is not a size", hint="for example 500G, or 0") from error
-    return int(size)
 
 
 def failures(outcomes: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:

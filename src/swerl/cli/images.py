@@ -19,7 +19,6 @@ from swerl.cli._images import (
     images_of,
     is_file,
     read_rewrites,
-    read_size,
     show_failures,
     shown_bytes,
 )
@@ -253,25 +252,21 @@ def ls(as_json: JsonOption = False) -> None:
 def gc(
     keep: Annotated[
         list[str],
-        typer.Option(metavar="TASKS", help="Task files or images to keep, most urgent first."),
+        typer.Option(metavar="TASKS", help="Task files or images to keep."),
     ],
     *,
-    max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Shrink the store to this size, such as 500G.")
-    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be removed.")
     ] = False,
 ) -> None:
-    """Free space: first images outside of --keep, then the least urgent ones of it.
+    """Free space: remove the images outside of --keep.
 
     `--keep host` keeps no image of the store.
     """
-    limit = read_size(max_bytes) if max_bytes else None
     for argument in keep:
         if not is_file(argument):
             _names([argument])  # a mistyped file name must not remove everything
-    result = collect(default_store(), images_of(keep), max_bytes=limit, dry_run=dry_run)
+    result = collect(default_store(), images_of(keep), dry_run=dry_run)
     pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
     with suppress(SandboxUnavailableError):  # no daemon, no snapshots
         outside = run(pruning, after="the rest is done")
@@ -288,9 +283,6 @@ def gc(
     )
     if result.num_outside:
         console().print(f"{counted(result.num_outside, 'old snapshot')} of docker {verb}")
-    if limit is not None and result.kept_bytes > limit:
-        console().print("the rest is in use by open sandboxes; run it again later")
-        raise typer.Exit(1)
 
 
 def _names(arguments: Sequence[str]) -> list[Named]:

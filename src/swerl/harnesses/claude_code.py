@@ -46,8 +46,6 @@ _SUMMARY = 20_000
 """Tokens that the CLI reserves for its summary."""
 _MARGIN = 13_000
 """Further reserved tokens; the CLI compacts no later."""
-_AGENT_TOOLS = ("Agent", "Task", "Workflow", "SendMessage", "ListAgents")
-"""Tools for sub-agents, by their names in every release."""
 
 _INSTALL = """
 : "${HOME:?no home folder}" && mkdir -p "$HOME/.claude" &&
@@ -69,13 +67,9 @@ class Options(BaseModel):
     to 174."""
     libc: Literal["glibc", "musl"] = "glibc"
     """C library of the images, for native releases: musl for Alpine, glibc for most others."""
-    max_turns: int | None = Field(None, ge=1)
-    """Maximum model replies, enforced by the CLI. None: only the gateway's limit."""
     tools: tuple[str, ...] | None = None
-    """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`. None: the CLI's own set. Fewer
-    tools make the first request several times shorter."""
-    sub_agents: bool = True
-    """True if the model may start sub-agents; the CLI's default."""
+    """Tools to offer, such as `("Bash", "Read", "Edit", "Write")`. None: the CLI's own set, with
+    those that start sub-agents. Fewer tools make the first request several times shorter."""
     dispatch: Literal["free", "forced"] = "free"
     """`forced`: the lead agent only reads and delegates to sub-agents of type `worker`; only they
     edit and run. Their tokens are trained, too, as branches of the Episode."""
@@ -90,10 +84,9 @@ class Options(BaseModel):
 
     @model_validator(mode="after")
     def _can_dispatch(self) -> Options:
-        if self.dispatch == "forced" and (self.bare or not self.sub_agents or self.tools):
+        if self.dispatch == "forced" and (self.bare or self.tools):
             raise ValueError(
-                "dispatch = 'forced' sets tools and agents itself: remove bare, tools and "
-                "sub_agents"
+                "dispatch = 'forced' sets tools and agents itself: remove bare and tools"
             )
         if self.dispatch == "forced" and not is_kept_by(self.version):
             raise ValueError(
@@ -163,14 +156,10 @@ async def _check(sandbox: Sandbox, options: Options) -> None:
 def _argv(options: Options) -> list[str]:
     argv = program(options.version)
     argv += ["-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
-    if options.max_turns is not None:
-        argv += ["--max-turns", str(options.max_turns)]
     if options.tools is not None:
         argv += ["--tools", ",".join(options.tools)]
     if options.dispatch == "forced":
         argv += ["--agents", json.dumps(AGENTS), "--agent", LEAD]
-    if not options.sub_agents:
-        argv += ["--disallowedTools", ",".join(_AGENT_TOOLS)]
     if options.bare:
         argv += ["--bare"]
     return argv

@@ -1,12 +1,11 @@
-"""Free space in the store: first the unneeded images, then those needed last.
+"""Free space in the store: remove the images that no Task to keep needs.
 
-A task file's order is the order of use. Layers that a kept image shares stay. So does everything
-that an open sandbox of any process uses, or that a pull is downloading.
+Layers that a kept image shares stay. So does everything that an open sandbox of any process uses,
+or that a pull is downloading.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from swerl.core.errors import ImageError, InputError
+from swerl.core.errors import ImageError
 from swerl.core.image_reference import is_local, parse
 from swerl.images.store import Named, Snapshot, Store
 
@@ -37,7 +36,7 @@ class GcResult:
     """The parts that were removed, or would be."""
 
     removed: Sequence[Named]
-    """Removed images, in order of removal."""
+    """Removed images, the oldest first."""
     in_use: Sequence[Named]
     """Images that were kept because an open sandbox uses them."""
     freed_bytes: int
@@ -48,23 +47,15 @@ class GcResult:
     """Removed snapshots of Docker daemons, which are not in the store, and of killed servers."""
 
 
-def collect(
-    store: Store, keep: Iterable[str], *, max_bytes: int | None = None, dry_run: bool = False
-) -> GcResult:
-    """Remove images from the store by next use; `keep` names the needed ones, soonest first.
+def collect(store: Store, keep: Iterable[str], *, dry_run: bool = False) -> GcResult:
+    """Remove the images that `keep` does not name, and all parts without an image.
 
-    Without `max_bytes`, all unneeded images are removed. With it, images are removed, needed or
-    not, until the store is that small. Parts without an image are removed in both cases. Raises
-    InputError if a name in `keep` is malformed.
+    Raises InputError if a name in `keep` is malformed.
     """
-    if max_bytes is not None and max_bytes < 0:
-        raise InputError(
-            f"the store cannot shrink to {max_bytes} bytes", hint="give --max-bytes as 0 or more"
-        )
-    next_use = _next_use(keep)
+    kept = _names_of(keep)
     if not store.root.is_dir():
         return GcResult((), (), 0, 0, 0)
-    names = sorted(store.names(), key=lambda name: (-_rank(name, next_use), name.pulled_unix_s))
+    names = store.names()
     snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
     needs = {name.reference: _needs(store, name, snapshots) for name in names}
     if not dry_run:
@@ -73,11 +64,8 @@ def collect(
         names = _with_newcomers(store, names, needs)
         plan = _GcPlan(store, needs, in_use)
         for name in names:
-            if max_bytes is None and _rank(name, next_use) < math.inf:
-                break
-            if max_bytes is not None and plan.kept_bytes <= max_bytes:
-                break
-            plan.evict(name)
+            if kept.isdisjoint((name.reference, name.digest)):
+                plan.evict(name)
         gone = plan.gone
         if not dry_run:
             for name in plan.removed:
@@ -123,19 +111,12 @@ class _GcPlan:
         self.gone.append(_place(self._store, *key))
 
 
-def _next_use(keep: Iterable[str]) -> dict[str, int]:
-    """Return image name or digest -> the position of its first use."""
-    positions: dict[str, int] = {}
-    for number, image in enumerate(image for image in keep if not is_local(image)):
-        reference = parse(image)
-        positions.setdefault(str(reference), number)
-        if reference.digest:
-            positions.setdefault(reference.digest, number)
-    return positions
-
-
-def _rank(name: Named, next_use: dict[str, int]) -> float:
-    return min(next_use.get(key, math.inf) for key in (name.reference, name.digest))
+def _names_of(images: Iterable[str]) -> set[str]:
+    """Return the full names and the digests of images, without those of this machine alone."""
+    references = [parse(image) for image in images if not is_local(image)]
+    return {str(reference) for reference in references} | {
+        reference.digest for reference in references if reference.digest
+    }
 
 
 def _needs(store: Store, name: Named, snapshots: Mapping[str, Snapshot]) -> set[_Key]:

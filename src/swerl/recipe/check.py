@@ -368,11 +368,12 @@ def require_enough(num_tasks: int, least: int) -> None:
 
 
 def _require_sources(sources: Sequence[Path]) -> None:
-    """Raise InputError unless each exists."""
+    """Raise InputError unless each is a folder."""
     for path in sources:
-        if not path.exists():
-            hint = "give the folder of a run, of `swerl rollout` or `serve`, or a Parquet file"
-            raise AbsentError(f"{path} does not exist", hint=hint)
+        if not path.is_dir():
+            what = "is not a folder" if path.exists() else "does not exist"
+            hint = "give the folder of a run, or of `swerl rollout` or `serve`"
+            raise AbsentError(f"{path} {what}", hint=hint)
 
 
 def _missing_programs(recipe: Recipe) -> Iterator[InputError]:

@@ -147,8 +147,8 @@ class SftSection(Section):
     """Train on recorded Episodes in place of new ones: supervised learning, rejection sampling."""
 
     sources: tuple[Path, ...] = ()
-    """Folders of `swerl train`, `rollout`, `eval` or `serve`, and Parquet files of rows. Empty:
-    Episodes are sampled. Evaluations during training are never used."""
+    """Folders of `swerl train`, `rollout`, `eval` or `serve`. Empty: Episodes are sampled.
+    Evaluations during training are never used."""
     verdicts: tuple[Literal["solved", "unsolved", "timeout", "cheat", "ungraded"], ...] = (
         "solved",
     )

@@ -14,8 +14,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +25,14 @@ from swerl.core.events import Emit, Notice, StepStarted
 from swerl.core.files import read_json, write_text
 from swerl.core.grade import Grade, Verdict
 from swerl.core.sample import Sample, to_samples
-from swerl.core.turn import Trajectory, Turn
+from swerl.core.turn import Trajectory
 from swerl.recipe.schema import Recipe, SftSection
 from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout import record, step
 from swerl.rollout.schedules import Transfer
 from swerl.rollout.step import StepGroups
 from swerl.rollout.versions import Versions
-from swerl.runs import index, tables
+from swerl.runs import index
 from swerl.runs.index import FoundRun
 from swerl.runs.layout import Cursor
 
@@ -51,9 +49,7 @@ class KeptEpisode:
     id: str
     """Source, stage and name; unique among the kept ones."""
     path: str
-    """Its folder, or the Parquet file with its rows."""
-    name: str
-    """Its id in that file; empty for a folder."""
+    """Its folder."""
     task: str
     verdict: str
     reward: float
@@ -154,11 +150,6 @@ def choose(recipe: Recipe, reader: Reader) -> tuple[list[KeptEpisode], Counter[s
 
 def _candidates(source: Path, choice: _Choice) -> Iterator[tuple[KeptEpisode, Trajectory]]:
     """Yield the Episodes of a source that pass the rules on their outcome, with their tokens."""
-    if source.is_file():
-        for name, (episode_of_row, trajectory) in _in_file(source).items():
-            if _passes(episode_of_row, choice):
-                yield replace(episode_of_row, id=f"{source.stem}/{name}"), trajectory
-        return
     for run in index.find_runs(source).values():
         recipe = read_json(run.root / index.RECIPE) if run.is_trained else {}
         _check_run(run, recipe, choice.reader)
@@ -185,9 +176,9 @@ def _found(
         agent_type = harness.get("type", "") if isinstance(harness, dict) else ""
         agent = about.get("agent") or agent_type
         verdict, reward = str(about.get("verdict")), float(about.get("reward", 0))
-        return KeptEpisode(id, str(path), "", attempt.task, verdict, reward, agent)
+        return KeptEpisode(id, str(path), attempt.task, verdict, reward, agent)
     is_session = (path / "trajectory.json").exists() and not (path / "grade.json").exists()
-    return KeptEpisode(id, str(path), "", id, UNGRADED, 0.0) if is_session else None
+    return KeptEpisode(id, str(path), id, UNGRADED, 0.0) if is_session else None
 
 
 def _passes(episode: KeptEpisode, choice: _Choice) -> bool:
@@ -225,43 +216,6 @@ def _foreign(source: Path, reader: Reader, why: str) -> RecipeError:
     )
 
 
-@cache
-def _in_file(path: Path) -> dict[str, tuple[KeptEpisode, Trajectory]]:
-    """Read the Episodes of a Parquet file; they stay in memory. Raises RunError."""
-    outcomes = tables.read_outcomes(path)
-    rows: dict[str, list[Sample]] = defaultdict(list)
-    for sample in tables.read_samples(path, routed=False):
-        rows[sample.episode].append(sample)
-    episodes = {}
-    for name, samples in rows.items():
-        verdict, reward = outcomes.get(name, (UNGRADED, 0.0))
-        # The rows of `swerl serve` have no Task of their own.
-        task = samples[0].task if name in outcomes else name
-        entry = KeptEpisode(name, str(path), name, task, verdict, reward)
-        episodes[name] = entry, Trajectory(name, tuple(_turns(samples)))
-    return episodes
-
-
-def _turns(samples: Sequence[Sample]) -> Iterator[Turn]:
-    """Yield Turns with exactly these rows: a root for each row, a reply for each sampled span."""
-    number = 0
-    for sample in samples:
-        parent, start, end = None, 0, 0
-        for is_sampled, span in groupby(sample.mask):
-            begin, end = end, end + len(list(span))
-            if is_sampled:
-                yield Turn(
-                    index=number,
-                    parent=parent,
-                    prompt_ids=tuple(sample.ids[start:begin]),
-                    output_ids=tuple(sample.ids[begin:end]),
-                    logprobs=tuple(sample.logprobs[begin:end]),
-                    finish=Finish.STOP,
-                    weight_version=(*sample.weight_versions, "")[0],
-                )
-                parent, start, number = number, end, number + 1
-
-
 def _digest(rows: Sequence[Sample]) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for row in rows:
@@ -278,8 +232,8 @@ def read(entry: KeptEpisode, *, routed: bool) -> Episode:
     """
     path = Path(entry.path)
     try:
-        trajectory = _in_file(path)[entry.name][1] if entry.name else record.read_trajectory(path)
-    except (RunError, KeyError) as error:
+        trajectory = record.read_trajectory(path)
+    except RunError as error:
         trajectory, why = Trajectory(""), f": {error}"
     else:
         why = ""

@@ -242,22 +242,6 @@ def read_trained(path: Path, episode: str | None = None) -> dict[str, TrainedEpi
     return uses
 
 
-def read_outcomes(path: Path) -> dict[str, tuple[str, float]]:
-    """Return id -> verdict and reward of each Episode of a file that holds them; else nothing.
-
-    `swerl export --samples` writes them beside the rows. Raises RunError on a damaged file.
-    """
-    with _opened(path) as file:
-        names = ["episode", "verdict", "reward"]
-        if not set(names) <= set(file.schema_arrow.names):
-            return {}
-        columns = file.read(columns=names).to_pydict()
-    return {
-        episode: (verdict, reward)
-        for episode, verdict, reward in zip(*(columns[name] for name in names), strict=True)
-    }
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a file; every error that Arrow raises inside the block becomes a RunError."""

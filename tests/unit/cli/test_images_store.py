@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli._images import images_of, read_size
+from swerl.cli._images import images_of
 from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.task import GradingSpec, Task, write_tasks
@@ -70,20 +70,6 @@ def test_images_are_those_of_task_files_and_those_named(tasks: str) -> None:
         images_of(["none.jsonl"])
     with pytest.raises(InputError, match="is not an image name"):
         images_of(["Not A Name"])
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("0", 0), ("5000", 5000), ("1.5k", 1536), ("2 GiB", 2 << 30), ("1TB", 1 << 40)],
-)
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
-    assert read_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "-1", "G", "5X", "nan", "inf", "1e999"])
-def test_size_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is not a size"):
-        read_size(text)
 
 
 def test_failed_pull_tells_what_to_do(store: Store, empty_registry: str) -> None:

@@ -53,7 +53,7 @@ async def test_only_workers_change_anything_and_all_is_trained(harness: ClaudeCo
     model.assert_trained_exactly(worked.samples)
 
 
-@pytest.mark.parametrize("other", [{"bare": True}, {"sub_agents": False}, {"tools": ["Bash"]}])
+@pytest.mark.parametrize("other", [{"bare": True}, {"tools": ["Bash"]}])
 def test_what_would_undo_it_is_refused(other: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="sets tools and agents itself"):
         Options.model_validate({"dispatch": "forced", "version": "2.1.330"} | other)

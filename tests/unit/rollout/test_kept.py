@@ -13,7 +13,6 @@ from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.files import write_json
 from swerl.core.grade import Grade, Verdict
-from swerl.core.learning import Batch
 from swerl.core.sample import to_samples
 from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families import tiny
@@ -142,21 +141,22 @@ def test_a_resumed_run_keeps_its_choice_and_notices_a_changed_episode(tmp_path: 
         read(kept[0], routed=False)
 
 
-def test_rows_of_a_parquet_file_train_as_they_are(tmp_path: Path) -> None:
-    """`swerl serve` writes such files; nothing graded them."""
+def test_sessions_that_nothing_graded_train_as_they_are(tmp_path: Path) -> None:
     whole = _episode("1", (20, 21))
     rows = to_samples(whole.trajectory, episode="1", task="serve")
-    path = tmp_path / "samples.parquet"
-    batch.write(path, Batch(0, tuple(rows), 1))
+    session = tmp_path / "serve" / "1"
+    session.mkdir(parents=True)
+    record.write_trajectory(session, whole.trajectory)
     with pytest.raises(RecipeError, match=r"keeps no Episode .* 1 ungraded"):
-        open_kept(_recipe(path), tmp_path, _reader(tmp_path), ignore)
-    recipe = _recipe(path, verdicts=("ungraded",))
+        open_kept(_recipe(session.parent), tmp_path, _reader(tmp_path), ignore)
+    recipe = _recipe(session.parent, verdicts=("ungraded",))
     [kept] = open_kept(recipe, tmp_path, _reader(tmp_path), ignore)
-    found = read(kept, routed=False)
-    again = to_samples(found.trajectory, episode="1", task="serve")
-    assert [(row.mask, row.share) for row in again] == [(row.mask, row.share) for row in rows]
-    assert [row.ids for row in again] == [row.ids for row in rows]
-    assert found.learnable
+    episode = read(kept, routed=False)
+    again = to_samples(episode.trajectory, episode="1", task="serve")
+    assert [(row.ids, row.mask, row.share) for row in again] == [
+        (row.ids, row.mask, row.share) for row in rows
+    ]
+    assert episode.learnable
 
 
 @pytest.mark.parametrize(
