@@ -44,7 +44,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the unit tests, a file at a time in each worker; list skipped ones with reasons."""
-    _test(session, "not (integration or nightly or gpu)")
+    _test(session, "not (integration or nightly or gpu)", "--ignore=tests/integration")
 
 
 @nox.session
@@ -88,7 +88,7 @@ def bench(session: nox.Session) -> None:
         session.run("python", str(BENCHES / f"{name}.py"))
 
 
-def _test(session: nox.Session, shelf: str, **env: str) -> None:
+def _test(session: nox.Session, shelf: str, *options: str, **env: str) -> None:
     """Run the tests of a shelf, then repeat a few failed ones alone and name them.
 
     The repetition separates a busy machine from a defect.
@@ -97,7 +97,7 @@ def _test(session: nox.Session, shelf: str, **env: str) -> None:
     env |= {"OMP_NUM_THREADS": "1"}
     LAST_FAILED.unlink(missing_ok=True)
     some_failed = (0, 1)
-    command = ["pytest", "-m", shelf, "--durations=15", *workers, *session.posargs]
+    command = ["pytest", "-m", shelf, "--durations=15", *workers, *options, *session.posargs]
     session.run(*command, env=env, success_codes=some_failed)
     failed = sorted(json.loads(LAST_FAILED.read_text())) if LAST_FAILED.exists() else []
     if len(failed) > MAX_SECOND_TRIES:

@@ -20,18 +20,21 @@ def _house() -> ModuleType:
 
 
 HOUSE = _house()
-MEASURES = HOUSE.static()
-ROOM_LINES = HOUSE.room_lines()
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_a_measure_is_within_its_bound(measure: str) -> None:
-    assert MEASURES[measure] <= HOUSE.BOUNDS[measure], _offenders(measure)
+@pytest.fixture(scope="module")
+def measures() -> dict[str, float]:
+    return HOUSE.static()
 
 
-@pytest.mark.parametrize("room", ROOM_LINES)
+@pytest.mark.parametrize("measure", sorted(set(HOUSE.BOUNDS) - HOUSE.MEASURED_BY_RUNNING))
+def test_a_measure_is_within_its_bound(measure: str, measures: dict[str, float]) -> None:
+    assert measures[measure] <= HOUSE.BOUNDS[measure], _offenders(measure)
+
+
+@pytest.mark.parametrize("room", HOUSE.ROOM_BOUNDS)
 def test_a_room_is_within_its_bound(room: str) -> None:
-    assert ROOM_LINES[room] <= HOUSE.ROOM_BOUNDS[room]
+    assert HOUSE.room_lines()[room] <= HOUSE.ROOM_BOUNDS[room]
 
 
 def test_every_room_has_a_bound() -> None:
