@@ -2,7 +2,8 @@
 
 Sessions run in the environment of `python3 bootstrap.py`; positional arguments pass through.
 Three shelves of tests: `tests` needs nothing but this environment, `integration` starts programs of
-others (Docker, a registry, SGLang, Ray, agents, a browser), `nightly` attacks and repeats.
+others (Docker, a registry, SGLang, Ray, agents, a browser) or takes long, `nightly` attacks and
+repeats.
 """
 
 import json

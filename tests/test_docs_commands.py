@@ -135,6 +135,7 @@ def test_many_commands_run_and_every_reason_is_in_use() -> None:
     assert not [p for p in NOT_RUN if not any(re.search(p, command) for command in every)]
 
 
+@pytest.mark.integration
 def test_the_tests_of_the_vetting_page_are_judged_as_it_states(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("train"))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("module", "error"),
     [
@@ -128,6 +129,7 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
         _assert_trained_as_sampled(run.root, step)
 
 
+@pytest.mark.integration
 def test_sigterm_commits_the_step_under_way(tmp_path: Path) -> None:
     run = Run(tmp_path)
     stopped = run.start("--set", "eval.every=0", "--set", "budgets.grace_s=300")
@@ -139,6 +141,7 @@ def test_sigterm_commits_the_step_under_way(tmp_path: Path) -> None:
     assert "stopped after step 1 of 6" in output
 
 
+@pytest.mark.integration
 def test_an_interrupted_episode_goes_on_after_its_last_turn(tmp_path: Path) -> None:
     run = Run(tmp_path)
     killed = run.start("--set", "steps=1", "--set", "eval.every=0")

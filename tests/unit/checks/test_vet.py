@@ -130,6 +130,7 @@ async def test_a_task_without_a_solution_is_rejected(make: Callable[..., Task]) 
     assert [found.defect for found in vetted.certificate.findings] == [Defect.NO_SOLUTION]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("path", "defects"),
     [("answer.diff", []), ("lib/python3.11/site-packages/calc/answer.diff", [Defect.LEAK])],
@@ -175,6 +176,7 @@ async def test_a_test_that_fails_in_one_of_the_runs_is_flaky(tmp_path: Path) -> 
     assert Defect.FLAKY in {found.defect for found in vetted.certificate.findings}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("is_noop", [True, False])
 async def test_unsteady_tests_are_dropped_where_asked(tmp_path: Path, is_noop: bool) -> None:
     bad_run = 1 if is_noop else FIRST_GOLD_RUN
@@ -208,6 +210,7 @@ async def test_a_task_without_an_expected_value_can_be_forged_and_is_not_admitte
     assert Defect.NOOP_SOLVED in [found.defect for found in vetted.certificate.findings]
 
 
+@pytest.mark.integration
 async def test_what_is_known_is_not_vetted_again(make: Callable[..., Task]) -> None:
     task = make()
     [(first, is_new)] = await run(task, image="sha256:a")
@@ -217,6 +220,7 @@ async def test_what_is_known_is_not_vetted_again(make: Callable[..., Task]) -> N
     assert backend.num_opened == 0
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("change", ["row", "image", "rigour"])
 async def test_what_has_changed_is_vetted_again(make: Callable[..., Task], change: str) -> None:
     task = make()
@@ -230,6 +234,7 @@ async def test_what_has_changed_is_vetted_again(make: Callable[..., Task], chang
     assert is_new
 
 
+@pytest.mark.integration
 async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
     make: Callable[..., Task],
 ) -> None:
@@ -248,6 +253,7 @@ async def test_an_image_that_the_first_run_pulls_has_its_digest_afterwards(
     assert heard[0][0].certificate.image == "sha256:pulled"
 
 
+@pytest.mark.integration
 async def test_a_lost_machine_says_nothing_about_a_task(make: Callable[..., Task]) -> None:
     task = make()
     [(vetted, _)] = await run(task, backend=Numbered(lost=[2]))

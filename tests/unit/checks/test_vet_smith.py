@@ -19,6 +19,8 @@ from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
 from tests.unit.checks.leaks import git
 
+pytestmark = pytest.mark.integration
+
 CLEAN = '''"""Sums."""
 
 

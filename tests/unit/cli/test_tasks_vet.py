@@ -90,6 +90,7 @@ def test_two_at_once_are_kept_apart(file: Path) -> None:
         first.kill()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_vetting_that_was_broken_off_goes_on(file: Path, how: signal.Signals) -> None:
     sound = next(read_tasks(file))

@@ -213,6 +213,7 @@ def _until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.integration
 def test_a_run_is_looked_at_stopped_and_taken_up_again(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
     (tmp_path / "small.toml").write_text(SMALL)

@@ -103,6 +103,7 @@ def swerl(*arguments: str) -> Result:
     return CliRunner().invoke(typer_app, list(arguments), catch_exceptions=False)
 
 
+@pytest.mark.integration
 def test_doctor_lists_plug_ins_and_what_is_wrong_with_them(site: Path) -> None:
     package(site, "[swerl.rewards]\nmine = outside:build\nsolved = outside:build\n")
     checks = json.loads(swerl("doctor", "--json").stdout)["checks"]

@@ -50,6 +50,7 @@ def test_without_the_trainer_it_names_the_package_to_install(tmp_path: Path) -> 
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.integration
 def test_the_example_loop_takes_two_steps(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
     recipe = tmp_path / "small.toml"

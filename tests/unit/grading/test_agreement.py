@@ -34,6 +34,8 @@ from .agreement.differences import CLASSES, classic_class, status_classes, verdi
 from .agreement.replay import Lists, Log, grade
 from .agreement.runs import Run, all_runs
 
+pytestmark = pytest.mark.integration
+
 MIN_LOGS = 200
 GOOD = {TestStatus.PASSED, TestStatus.XFAIL}
 

@@ -88,10 +88,12 @@ def image(home: Path, builds: list[list[str]]) -> Path:
     return home / "images" / "example__tinycalc-1"
 
 
+@pytest.mark.integration
 def test_two_builds_of_one_image_do_the_work_once(builds: list[list[str]]) -> None:
     assert sorted(map(len, builds)) == [0, 4]
 
 
+@pytest.mark.integration
 def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
     testbed = image / "layer" / "testbed"
     git = ["git", "-c", "safe.directory=*", "-C", str(testbed)]
@@ -101,6 +103,7 @@ def test_work_tree_is_one_commit_and_clean(image: Path) -> None:
     assert (testbed / "build").is_dir(), "what the install step wrote belongs to the base"
 
 
+@pytest.mark.integration
 def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
     before = (image / "image.json").read_text()
     with pytest.raises(ImageError, match="exit code 7"):
@@ -109,6 +112,7 @@ def test_a_failed_build_keeps_the_standing_image(image: Path) -> None:
     assert not list(image.parent.glob(".example__tinycalc-1.?*/*"))
 
 
+@pytest.mark.integration
 def test_steps_have_no_network(image: Path) -> None:
     layer = SourceLayer(image / "layer", find_python(THIS_PYTHON), image, {"PATH": "/usr/bin:/bin"})
     reach = "import socket; socket.create_connection(('192.0.2.1', 80), 1)"
@@ -116,6 +120,7 @@ def test_steps_have_no_network(image: Path) -> None:
         run_inside(layer, ["/opt/venv/bin/python", "-c", reach])
 
 
+@pytest.mark.integration
 async def test_sandbox_runs_the_image_at_its_paths(image: Path) -> None:
     local = plugins.load("sandboxes", "local")
     backend = local.build(local.Options())

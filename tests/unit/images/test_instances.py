@@ -49,6 +49,7 @@ def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
         build._check_sum(archive, "0" * 64)
 
 
+@pytest.mark.integration
 def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path) -> None:
     rows = shared_dir / "instances" / "rows.jsonl"
     words = ["rollout", "--instance", NAME, "--tasks", rows, "--json"]

@@ -17,6 +17,8 @@ from tests.unit.data_converters.examples import PARSED_COMMIT, PRO, R2E, Row
 
 from .test_episode import Replies, attempt, gold, say
 
+pytestmark = pytest.mark.integration
+
 BUDGETS = BudgetsSection(
     model_call_s=60, tool_s=60, agent_s=240, grading_s=300, episode_s=540, sandbox_s=600
 )

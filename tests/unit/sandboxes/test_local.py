@@ -123,6 +123,7 @@ UNPRIVILEGED = (
 PYTHONPATH = ":".join(filter(None, sys.path))
 
 
+@pytest.mark.integration
 def test_conformance_and_walls_hold_as_an_unprivileged_user() -> None:
     done = subprocess.run(
         [

@@ -177,6 +177,7 @@ def test_a_prompt_comes_from_issue_message_or_tests(
     assert all(part in str(doubt) for part, doubt in zip(doubts, found, strict=True))
 
 
+@pytest.mark.integration
 def test_a_history_becomes_certified_tasks_and_goes_on_after_an_end(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from swerl.runs.evaluation import compare, find
 from swerl.runs.tables import read_samples
 from swerl.runs.why import diagnose
 
+pytestmark = pytest.mark.integration
+
 SAMPLED = """
 name = "base"
 steps = 1

@@ -134,6 +134,7 @@ def test_the_checksum_of_gpus_is_that_of_sglangs_kernel(
     assert hash_tensor((torch.arange(count) * 0.37).to(dtype), "cuda") == known
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
 def test_a_compiled_checksum_reads_each_byte_once() -> None:
     """One kernel reads the words and writes two sums a tile, one adds these; else some 60."""
