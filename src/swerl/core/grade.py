@@ -85,8 +85,6 @@ class Grade:
     confirmation: Confirmation = Confirmation.NONE
     flags: tuple[str, ...] = ()
     """Reasons to audit the patch, by the names of their patterns."""
-    durations: Mapping[str, float] = field(default_factory=dict)
-    """Seconds per test id, if the test runner reports them."""
     duration_s: float = 0.0
     """Seconds of the whole grading."""
     test_s: float = 0.0

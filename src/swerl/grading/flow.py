@@ -27,7 +27,7 @@ from swerl.core.errors import SandboxError, SandboxLostError, UnknownNameError
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, MutatedTests, Protection, Task
 from swerl.grading import confirm
-from swerl.grading.log_parsers import LogError, find_parser, read_durations, read_log
+from swerl.grading.log_parsers import LogError, find_parser, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
 from swerl.grading.statuses import Judgement, Parser, not_run, statuses_of
 
@@ -40,7 +40,6 @@ _END_S = 30.0
 _COMMAND = "the test command"
 _SIGNAL = 128
 """Exit codes from here on mean a signal."""
-_PYTEST_OPTIONS = "--durations=0"
 
 _RUN = """{{
 exec </dev/null 2>&1
@@ -319,7 +318,7 @@ class _Grading:
         done = await sandbox.run(
             ["bash", "-s", "--", spec.test_command],
             cwd=self.task.workdir,
-            env=_environment(spec),
+            env=dict(spec.env),
             timeout_s=spec.timeout_s,
             stdin=_RUN.format(start=start, end=end).encode(),
         )
@@ -381,14 +380,8 @@ class _Grading:
             reason = f"the tests left a {name} that cannot be read: {error}"
             return _Run(replace(facts, reason=reason))
         judged = self.rules.judge(self.task.grading, report)
-        grade = replace(
-            facts,
-            verdict=judged.verdict,
-            reason=judged.reason,
-            tests=judged.tests,
-            durations=await read_durations(report.log),
-        )
-        return _Run(grade, report)
+        verdict, reason, tests = judged.verdict, judged.reason, judged.tests
+        return _Run(replace(facts, verdict=verdict, reason=reason, tests=tests), report)
 
 
 async def _until_one_fails(runs: Iterable[Coroutine[None, None, Grade]]) -> list[Grade]:
@@ -460,12 +453,6 @@ async def _end_others(sandbox: Sandbox, known: bytes) -> bool:
     """Kill all processes except the known ones; return True if none is left."""
     done = await sandbox.run(["sh", "-c", _END], user="root", timeout_s=_END_S, stdin=known)
     return done.exit_code == 0
-
-
-def _environment(spec: GradingSpec) -> Mapping[str, str]:
-    """Return the environment of the tests, in which pytest prints each duration."""
-    options = f"{spec.env.get('PYTEST_ADDOPTS', '')} {_PYTEST_OPTIONS}".strip()
-    return {**spec.env, "PYTEST_ADDOPTS": options}
 
 
 def _capped(log: str) -> str:

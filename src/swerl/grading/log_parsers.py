@@ -19,7 +19,6 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
@@ -57,19 +56,6 @@ async def read_log(parse: Parser, log: str, limit_s: float = _LIMIT_S) -> Status
     found: Statuses = {}
     async for part in _read_apart(address, log, limit_s):
         found.update((name, statuses[status]) for name, status in part.items())
-    return found
-
-
-async def read_durations(log: str, limit_s: float = _LIMIT_S) -> dict[str, float]:
-    """Return seconds by test from pytest's table; empty if the log has none or cannot be read."""
-    if "durations" not in log:
-        return {}
-    if len(log) <= _INLINE_CHARS:
-        return python_logs.durations(log)
-    found: dict[str, float] = {}
-    with suppress(LogError):
-        async for part in _read_apart(address_of(python_logs.durations), log, limit_s):
-            found.update(part)
     return found
 
 

@@ -39,7 +39,6 @@ _DJANGO_SETUP = " ... Testing against Django installed in "
 _DJANGO_SETUP_END = re.compile(r" silenced\)\.\nok$", re.MULTILINE)
 _DJANGO_CHECKED = " ... System check identified no issues (0 silenced)"
 _DJANGO_SERVER_ERROR = " ... Internal Server Error: /"
-_DURATION = re.compile(r"(\d+\.\d+)s (?:call|setup|teardown)\s+(\S.*)")
 
 
 def pytest(log: str) -> Statuses:
@@ -149,15 +148,6 @@ def r2e(log: str) -> Statuses:
                 found.append((name, WORDS[word]))
                 break
     return worst(line for line in found if line[0])
-
-
-def durations(log: str) -> dict[str, float]:
-    """Return seconds by test, set-up and teardown included, from the table of `--durations=0`."""
-    found: dict[str, float] = {}
-    for line in lines(log):
-        if match := _DURATION.fullmatch(line):
-            found[match[2]] = round(found.get(match[2], 0.0) + float(match[1]), 3)
-    return found
 
 
 def _sympy_heading(line: str) -> str:

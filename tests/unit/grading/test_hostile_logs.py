@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from swerl.grading.log_parsers import PARSERS, LogError, find_parser, parse_log
-from swerl.grading.python_logs import durations
 from swerl.grading.statuses import MAX_TESTS
 
 from .agreement import foreign
@@ -98,9 +97,9 @@ def assert_linear(read: Callable[[str], object], make: Callable[[int], str]) -> 
         before = taken
 
 
-@pytest.mark.parametrize("name", [*PARSERS, "durations"])
+@pytest.mark.parametrize("name", PARSERS)
 def test_a_hostile_log_takes_linear_time(name: str) -> None:
-    read = durations if name == "durations" else find_parser(name)
+    read = find_parser(name)
     for make in hostile(SAMPLES.get(name, PYTEST), random.Random(name), NUM_DRAWN):
         assert_linear(read, make)
 

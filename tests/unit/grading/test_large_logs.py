@@ -13,7 +13,7 @@ from swerl.core.grade import TestStatus, Verdict
 from swerl.core.task import Task
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.graders import command
-from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_durations, read_log
+from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_log
 from swerl.grading.statuses import Judgement, Statuses
 
 from ._folder_sandbox import opener
@@ -50,12 +50,6 @@ async def test_a_large_log_is_read_as_a_small_one(name: str) -> None:
     log = SAMPLES.get(name, PYTEST)
     large = f"{{{' ' * NUM_LINES}{log[1:]}" if name == "json_report" else log + "\n" * NUM_LINES
     assert await read_log(find_parser(name), large) == find_parser(name)(log)
-
-
-async def test_durations_are_read_from_a_large_log() -> None:
-    log = "= slowest durations =\n0.25s call     a.py::t\n0.50s setup    a.py::t\n"
-    assert await read_durations(log) == {"a.py::t": 0.75}
-    assert await read_durations(log + "\n" * NUM_LINES) == {"a.py::t": 0.75}
 
 
 async def test_parsers_of_other_packages_are_read_apart_too() -> None:
