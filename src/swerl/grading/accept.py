@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from swerl.core.changes import Changes, FileMap, TreeFile, is_plain, leads_out, parents, touched
 from swerl.core.task import GradingSpec, Task
-from swerl.grading.steering import adds_sources, holds_steering, without_steering
+from swerl.grading.steering import holds_steering, without_steering
 
 _TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "e2e"})
 _TEST_ROOTS = _TEST_FOLDERS | {"testing", "spec", "specs", "r2e_tests"}
@@ -41,7 +41,10 @@ _STEERING_FILES = re.compile(
     re.VERBOSE,
 )
 """Names of files that decide how tests run, in any folder and for any Task."""
-_STEERING_FOLDERS = frozenset({".github", ".circleci", ".cargo", ".mvn"})
+_STEERING_FOLDERS = frozenset(
+    {".github", ".circleci", ".cargo", ".mvn", "testdata", "test_data", "test-data"}
+    | {"__snapshots__", "__fixtures__", "__mocks__"}
+)
 _INSTALLED = frozenset(
     {".venv", "site-packages", "dist-packages", "__pypackages__", ".tox", ".nox", ".eggs"}
     | {"node_modules", "bower_components"}
@@ -100,7 +103,6 @@ _BUILDS = (
 """Commands that start tests by the rules of a build file, and the names of such files."""
 _PACKAGE_SCRIPTS = re.compile(r"\b(?:npm|yarn|pnpm|bun)\b")
 _PACKAGES, _MAKEFILE = "package.json", "Makefile"
-_CONFTEST = "conftest.py"
 _BUILD_SCRIPT = "setup.py"
 """A command runs it to build, and fixes change it."""
 
@@ -209,25 +211,14 @@ class _Rules:
         """Return True for a protected file, and for a link that leads out of the repository."""
         if not is_plain(path) or (file and file.is_link and self._leads_out(path, file.data)):
             return True
-        if path in self._allowed or self._is_further_conftest(path):
+        if path in self._allowed:
             return False
         is_new = file is not None and old is None
-        if self._adds_sources(path, file, old):
-            return False
         return _steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
 
     def _leads_out(self, path: str, target: bytes) -> bool:
         inside = target.removeprefix(self._workdir)
         return leads_out("" if inside != target else path, inside)
-
-    def _adds_sources(self, path: str, file: TreeFile | None, old: TreeFile | None) -> bool:
-        """Return True for a build file that starts the tests and only builds more than before."""
-        if not (file and old) or file.is_link or old.is_link:
-            return False
-        if path in self._hidden or self._folders & {*parents(path)}:
-            return False
-        is_build = self._drives(posixpath.basename(path)) and path not in self._drivers
-        return is_build and adds_sources(old.data, file.data)
 
     def _is_protected(self, path: str) -> bool:
         name = posixpath.basename(path)
@@ -238,20 +229,6 @@ class _Rules:
         return path in self._above or any(
             each in self._folders or each in self._hidden for each in parents(path)
         )
-
-    def _is_further_conftest(self, path: str) -> bool:
-        """Return True if the known solution changes a conftest.py that reaches the same tests.
-
-        The agent may write anything into that one, so another one gives it no further power.
-        """
-        folder, name = posixpath.split(path)
-        if name != _CONFTEST or path in self._hidden:
-            return False
-        known = [posixpath.dirname(each) for each in self._allowed if _is_conftest(each)]
-        tests = [test for test in self._hidden if _is_below(test, folder)]
-        if not tests:
-            return any(_is_below(path, each) for each in known)
-        return all(any(_is_below(test, each) for each in known) for test in tests)
 
     def _precedes(self, path: str, file: TreeFile | None) -> bool:
         """Return True if a new file would be found before a program or module of a test run."""
@@ -317,14 +294,6 @@ def is_test(path: str) -> bool:
     """Return True if a file of any project belongs to its tests, or decides how they run."""
     name = posixpath.basename(path)
     return bool(_test_folder(path) or _TEST_FILE.fullmatch(name)) or _steers(path)
-
-
-def _is_conftest(path: str) -> bool:
-    return posixpath.basename(path) == _CONFTEST
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return not folder or path.startswith(folder + "/")
 
 
 def _steers(path: str) -> bool:

@@ -21,12 +21,6 @@ _MAX_CHARS = 2**18
 _INI_STEERS = re.compile(r"(tool:)?pytest|aliases|test|unittest|nosetests|flake8:local-plugins")
 _TOML_STEERS = ("pytest", "tox", "nox", "nose", "unittest", "coverage", "poe", "taskipy", "pixi")
 _JSON_STEERS = ("scripts", "jest", "mocha", "ava", "vitest", "nyc", "c8", "karma", "tap", "babel")
-_LIST = re.compile(
-    rb"(?P<name>\w*(?:SRC|SOURCE|OBJ|HDR|HEADER)\w*)[ \t]*(?P<sign>[:+?]?=)"
-    rb"(?P<words>(?:[ \t]+(?:[\w./-]+\.(?:c|cc|cpp|cxx|h|hh|hpp|o)|\$\(\w+\)))*)[ \t]*",
-    re.IGNORECASE,
-)
-"""A list of sources or objects in a Makefile, on one line."""
 _PLUGINS = "pytest11"
 """The entry point by which a package adds a plugin to pytest."""
 _HEADING = re.compile(r"\s*\[{1,2}([^\]]*)\]")
@@ -53,24 +47,6 @@ def without_steering(path: str, base: str, changed: str) -> str:
 def holds_steering(path: str) -> bool:
     """Return True if a file of this name can hold settings of test runners beside others."""
     return PurePosixPath(path).name in _RESTORERS
-
-
-def adds_sources(base: bytes, changed: bytes) -> bool:
-    """Return True if a Makefile differs only in lists of sources, which keep all their words."""
-    old, new = (
-        [(line, _LIST.fullmatch(line)) for line in text.replace(b"\\\n", b" ").splitlines()]
-        for text in (base, changed)
-    )
-    if len(old) != len(new) or len(changed) > _MAX_CHARS:
-        return False
-    for (was, before), (now, after) in zip(old, new, strict=True):
-        if was == now:
-            continue
-        if not (before and after) or before.group("name", "sign") != after.group("name", "sign"):
-            return False
-        if set(before["words"].split()) - set(after["words"].split()):
-            return False
-    return True
 
 
 def _restored(

@@ -76,6 +76,7 @@ PROTECTED = [
     *(".venv/lib/python3.11/site-packages/_pytest/runner.py", "web/node_modules/m/index.js"),
     *(".rspec-local", "web/.swcrc", "test/mocha.opts", "unittest.cfg", ".config/nextest.toml"),
     *("web/.yarnrc.yml", ".mvn/jvm.config", "cheat-1.0.dist-info/entry_points.txt"),
+    *("pkg/testdata/golden.txt", "web/__snapshots__/till.snap", "web/__mocks__/fs.js"),
 ]
 OUTSIDE = [
     *(".git/hooks/post-checkout", "sub/.GIT/config", "a/../../outside.py", "/etc/x", "a//b", "./a"),
@@ -272,25 +273,6 @@ def test_files_that_only_build_are_kept(command: str, path: str) -> None:
     assert accept(commanded(command), changes).changes == changes
 
 
-@pytest.mark.parametrize(
-    ("changed", "is_kept"),
-    [
-        ("SRCS = till.c money.c\ntest: till.c\n\t./run\n", True),
-        ("SRCS = till.c \\\n\t lib/money.c $(MORE)\ntest: till.c\n\t./run\n", True),
-        ("SRCS = money.c\ntest: till.c\n\t./run\n", False),
-        ("SRCS = till.c $(shell true) a.c\ntest: till.c\n\t./run\n", False),
-        ("SRCS = till.c money.c\ntest: till.c\n\techo ok\n", False),
-        ("SRCS = till.c\nSHELL = /bin/true\ntest: till.c\n\t./run\n", False),
-    ],
-)
-def test_a_makefile_that_starts_the_tests_may_build_more_sources(
-    changed: str, is_kept: bool
-) -> None:
-    base = TreeFile(b"SRCS = till.c\ntest: till.c\n\t./run\n")
-    changes = Changes({"Makefile": TreeFile(changed.encode())}, {"Makefile": base})
-    assert bool(kept(accept(commanded("make test"), changes))) is is_kept
-
-
 def test_scripts_that_scripts_run_are_dropped_too() -> None:
     scripts = {"ci/run.sh": ". env/common\nmake test\n", "env/common": "python3 tool.py\n"}
     for path in ("env/common", "Makefile", "tool.py"):
@@ -313,32 +295,6 @@ def test_the_agent_may_change_files_that_the_solution_changes() -> None:
     task = replace(TASK, gold_patch=section("tox.ini") + section("tests/unit/test_calc.py"))
     assert accept(task, edited("tox.ini")).dropped == ()
     assert accept(task, edited("tests/unit/test_calc.py")).dropped != ()
-
-
-@pytest.mark.parametrize(
-    ("known", "path", "is_kept"),
-    [
-        ("tests/conftest.py", "tests/unit/conftest.py", True),
-        ("conftest.py", "tests/unit/conftest.py", True),
-        ("tests/unit/conftest.py", "tests/conftest.py", True),
-        ("docs/conftest.py", "conftest.py", False),
-        ("calc.py", "tests/unit/conftest.py", False),
-        ("tests/conftest.py", "other/conftest.py", False),
-        ("conftest.py", "other/conftest.py", True),
-    ],
-)
-def test_a_fixture_may_be_in_another_conftest_than_the_solutions(
-    known: str, path: str, is_kept: bool
-) -> None:
-    spec = replace(TASK.grading, fail_to_pass=(), test_files={})
-    task = replace(TASK, gold_patch=section(known), grading=spec)
-    assert bool(kept(accept(task, made(path)))) is is_kept
-
-
-def test_that_conftest_reaches_no_tests_that_the_solutions_does_not() -> None:
-    task = replace(TASK, gold_patch=section("tests/conftest.py"))
-    assert kept(accept(task, made("tests/unit/conftest.py"))) == {"tests/unit/conftest.py"}
-    assert accept(task, made("conftest.py", "pkg/conftest.py")).changes.files == {}
 
 
 CFG = "[metadata]\nname = a\n\n[tool:pytest]\naddopts = -q\n"
