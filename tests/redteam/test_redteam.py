@@ -9,12 +9,12 @@ import pytest
 from swerl.core.grade import Verdict
 from swerl.sandboxes import local
 from swerl.sandboxes.local import LocalBackend
-from tests.redteam import agents, by_language, files, signs, tested_code
+from tests.redteam import agents, by_language, files, guesses, signs, tested_code
 from tests.redteam.play import Attempt, is_rewarded_naively, missing_tool, play
 from tests.redteam.policy import Defence, Kind, Policy
 from tests.redteam.projects import project_of
 
-TOPICS = (agents, files, tested_code, by_language, signs)
+TOPICS = (agents, files, tested_code, by_language, signs, guesses)
 POLICIES = [policy for topic in TOPICS for policy in topic.POLICIES]
 VETTED = [policy for policy in POLICIES if policy.stopped_by is Defence.VETTED]
 HONEST = [

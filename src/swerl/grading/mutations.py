@@ -12,7 +12,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
@@ -91,9 +91,13 @@ _BOUNDS = re.compile(
     r"|^(?:above|below|at_?[lL]east|at_?[mM]ost|within|most|least|[gl][te])$"
 )
 """Words of assertions that many values meet."""
-_RAISES = re.compile(
-    r"(?:raises?|warns|Raises|expectException|assertThrows|toThrow|raise_error|throws)\w*$"
-)
+_RAISES = re.compile(r"(?:[rR]aises?|[wW]arns|expectException|assertThrows|toThrow|throws)\w*$")
+_WARNINGS = ("BytesWarning", "ImportWarning")
+"""Their counterparts where a test asserts a warning: any other class would fail with any code."""
+_LIKE = "({0} * {1} if {0} and isinstance({0}, (int, float, str, list)) else [{0}])"
+"""Another value of the same type in Python, for a name."""
+_PART_OF_DATE = re.compile(r"\bdate(?:time)?\([^()]*,\s*$")
+"""What stands before a month or a day, which cannot be any number."""
 _FLIPS = {"==": "!=", "===": "!==", "<": ">=", ">": "<="}
 _FLIPS |= {new: old for old, new in _FLIPS.items()}
 _PAIRS = (
@@ -111,6 +115,8 @@ _OPPOSITES = dict([*map(str.split, _PAIRS), *(pair.split()[::-1] for pair in _PA
 _TRUTHS = frozenset({"True", "False", "true", "false"})
 _TERMS = frozenset({"+", "-", "*", "/", "%", "&", "|", "^", "**", "//"})
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
+_WORDS = "words"
+"""Key of a file's words among its values by form."""
 _WORD = re.compile(r"(?<![\\%])\b[A-Za-z]+|(?<=\\[nrt])[A-Za-z]+")
 _STRING = re.compile(
     r"(?s)(?P<open>[A-Za-z]{0,3}(?:#*\"|'''|'|`|\"\"\"))(?P<body>.*?)(?P<close>['\"`]+#*)"
@@ -178,6 +184,7 @@ def candidates(
     tests = [test for test in source.tests() if is_wanted(test.name)]
     places = [(test, list(source.places(test))) for test in tests]
     pool = _pool(place for _, own in places for place in own)
+    pool[_WORDS] = sorted({word.lower() for word in re.findall(r"[A-Za-z]+", source.text)})
     units = [_replacements(source, test, own, pool, rng) for test, own in places]
     return [unit for unit in units if unit]
 
@@ -345,7 +352,7 @@ class _Source:
     def _exception(self, at: int, end: int) -> Iterator[_Place]:
         """Yield the exception of an assertion, if it is a single name."""
         texts = [token.text for token in self.tokens[at:end]]
-        index = next((index for index, text in enumerate(texts) if _RAISES.match(text)), end)
+        index = next((index for index, text in enumerate(texts) if _RAISES.search(text)), end)
         index += 1 + (texts[index + 1 : index + 2] == ["("])
         while (
             texts[index + 1 : index + 2] in (["."], ["::"], ["\\"]) and texts[index + 2] != "class"
@@ -353,8 +360,9 @@ class _Source:
             index += 2
         if index < len(texts) and texts[index][:1].isupper():
             token = self.tokens[at + index]
+            is_warning = self.suffix == ".py" and token.text.endswith("Warning")
             names = _EXCEPTIONS.get(self.suffix, _EXCEPTIONS[".js"])
-            yield token, names
+            yield token, _WARNINGS if is_warning else names
 
     def _literals(
         self, at: int, end: int, *, num_args: int = _MANY, needs_call: bool = False
@@ -413,7 +421,7 @@ class _Source:
         if before.text == "=" and _OPTIONS.fullmatch(earlier):
             return False
         if token.kind != "string":
-            return True
+            return not _PART_OF_DATE.search(self.text[: token.start][-80:])
         is_template = bool(re.match(r"[rR]?[fF][rR]?[\"']", token.text)) or "#{" in token.text
         is_template |= "$" in token.text and (self.suffix == ".php" or token.text[0] == "`")
         return not is_template and len(token.text) < _MAX_CHARS
@@ -424,10 +432,11 @@ class _Source:
         A negation alone would accept objects that equal everything.
         """
         tokens = self.tokens[at:end]
-        if self.suffix not in _DYNAMIC or any(_RAISES.match(token.text) for token in tokens):
+        if self.suffix not in _DYNAMIC or any(_RAISES.search(token.text) for token in tokens):
             return
         if token := next((token for token in reversed(tokens) if token.text in names), None):
-            yield token, (f"[{token.text}]", f"[{token.text}, {token.text}]")
+            forms = (_LIKE, _LIKE) if self.suffix == ".py" else ("[{0}]", "[{0}, {0}]")
+            yield token, tuple(form.format(token.text, at) for at, form in enumerate(forms, 2))
 
     def _operators(self, at: int, end: int) -> Iterator[_Place]:
         """Yield the negation of an assertion."""
@@ -522,10 +531,13 @@ def _others(old: str, pool: dict[str, list[str]], rng: random.Random) -> Iterato
     """Yield other literals of the same form: expected values of the file, then made ones."""
     values = [each for each in pool.get(_form(old), ()) if _is_far(each, old)]
     rng.shuffle(values)
-    yield from values
+    for each in values:
+        # No other test gets it: a value that two tests expect would be a sign.
+        pool[_form(old)].remove(each)
+        yield each
     made = {old}
     for _ in range(10):
-        new = _made(old, rng)
+        new = _made(old, pool[_WORDS], rng)
         if new not in made:
             made.add(new)
             yield new
@@ -541,13 +553,14 @@ def _is_far(new: str, old: str) -> bool:
         first, second = float(new), float(old)
     except ValueError:
         return False
-    return abs(first - second) > 0.4 * max(abs(first), abs(second))
+    # A longer one is no year, and often more than any answer can be.
+    return len(new) <= len(old) and abs(first - second) > 0.4 * max(abs(first), abs(second))
 
 
-def _made(old: str, rng: random.Random) -> str:
+def _made(old: str, words: Sequence[str], rng: random.Random) -> str:
     """Return a literal of the same form and length."""
     if match := _STRING.fullmatch(old):
-        return match["open"] + _other_text(match["body"], rng) + match["close"]
+        return match["open"] + _other_text(match["body"], words, rng) + match["close"]
     match = _NUMBER.fullmatch(old)
     if not match:
         return old
@@ -557,24 +570,28 @@ def _made(old: str, rng: random.Random) -> str:
         return prefix + digits.replace("0", str(rng.randint(2, 9)), 1) + rest
     lead = int(digits[first])
     new = rng.randint(2, 9) if lead == 1 else rng.randint(1, max(1, int(lead * 0.6)))
-    tail = re.sub(r"\d", lambda _: str(rng.randint(0, 9)), digits[first + 1 :])
+    # A round number stays round.
+    tail = re.sub(r"[1-9]", lambda _: str(rng.randint(1, 9)), digits[first + 1 :])
     return prefix + digits[:first] + str(new) + tail + rest
 
 
-def _other_text(text: str, rng: random.Random) -> str:
-    words = list(_WORD.finditer(text))
-    if not words:
+def _other_text(text: str, words: Sequence[str], rng: random.Random) -> str:
+    places = list(_WORD.finditer(text))
+    if not places:
         changed = re.sub(r"(?<!\\)[0-9]", lambda _: str(rng.randint(1, 9)), text)
         return changed if changed != text else text + rng.choice("xyz")
     # In a pattern, each word may be an alternative.
-    chosen = words if set(text) & set("|[?*({") else [rng.choice(words)]
-    for word in reversed(chosen):
-        text = text[: word.start()] + _other_word(word[0], rng) + text[word.end() :]
+    is_pattern = bool(set(text) & set("|[?*({"))
+    others = [] if is_pattern else [word for word in words if word not in text.lower()]
+    lengths = set(map(len, others))
+    best = [place for place in places if len(place[0]) in lengths] or places
+    for place in reversed(places if is_pattern else [rng.choice(best)]):
+        text = text[: place.start()] + _other_word(place[0], others, rng) + text[place.end() :]
     return text
 
 
-def _other_word(word: str, rng: random.Random) -> str:
-    letters = [
-        rng.choice("aeiou" if sign in "aeiou" else "bcdfghklmnprst") for sign in word.lower()
-    ]
+def _other_word(word: str, words: Sequence[str], rng: random.Random) -> str:
+    """Return a word of the file that is as long, else letters: code may look a word up."""
+    others = [each for each in words if len(each) == len(word)]
+    letters = rng.choice(others) if others else "".join(rng.choices("bdgkmptvz", k=len(word)))
     return "".join(n.upper() if o.isupper() else n for n, o in zip(letters, word, strict=True))

@@ -190,29 +190,59 @@ async def test_a_run_is_repeated_once_for_a_test_that_is_not_mutated(
     assert num_left == num_failures - 2
 
 
+async def test_a_test_that_fails_once_in_ten_costs_four_real_patches_in_a_hundred(
+    make: Callable[..., Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, rng = make(mutated=(version(ADD),)), random.Random(2)
+
+    async def run(self: flow._Grading, mutated: MutatedTests | None = None) -> flow._Run:
+        failed = {ADD: bool(mutated), ZERO: rng.random() < 0.1}
+        statuses = {test: TestStatus.FAILED if failed[test] else PASSED for test in failed}
+        return flow._Run(Grade(Verdict.SOLVED), flow.GradingReport("", 0, statuses=statuses))
+
+    monkeypatch.setattr(flow._Grading, "_run", run)
+    grades = [await swebench.build().confirm(task, "", in_sandboxes(task)) for _ in range(1_000)]
+    num_real = sum(each.confirmation is Confirmation.REAL for each in grades)
+    assert 945 <= num_real <= 975
+    assert not any(each.confirmation is Confirmation.FORGED for each in grades)
+
+
 ORDERED = """\
+import os
+import pathlib
 import unittest
 
 import calc
 
-_sums = []
+_kept = []
 
 
 class SumTest(unittest.TestCase):
     def test_add(self):
         self.assertEqual(calc.add(20, 3), 23)
-        _sums.append(calc.add(20, 3))
+        KEEP
 
     def test_later(self):
-        self.assertEqual(_sums, [calc.add(20, 3)])
+        self.assertTrue(FIND)
 """
+KEEPERS = {
+    "list": ("_kept.append(23)", "_kept[0]"),
+    "class": ("SumTest.kept = 23", "SumTest.kept"),
+    "module": ("calc.kept = 23", "calc.kept"),
+    "function": ("calc.add.kept = 23", "calc.add.kept"),
+    "environment": ("os.environ['KEPT'] = '23'", "os.environ['KEPT']"),
+    "file": ("pathlib.Path('kept').touch()", "pathlib.Path('kept').exists()"),
+}
 
 
+@pytest.mark.parametrize("place", KEEPERS)
 async def test_a_test_that_needs_an_earlier_one_is_expected_to_fail_with_it(
-    make: Callable[..., Task],
+    make: Callable[..., Task], place: str
 ) -> None:
     later = ADD.replace("test_add", "test_later")
-    files = {"tests/__init__.py": "", "tests/test_calc.py": ORDERED}
+    keep, find = KEEPERS[place]
+    text = ORDERED.replace("KEEP", keep).replace("FIND", find)
+    files = {"tests/__init__.py": "", "tests/test_calc.py": text}
     task = await vetted(make(test_files=files, pass_to_pass=(later,)))
     assert {each.fails for each in task.grading.mutated or ()} == {(later,)}
     found = await grade(task, GOLD)

@@ -104,6 +104,7 @@ EXCEPTIONS = {
     "test_a.py": ("def test_x():\n    with pytest.raises(errors.Bad):\n        f()\n", "Bad"),
     "a_spec.rb": ('it "x" do\n  expect { f }.to raise_error(Bad)\nend\n', "Bad"),
     "A.java": ("void x() {\n  assertThrows(Bad.class, () -> f());\n}\n", "Bad"),
+    "c.py": ("def test_x(self):\n    self.assertRaises(Bad, f, 3)\n", "Bad"),
     "b.py": ("def test_x():\n    with pytest.raises((Bad, Worse)):\n        f()\n", ""),
 }
 
@@ -113,6 +114,38 @@ def test_a_single_expected_exception_is_replaced(name: str) -> None:
     text, expected = EXCEPTIONS[name]
     own = [each for unit in read(name, text) for each in unit if not each.is_value]
     assert {each.old for each in own} == ({expected} if expected else set())
+
+
+@pytest.mark.parametrize("head", ["pytest.warns", "self.assertWarns"])
+def test_a_warning_becomes_another_warning_because_no_other_class_can_be_asserted(
+    head: str,
+) -> None:
+    [own] = read("test_a.py", PYTHON.format(f"with {head}(FutureWarning):\n        f()"))
+    assert all(issubclass(eval(each.edit.new), Warning) for each in own)
+
+
+def test_a_changed_date_exists() -> None:
+    first = PYTHON.format("assert f() == datetime.date(2021, 5, 17)")
+    second = first.replace("test_x", "test_y").replace("2021, 5, 17", "1989, 12, 31")
+    third = PYTHON.replace("test_x", "test_z").format("assert f() == 40900")
+    found = [each for unit in read("test_a.py", f"{first}\n{second}\n{third}") for each in unit]
+    assert {each.old for each in found if each.is_value} == {"2021", "1989", "40900"}
+    assert all(1 <= int(each.edit.new) <= 9999 for each in found if each.old in ("2021", "1989"))
+
+
+def test_no_value_is_put_into_two_tests_and_a_made_one_has_words_of_the_file() -> None:
+    tests = [
+        PYTHON.replace("test_x", f"test_{at}").format(f"assert f() == {at}{at}") for at in range(4)
+    ]
+    units = read("test_a.py", "\n".join(tests))
+    firsts = [unit[0].edit.new for unit in units]
+    assert len(set(firsts)) == len(firsts)
+    [own] = read("test_a.py", PYTHON.format("assert f() == 'is near'  # copy it"))
+    assert {word for each in own[:2] for word in eval(each.edit.new).split()} <= {
+        "is", "near", "copy", "test", "it", "def",
+    }  # fmt: skip
+    [own] = read("test_a.py", PYTHON.format("assert f() == 30000"))
+    assert all(int(each.edit.new) % 10_000 == 0 for each in own if each.is_value)
 
 
 @pytest.mark.parametrize("old", ["9", "0", "250", "2.50", "0x1F", "'a-b'", '"two words"', "''"])
@@ -138,14 +171,20 @@ def test_a_test_ends_where_the_indentation_falls_back_outside_of_texts() -> None
     assert values("test_a.py", text) == ["5"]
 
 
-def test_a_compared_parameter_is_put_into_a_list_before_its_assertion_is_negated() -> None:
+@pytest.mark.parametrize("expected", [3, 2.5, "one", [1], {"a": 1}, None, 0, ""])
+def test_a_compared_parameter_gets_another_value_of_its_type_before_a_negation(
+    expected: object,
+) -> None:
     head = "@pytest.mark.parametrize(('n', 'expected'), [(1, 'one'), (2, 'two')])\n"
     [unit] = read("test_a.py", f"{head}def test_x(n, expected):\n    assert f(n) == expected\n")
-    assert [each.edit.new for each in unit] == [
-        "[expected]",
-        "[expected, expected]",
-        "not (f(n) == expected)",
-    ]
+    *news, last = [each.edit.new for each in unit]
+    assert last == "not (f(n) == expected)"
+    for new in news:
+        changed = eval(new, {"expected": expected})
+        assert changed != expected
+        # Code could tell a list from a number, or from a text.
+        assert type(changed) is type(expected) or changed == [expected]
+        assert not expected or type(expected) is dict or changed != [expected]
     [unit] = read("a.test.js", "test.each(cases)('x', (n, e) => {\n  expect(f(n)).toBe(e);\n});\n")
     assert [each.edit.new for each in unit] == ["[e]", "[e, e]"]
 
