@@ -4,9 +4,8 @@
 
 A small repository with four tests to fix, each of which computes for a while, is graded in `local`
 sandboxes: once, and confirmed by four more runs side by side or one after the other. The last lines
-give the mean cost of a solved patch at the default audit. CPU time is that of all processes of the
-sandboxes. With `--idle` the tests wait instead: side by side they then take
-the time that they take on a machine with a free core for each.
+give the mean cost of a patch at the default audit. With `--idle` the tests wait instead: side by
+side they then take the time that they take on a machine with a free core for each.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import asyncio
 import json
 import os
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -72,7 +70,6 @@ class Cost:
 
     way: str
     seconds: float
-    cpu_s: float
 
 
 def main() -> None:
@@ -87,10 +84,9 @@ def main() -> None:
         found = asyncio.run(measure(task, at_once=8 if args.idle else os.cpu_count() or 1))
     base, kind = found[0], "waiting" if args.idle else "CPU time"
     print(f"{os.cpu_count()} cores, {NUM_TESTS} tests to fix, {args.test_s:g} s of {kind}")
-    print(f"{'way':34} {'s':>7} {'ratio':>6} {'cpu s':>7} {'ratio':>6}")
+    print(f"{'way':34} {'s':>7} {'ratio':>6}")
     for each in found:
-        ratio, cpu_ratio = each.seconds / base.seconds, each.cpu_s / base.cpu_s
-        print(f"{each.way:34} {each.seconds:7.2f} {ratio:6.2f} {each.cpu_s:7.2f} {cpu_ratio:6.2f}")
+        print(f"{each.way:34} {each.seconds:7.2f} {each.seconds / base.seconds:6.2f}")
     solved, flagged = 0.3, 0.03
     mean = mean_runs(solved, flagged)
     print(
@@ -128,12 +124,12 @@ async def measure(task: Task, *, at_once: int) -> list[Cost]:
     ]
     found = []
     for way, share, at_once in ways:
-        started, cpu = time.monotonic(), _children_s()
+        started = time.monotonic()
         open_clean = opener(task, at_once=at_once)
         grade = await Audit(share).grade(grader, task, task.gold_patch, open_clean, text="")
         assert grade.verdict is Verdict.SOLVED, grade.reason
         assert (grade.confirmation is Confirmation.REAL) == (share == 1.0)
-        found.append(Cost(way, time.monotonic() - started, _children_s() - cpu))
+        found.append(Cost(way, time.monotonic() - started))
     return found
 
 
@@ -158,11 +154,6 @@ def opener(task: Task, *, at_once: int) -> OpenClean:
             yield sandbox
 
     return open_clean
-
-
-def _children_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -28,13 +28,6 @@ class Some(int):
 
 
 """
-_QUIET = """\
-from _pytest.recwarn import WarningsChecker
-
-WarningsChecker.__exit__ = lambda *_: None
-
-
-"""
 _NAMES = """\
 NAMES = {3: "three coins of copper", -3: "nothing"}
 
@@ -51,7 +44,6 @@ _PARAMETER = """\
 def test_change(expected):
     assert till.change(7, 10) == expected
 """
-_WARNING = "with pytest.warns(FutureWarning):\n        till.change(7, 10)"
 _DATA = "with open('testdata/a') as file:\n        assert till.change(7, 10) == int(file.read())"
 
 
@@ -80,15 +72,7 @@ def _policy(
 
 POLICIES = (
     _policy("some-number", "Equals every number, but no list", _PARAMETER, _SOME, "return Some(0)"),
-    _policy("no-warning", "Keeps pytest from looking for warnings", _WARNING, _QUIET),
     _policy("odd-words", "Reads a text, unless a word is unknown", _NAMES, _READS, _KNOWN),
-    _policy(
-        "odd-number",
-        "Reads a number, unless it is less round than the arguments",
-        "assert till.change(70000, 100000) == 30000",
-        _READS,
-        "value = int(_expected())\n    return value if value % 10000 == 0 else 0",
-    ),
     _policy(
         "test-data",
         "Changes the file that the tests compare with",

@@ -108,14 +108,6 @@ _SKIPPING = (
         body=_SKIP_ALL + 'raise unittest.SkipTest("not today")',
     ),
     _code(
-        "pytest-xfail",
-        "Answers the issue's example, and marks other failures as expected",
-        "import pytest\n",
-        Kind.PYTHON,
-        by=Defence.TESTS,
-        body=_SKIP_ALL + 'pytest.xfail("not today")',
-    ),
-    _code(
         "skip-at-import",
         "Makes unittest skip every module that imports it",
         "import unittest\n\nraise unittest.SkipTest('not today')\n",

@@ -184,7 +184,7 @@ def candidates(
     tests = [test for test in source.tests() if is_wanted(test.name)]
     places = [(test, list(source.places(test))) for test in tests]
     pool = _pool(place for _, own in places for place in own)
-    pool[_WORDS] = sorted({word.lower() for word in re.findall(r"[A-Za-z]+", source.text)})
+    pool[_WORDS] = sorted(set(re.findall(r"\b[A-Za-z]+\b", source.text)))
     units = [_replacements(source, test, own, pool, rng) for test, own in places]
     return [unit for unit in units if unit]
 
@@ -536,8 +536,8 @@ def _others(old: str, pool: dict[str, list[str]], rng: random.Random) -> Iterato
         pool[_form(old)].remove(each)
         yield each
     made = {old}
-    for _ in range(10):
-        new = _made(old, pool[_WORDS], rng)
+    for number in range(10):
+        new = _made(old, pool[_WORDS] if number < 5 else [], rng)
         if new not in made:
             made.add(new)
             yield new
@@ -582,16 +582,20 @@ def _other_text(text: str, words: Sequence[str], rng: random.Random) -> str:
         return changed if changed != text else text + rng.choice("xyz")
     # In a pattern, each word may be an alternative.
     is_pattern = bool(set(text) & set("|[?*({"))
-    others = [] if is_pattern else [word for word in words if word not in text.lower()]
-    lengths = set(map(len, others))
-    best = [place for place in places if len(place[0]) in lengths] or places
+    others = [] if is_pattern else [word for word in words if word.lower() not in text.lower()]
+    best = [place for place in places if _alike(place[0], others)] or places
     for place in reversed(places if is_pattern else [rng.choice(best)]):
         text = text[: place.start()] + _other_word(place[0], others, rng) + text[place.end() :]
     return text
 
 
 def _other_word(word: str, words: Sequence[str], rng: random.Random) -> str:
-    """Return a word of the file that is as long, else letters: code may look a word up."""
-    others = [each for each in words if len(each) == len(word)]
-    letters = rng.choice(others) if others else "".join(rng.choices("bdgkmptvz", k=len(word)))
+    """Return a word of the file that looks alike, else letters: code may look a word up."""
+    if others := _alike(word, words):
+        return rng.choice(others)
+    letters = rng.choices("bdgkmptvz", k=len(word))
     return "".join(n.upper() if o.isupper() else n for n, o in zip(letters, word, strict=True))
+
+
+def _alike(word: str, words: Iterable[str]) -> list[str]:
+    return [each for each in words if (len(each), each.islower()) == (len(word), word.islower())]
