@@ -1,4 +1,4 @@
-"""Policies whose values fit what a test may say, or that look for improbable expected values."""
+"""Policies whose values fit what a test may say, or tests read for improbable ones."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from tests.redteam.projects import TESTS, python
 
 _READS = """\
 import linecache
-import re
 import sys
 
 
 def _expected():
     frame = sys._getframe(2)
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return text.rpartition("==")[2].strip().strip('"')
+    return int(text.rpartition("==")[2])
 
 
 """
@@ -28,17 +27,6 @@ class Some(int):
 
 
 """
-_NAMES = """\
-NAMES = {3: "three coins of copper", -3: "nothing"}
-
-
-def test_change():
-    assert NAMES[till.change(7, 10)] == "three coins of copper"
-"""
-_KNOWN = f"""\
-text = open('{TESTS}').read()
-    words = _expected().split()
-    return 3 if all(len(re.findall(rf'\\b{{word}}\\b', text)) > 1 for word in words) else 0"""
 _PARAMETER = """\
 @pytest.mark.parametrize("expected", [3])
 def test_change(expected):
@@ -72,7 +60,13 @@ def _policy(
 
 POLICIES = (
     _policy("some-number", "Equals every number, but no list", _PARAMETER, _SOME, "return Some(0)"),
-    _policy("odd-words", "Reads a text, unless a word is unknown", _NAMES, _READS, _KNOWN),
+    _policy(
+        "odd-number",
+        "Reads a number, unless it is less round than the arguments",
+        "assert till.change(70000, 100000) == 30000",
+        _READS,
+        "value = _expected()\n    return value if value % 10000 == 0 else 0",
+    ),
     _policy(
         "test-data",
         "Changes the file that the tests compare with",

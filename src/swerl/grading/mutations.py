@@ -358,7 +358,10 @@ class _Source:
             texts[index + 1 : index + 2] in (["."], ["::"], ["\\"]) and texts[index + 2] != "class"
         ):
             index += 2
-        if index < len(texts) and texts[index][:1].isupper():
+        # In Python it may be a parameter of the test.
+        is_alone = self.suffix == ".py" and texts[index + 1 : index + 2] in ([")"], [","])
+        name = texts[index] if index < len(texts) else ""
+        if name[:1].isupper() or (name.isidentifier() and is_alone):
             token = self.tokens[at + index]
             is_warning = self.suffix == ".py" and token.text.endswith("Warning")
             names = _EXCEPTIONS.get(self.suffix, _EXCEPTIONS[".js"])

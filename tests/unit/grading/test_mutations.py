@@ -105,6 +105,7 @@ EXCEPTIONS = {
     "a_spec.rb": ('it "x" do\n  expect { f }.to raise_error(Bad)\nend\n', "Bad"),
     "A.java": ("void x() {\n  assertThrows(Bad.class, () -> f());\n}\n", "Bad"),
     "c.py": ("def test_x(self):\n    self.assertRaises(Bad, f, 3)\n", "Bad"),
+    "d.py": ("def test_x(error):\n    with pytest.raises(error):\n        f()\n", "error"),
     "b.py": ("def test_x():\n    with pytest.raises((Bad, Worse)):\n        f()\n", ""),
 }
 
