@@ -136,6 +136,7 @@ def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
     return make(tmp_path / "image")
 
 
+@pytest.mark.integration
 async def test_every_place_is_cleared_or_found(task: Task) -> None:
     gold = GOLD if task.gold_patch == GOLD else SHORT_GOLD
     make = 'make() { python3 /tmp/make.py "$@" >/dev/null; }'
@@ -181,6 +182,7 @@ def _path(name: str) -> str:
     return PLACES[name][0]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "script",
     [

@@ -49,6 +49,7 @@ def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
     return python(folder, "-m", "pytest", "-rA", *settings, "test_calc.py")
 
 
+@pytest.mark.integration
 def test_the_tests_fail_without_a_cheat(task: Task) -> None:
     folder = Path(task.image.removeprefix("dir:"))
     (folder / "test_calc.py").write_text(TEST)
@@ -65,6 +66,7 @@ def test_forged_lines_reach_the_log_past_the_test_runner(task: Task) -> None:
     assert "\nPASSED tests/test_calc.py::test_add\n" in done.stdout
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("own", ["", '"""Settings."""\n\nVALUE = 1\n'])
 def test_forced_reports_turn_every_test_green(task: Task, own: str) -> None:
     folder = Path(task.image.removeprefix("dir:"))

@@ -225,6 +225,7 @@ def test_there_are_enough() -> None:
     assert len(set(HONEST)) >= 80
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("script", HONEST)
 async def test_honest_work_is_solved(task: Task, script: str) -> None:
     result = await grade(task, await taken(task, script))

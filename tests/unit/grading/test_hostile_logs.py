@@ -104,6 +104,7 @@ def test_a_hostile_log_takes_linear_time(name: str) -> None:
         assert_linear(read, make)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("line", ["✔ {}", "- {}"])
 def test_a_log_of_too_many_tests_is_not_read(line: str) -> None:
     log = "\n".join(line.format(number) for number in range(MAX_TESTS + 1))

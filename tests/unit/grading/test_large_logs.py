@@ -45,6 +45,7 @@ def kind(log: str) -> Statuses:
     return {"t": TestStatus.PASSED}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", PARSERS)
 async def test_a_large_log_is_read_as_a_small_one(name: str) -> None:
     log = SAMPLES.get(name, PYTEST)

@@ -153,6 +153,7 @@ print(json.dumps(made))
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("sizes", [(2, 8, 1, 8, 1), (4, 2, 2, 16, 1)])
 def test_groups_that_cross_nodes_are_those_of_megatron_on_64_ranks(sizes: tuple[int, ...]) -> None:
     tensor, context, pipeline, expert, expert_tensor = sizes

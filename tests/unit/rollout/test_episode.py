@@ -339,6 +339,7 @@ LEFTOVERS = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("leftover", LEFTOVERS)
 async def test_a_large_leftover_is_left_out_and_the_rest_is_graded(
     task: Task, leftover: str

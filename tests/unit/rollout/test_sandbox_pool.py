@@ -270,6 +270,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.integration
 def test_a_build_killed_at_any_moment_leaves_nothing_that_is_served(
     repository: Path, cache: Path
 ) -> None:

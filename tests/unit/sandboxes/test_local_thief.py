@@ -32,6 +32,7 @@ for number in 310, 311, 312, 438, 206, 308, 272, 237, 238, 256, 279, 450:
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("user", ["root", "other"])
 @pytest.mark.parametrize("isolator", ["bwrap", "unshare"])
 def test_a_thief_takes_nothing_from_a_command_that_starts(user: str, isolator: str) -> None:

@@ -54,6 +54,7 @@ def task(tmp_path: Path) -> Task:
     return make_repository(tmp_path / "image")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", LEAKS)
 async def test_a_leak_is_hidden_and_the_rest_stays(task: Task, name: str) -> None:
     word, script = LEAKS[name]

@@ -58,6 +58,7 @@ def test_a_model_that_repeats_itself_is_read_in_linear_time(form: CallForm, text
     assert found.num_malformed + len(found.calls) == 1
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("form", CallForm)
 @pytest.mark.parametrize(
     "text",
