@@ -164,6 +164,37 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def keys_in(path: Path | None, host: str, option: str) -> list[str]:
+    """Return the API keys in a file, one per line; none without a file, so that one is made.
+
+    `option` names the file on the command line. Raises InputError on a file without keys, and
+    without a file if other machines reach `host`: a new key is printed.
+    """
+    if path is None:
+        if is_loopback(host):
+            return []
+        raise InputError(
+            f"{host} is reachable from other machines, so the key must not be printed",
+            hint=f"write a key to a file and pass {option} FILE",
+        )
+    try:
+        keys = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read the keys in {path}: {error}",
+            hint=f"{option} needs a file with one key per line",
+        ) from error
+    if keys == [""]:
+        raise InputError(f"{path} holds no key", hint="write one key per line")
+    for number, key in enumerate(keys, 1):
+        if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            raise InputError(
+                f"line {number} of {path} is not a key of {_SHORTEST_KEY} printable characters",
+                hint="create one with `openssl rand -hex 20`",
+            )
+    return keys
+
+
 def tasks_in(path: Path) -> list[Task]:
     """Return a file's Tasks. Raises TaskError if it is unreadable or empty."""
     if tasks := list(read_tasks(path)):
@@ -188,6 +219,8 @@ LIMITS = (
     *("limits.num_processes=512", "limits.num_cpus=1"),
 )
 """Limits of an Episode on a real repository."""
+_SHORTEST_KEY = 16
+"""Characters that an API key has at least."""
 _SERVERS = "torch-cpu, sglang=URL, or openai=URL to debug"
 _REPLY_SHARE = 4
 """Context size divided by the maximum reply."""

@@ -15,7 +15,7 @@ import typer
 from swerl.cli._options import (
     BackendOption,
     SettingsAndLimitsOption,
-    is_loopback,
+    keys_in,
     open_backend,
     split_limits,
 )
@@ -105,26 +105,10 @@ def _address(listen: str) -> tuple[str, int]:
 
 
 def _key(path: Path | None, host: str) -> str:
-    if path is None:
-        if not is_loopback(host):
-            raise InputError(
-                f"{host} is reachable from other machines, so the key must not be printed",
-                hint="write a key to a file and pass --api-key-file FILE",
-            )
-        return new_key()
-    try:
-        key = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read the key in {path}: {error}",
-            hint="--api-key-file needs a file with one line",
-        ) from error
-    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(
-            f"{path} has no valid key: a key has 16 printable characters or more",
-            hint="create one with `openssl rand -hex 20`",
-        )
-    return key
+    keys = keys_in(path, host, "--api-key-file")
+    if len(keys) > 1:
+        raise InputError(f"{path} has {len(keys)} lines", hint="write one key to the file")
+    return keys[0] if keys else new_key()
 
 
 def _templates(texts: Sequence[str] | None) -> Mapping[str, str]:

@@ -24,6 +24,7 @@ from swerl.cli._options import (
     ModelOption,
     RecipeSettingsOption,
     is_loopback,
+    keys_in,
     kinds,
     read_engine,
     recipe_of,
@@ -52,7 +53,6 @@ _LOOK_S = 1.0
 _NO_CAP = 10**12
 """Limits for a person at a keyboard, who is no runaway agent; the loop breaker stays."""
 _SCRIPTS = ("demo",)
-_SHORTEST_KEY = 16
 
 
 def serve(
@@ -107,32 +107,9 @@ def serve(
 
 def _keys(path: Path | None, host: str) -> list[str]:
     """Return the keys in a file; without a file the gateway creates one."""
-    if path is None:
-        if not is_loopback(host):
-            raise InputError(
-                f"{host} is reachable from other machines, so the key must not be printed",
-                hint="write keys to a file and pass --key-file FILE",
-            )
-        return []
-    try:
-        keys = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read the keys in {path}: {error}",
-            hint="--key-file needs a file with one key per line",
-        ) from error
-    keys = keys[:-1] if keys[-1] == "" else keys
-    for number, key in enumerate(keys, 1):
-        if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-            raise InputError(
-                f"line {number} of {path} is not a key of {_SHORTEST_KEY} printable characters",
-                hint="create one with `openssl rand -hex 20`",
-            )
-    if not keys or len(set(keys)) < len(keys):
-        raise InputError(
-            f"{path} holds no key" if not keys else f"{path} holds a key twice",
-            hint="write one key per line; each has its own session",
-        )
+    keys = keys_in(path, host, "--key-file")
+    if len(set(keys)) < len(keys):
+        raise InputError(f"{path} holds a key twice", hint="each key has its own session")
     return keys
 
 

@@ -51,7 +51,7 @@ def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> N
     folder.mkdir(parents=True, exist_ok=True)
     missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
     if missing:
-        flags = ["--no-deps", *_isolated(python.executable), "--wheel-dir", str(folder)]
+        flags = ["--no-deps", "--use-pep517", "--wheel-dir", str(folder)]
         arguments = ["wheel", *flags, *missing]
         _pip(python.executable, arguments, f"wheels for Python {python.version}")
 
@@ -111,23 +111,6 @@ def _ask(candidate: Path, version: str) -> Python | None:
     if process.returncode or len(words) != 3 or words[0] != version:
         return None
     return Python(version, Path(words[2]), Path(words[1]))
-
-
-def _isolated(python: Path) -> list[str]:
-    """Return the flags that make pip build every archive in an environment of its own.
-
-    Old releases of pip lack them; an archive from before PEP 517 then needs `wheel` in that Python.
-    """
-    process = subprocess.run(
-        [python, "-m", "pip", "--version"],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_FETCH_S,
-        check=False,
-    )
-    version = re.match(r"pip (\d+)", process.stdout)
-    return ["--use-pep517"] if version and int(version[1]) >= 19 else []
 
 
 def _pip(python: Path, arguments: Sequence[str], what: str) -> None:

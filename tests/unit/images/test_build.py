@@ -26,7 +26,7 @@ from swerl.images.build import (
     run_inside,
     unpack,
 )
-from swerl.images.wheels import _isolated, fetch_sdist, fetch_wheels, find_python
+from swerl.images.wheels import fetch_sdist, fetch_wheels, find_python
 
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 FILES = {
@@ -183,14 +183,3 @@ def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
 def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="cannot fetch wheels"):
         fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("said", "flags"),
-    [("pip 18.1 from x", []), ("pip 23.0.1 from x", ["--use-pep517"]), ("no pip", [])],
-)
-def test_old_pips_get_no_unknown_flags(tmp_path: Path, said: str, flags: list[str]) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{said}'\n")
-    python.chmod(0o755)
-    assert _isolated(python) == flags
