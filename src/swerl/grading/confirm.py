@@ -197,8 +197,11 @@ class Search:
         ][:_MAX_TESTS]
         # A replaced value that the issue names would betray the whole version.
         secret = [[each for each in unit if self._is_secret(each)] for unit in units]
-        self._units = [_Unit(unit) for unit in secret if unit]
-        self._weak = [_Unit(unit) for unit in units]
+        others = [[each for each in unit if not self._is_secret(each)] for unit in units]
+        self._units, self._weak = (
+            [_Unit(each) for each in kind if each] for kind in (secret, others)
+        )
+        self._first = 0
         self._chosen: list[tuple[_Unit, Candidate]] = []
         self._num_runs = 0
         self._versions: dict[tuple[Edit, ...], MutatedTests] = {}
@@ -208,7 +211,7 @@ class Search:
         """Return the tests of the next run of the known solution; None at the end."""
         if self._num_runs >= MAX_MEASURED or len(self._versions) >= NUM_VERSIONS:
             return None
-        drawn = [(unit, unit.next(self._num_runs)) for unit in self._units]
+        drawn = [(unit, unit.next(self._num_runs - self._first)) for unit in self._units]
         self._num_runs += 1
         self._chosen = []
         for unit, candidate in drawn:
@@ -216,7 +219,7 @@ class Search:
                 self._chosen.append((unit, candidate))
         edits = tuple(candidate.edit for _, candidate in self._chosen)
         if not edits and not self._versions and self._weak:
-            self._units, self._weak = self._weak, []
+            self._units, self._weak, self._first = self._weak, [], self._num_runs
             return self.next()
         if not edits or edits in self._versions:
             return None

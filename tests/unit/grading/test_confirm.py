@@ -107,6 +107,18 @@ def test_a_value_that_the_issue_names_is_mutated_only_if_no_test_has_another(
     assert olds[0] in found and ("23" in found) == (olds == ["23"])
 
 
+def test_other_places_are_tried_if_no_test_notices_a_value(make: Callable[..., Task]) -> None:
+    text = "def test_a():\n    x = 57\n    assert f(x) == x\n"
+    task = make(fail_to_pass=("test_a",))
+    search = confirm.Search(task, {"/repo/test_x.py": text.encode()}, {})
+    tried = []
+    while found := search.next():
+        tried += [text[edit.start : edit.end] for edit in found.edits]
+        search.learn(found, {"test_a"} if tried[-1] == "x" else set(), has_run=True)
+    assert tried == ["57", "57", "x", "x"]
+    assert len(search.protection().versions) == 2
+
+
 async def test_the_solution_is_measured_confirmed_and_kept_in_the_row(
     make: Callable[..., Task],
 ) -> None:
