@@ -41,9 +41,9 @@ VAGUE_NAMES = {
 BOUNDS = {
     "rooms": 17,
     "root modules": 2,
-    "files": 328,
-    "lines": 72_200,
-    "lines of tests": 60_400,
+    "files": 330,  # `engines/vllm.py`, and what it shares with `engines/sglang.py`
+    "lines": 72_300,
+    "lines of tests": 60_560,
     "lines of bench": 4_190,
     "names that fit everything": 210,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds
@@ -81,7 +81,7 @@ ROOM_BOUNDS = {
     "images": 4_390,
     "sandboxes": 10_110,
     "harnesses": 2_530,
-    "engines": 6_450,
+    "engines": 6_790,
     "gateway": 4_340,
     "grading": 3_670,
     "runs": 3_410,
@@ -94,7 +94,8 @@ ROOM_BOUNDS = {
     "cli": 5_740,
 }
 """Room -> the most lines of all languages in it. `swerl reward` and uploads to the hub, in rollout,
-cli, tasks and recipe, are paid for by images and by the keys of recipes that left."""
+cli, tasks and recipe, are paid for by images and by the keys of recipes that left. vLLM, in engines
+and its tests, is paid for by what it shares with SGLang: its launcher, pool and settings."""
 
 
 def sources() -> dict[str, Path]:

@@ -10,6 +10,7 @@ import pytest
 
 from swerl.core.errors import DISTRIBUTION, EXTRAS
 from swerl.engines.sglang import TESTED
+from swerl.engines.vllm import VLLM
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,7 +49,8 @@ def test_every_extra_of_the_hints_exists() -> None:
     assert EXTRAS.keys() <= EXTRA.keys()
 
 
-def test_the_range_of_sglang_is_one() -> None:
+def test_the_range_of_each_engine_is_one() -> None:
+    assert EXTRA["vllm"] == [f"vllm{VLLM.tested}"]
     (requirement,) = EXTRA["sglang"]
     assert requirement == f"sglang{TESTED}"
     first = re.findall(r">=([\d.]+)", TESTED)

@@ -223,6 +223,7 @@ def _shared_memory() -> Check:
 def _packages() -> Iterator[Check]:
     for name, enables, fix in (
         ("sglang", 'engine.type = "sglang"', install_command("sglang")),
+        ("vllm", 'engine.type = "vllm"', install_command("vllm")),
         ("fla-core", "fast Qwen3.5 and Qwen3.6 training on GPUs", install_command("gpu")),
         ("e2b", 'sandbox.type = "e2b"', install_command("e2b")),
         ("kubernetes-asyncio", 'sandbox.type = "kubernetes"', install_command("kubernetes")),

@@ -31,7 +31,7 @@ from swerl.core.events import ignore
 from swerl.core.files import disk_errors
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task, read_tasks
-from swerl.engines.sglang import TESTED, is_tested, is_too_old, server_command
+from swerl.engines.sglang import SGLANG, server_command
 from swerl.images.store import default_store
 from swerl.plan.cost import estimate, from_recipe
 from swerl.plan.parameters import model_params
@@ -173,8 +173,9 @@ async def check_engine(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[Machi
     for node in nodes.engines:
         works, line = await node.call(last_output, [python, "-c", _SGLANG])
         number = line.removeprefix("SGLang ").partition(",")[0] if works else ""
-        good = works and not is_too_old(number)
-        detail = f"{python}: {line}" + f"; tested: {TESTED}" * (works and not is_tested(number))
+        good = works and not SGLANG.is_too_old(number)
+        is_new = works and not SGLANG.is_tested(number)
+        detail = f"{python}: {line}" + f"; tested: {SGLANG.tested}" * is_new
         yield check_result(node.name, "engine", detail, good=good, fix=f"{fix}.md")
         if works and (path := recipe.model.path) and await node.call(path.is_dir):
             flags = _engine_flags(planned, path)

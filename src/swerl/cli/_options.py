@@ -221,7 +221,7 @@ LIMITS = (
 """Limits of an Episode on a real repository."""
 _SHORTEST_KEY = 16
 """Characters that an API key has at least."""
-_SERVERS = "torch-cpu, sglang=URL, or openai=URL to debug"
+_SERVERS = "torch-cpu, sglang=URL, vllm=URL, or openai=URL to debug"
 _REPLY_SHARE = 4
 """Context size divided by the maximum reply."""
 _DEFAULT_CONTEXT = 32768
@@ -253,7 +253,7 @@ def read_engine(text: str, scripts: Sequence[str]) -> EngineChoice:
 
     if text.removeprefix("scripted:") in scripts and ":" in text:
         return EngineChoice(text, "scripted", script=text.partition(":")[2])
-    if match := re.fullmatch(r"(sglang|openai)=(https?://\S+)", text):
+    if match := re.fullmatch(r"(sglang|vllm|openai)=(https?://\S+)", text):
         return EngineChoice(without_logins(text), match[1], url=match[2])
     built_in = list(plugins.names("engines"))
     if text in set(built_in) - {"scripted", "openai"}:

@@ -15,7 +15,8 @@ from swerl.cluster.checks import gpu_uuids
 from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, free_port, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
-from swerl.engines.sglang import serves
+from swerl.engines._process import serves
+from swerl.engines._serving import environment
 from swerl.recipe.schema import ClusterSection
 
 POLL_S = 0.5
@@ -154,7 +155,7 @@ async def _server(
         launch, model, host=node.address, port=port, num_gpus=size, saver=saver
     )
     # A run without GPUs must not take those that the machine has.
-    env = sglang.environment(gpus) or {"CUDA_VISIBLE_DEVICES": ""}
+    env = environment(gpus) or {"CUDA_VISIBLE_DEVICES": ""}
     log = (logs / f"engine-{node.name}-{number}.log").resolve()
     spec = ProcessSpec(tuple(command), log, env=env, guarded=True)
     uuids = await node.call(gpu_uuids, gpus)

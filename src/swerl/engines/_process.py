@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import aiohttp
 
 from swerl.core.errors import EngineError
 from swerl.core.secrets import child_environment
@@ -71,7 +75,7 @@ async def until_ready(
                 await asyncio.sleep(0.05)
     raise EngineError(
         f"the engine did not serve within {timeout_s:.0f} s\n{_tail(log)}",
-        hint=f"the whole log is {log}; sglang's limit is engine.start_timeout_s",
+        hint=f"the whole log is {log}; the limit of a launched server is engine.start_timeout_s",
     )
 
 
@@ -112,3 +116,83 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Command and environment of one server."""
+
+    url: str
+    command: tuple[str, ...]
+    log: Path
+    env: Mapping[str, str]
+    start_timeout_s: float
+    again: tuple[str, ...] = ()
+    """Further flags of a restart."""
+
+
+class Launched:
+    """A server process on this machine. Implements Host; an async context manager."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self.plan = plan
+        self._stack = AsyncExitStack()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return self.plan.url
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return ()
+
+    async def __aenter__(self) -> Launched:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the process and wait until it serves. Raises EngineError."""
+        await self.stop()
+        plan = self.plan
+
+        async def probe() -> str | None:
+            return plan.url if await serves(plan.url) else None
+
+        command = plan.command if self._process is None else (*plan.command, *plan.again)
+        running = child(command, plan.log, env=plan.env)
+        self._process = await self._stack.enter_async_context(running)
+        await until_ready(probe, self._process, plan.log, timeout_s=plan.start_timeout_s)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def ended(self) -> str:
+        assert self._process is not None
+        return f"its process ended: {how_ended(await self._process.wait())}"
+
+
+async def serves(url: str) -> bool:
+    timeout = aiohttp.ClientTimeout(total=10)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(f"{url.rstrip('/')}/health") as response,
+        ):
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def free_port() -> int:
+    """Return a free port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

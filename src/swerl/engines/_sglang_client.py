@@ -94,17 +94,18 @@ async def connect(
 
 
 async def _find(pool: ServerPool, urls: Sequence[str]) -> None:
+    title = pool.settings.server.title
     try:
         await pool.discover()
         await pool.check()
     except EngineLostError as error:
         raise EngineLostError(
-            f"no SGLang server answers: {error}",
+            f"no {title} server answers: {error}",
             hint="start it, or leave engine.url out to launch one",
         ) from error
     except EngineError as error:
         raise EngineError(
-            f"{', '.join(urls)}: neither an SGLang server nor a router of some: {error}",
+            f"{', '.join(urls)}: neither a server of {title} nor a router of some: {error}",
             hint="engine.url is a base URL, without a path",
         ) from error
 

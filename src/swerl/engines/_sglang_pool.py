@@ -56,6 +56,8 @@ class ClientSettings:
     by SGLang's LoRA endpoints; empty if they load whole weights only."""
     answers_in_loads: bool = True
     """True if the servers answer while they load weights; then one that does not answer hangs."""
+    server: type[SglangServer] = SglangServer
+    """The calls of these servers."""
 
 
 class ServerPool:
@@ -70,7 +72,7 @@ class ServerPool:
         restarts: bool = False,
     ) -> None:
         """`restarts`: True if servers are supervised, so that a stuck one is replaced."""
-        self.servers = [SglangServer(url, connections) for url in dict.fromkeys(urls)]
+        self.servers = [settings.server(url, connections) for url in dict.fromkeys(urls)]
         self.router: SglangServer | None = None
         self.settings = settings
         self.paused = False
@@ -142,7 +144,7 @@ class ServerPool:
         by_url = {server.url: server for server in self.servers}
         for url in (each.rstrip("/") for each in urls):
             if url not in by_url:
-                by_url[url] = SglangServer(url, self._connections)
+                by_url[url] = self.settings.server(url, self._connections)
                 if self.served:
                     by_url[url].lose("it has not loaded the weights that serve")
         self.servers = [by_url[url.rstrip("/")] for url in urls]

@@ -91,6 +91,10 @@ class Connections:
 class SglangServer:
     """One base URL: an SGLang server, or a router in front of several."""
 
+    title = "SGLang"
+    """Name of its software in messages."""
+    generate_path = "/generate"
+
     def __init__(self, url: str, connections: Connections) -> None:
         self.url = url.rstrip("/")
         self.state = ServerState.SERVING
@@ -197,7 +201,7 @@ class SglangServer:
         """Sample one reply. Raises EngineLostError, at once if the server is out of use."""
         if self.lost:
             raise self.lost
-        return await self._call("POST", "/generate", body, headers=headers)
+        return await self._call("POST", self.generate_path, body, headers=headers)
 
     async def post(
         self, path: str, body: Mapping[str, Json], *, timeout_s: float = CONTROL_S
@@ -261,7 +265,7 @@ class SglangServer:
         self, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]
     ) -> dict[str, Any]:
         pools = self._connections
-        client = pools.generate if path == "/generate" else pools.control
+        client = pools.generate if path == self.generate_path else pools.control
         data = None if body is None else orjson.dumps(body)
         headers = {"Content-Type": "application/json", **headers}
         async with client.request(method, self.url + path, data=data, headers=headers) as response:
@@ -282,7 +286,7 @@ class SglangServer:
                 return answer
         raise EngineError(
             f"{path} answered {raw[:200]!r}, not a JSON object",
-            hint=f"{self.url} does not implement SGLang's contract",
+            hint=f"{self.url} does not implement {self.title}'s contract",
         )
 
 

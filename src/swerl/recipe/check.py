@@ -34,8 +34,6 @@ PLUGIN_SECTIONS = {
     "engine": "engines",
     "algorithm": "algorithms",
 }
-
-
 SINK_MODULES = {
     "trackio": "trackio",
     "wandb": "wandb",
@@ -216,10 +214,17 @@ def _num_experts(model: Path) -> int:
 
 
 def check_schedule(recipe: Recipe) -> None:
-    """Raise RecipeError if rollouts and steps cannot overlap as the schedule requires."""
+    """Raise RecipeError if rollouts and steps cannot use the machines as the recipe requires."""
+    cluster = recipe.cluster
+    is_shared = cluster.gpus_per_node > 0 and cluster.colocate
+    launches = not recipe.engine.options.get("url")
+    is_placed = launches and (cluster.gpus_per_node > 0 or cluster.launcher != "local")
+    if recipe.engine.type == "vllm" and (is_shared or is_placed):
+        message = "engine.type = 'vllm' uses no GPUs of the run, and lends none to its trainer"
+        raise RecipeError(message, hint="set engine.url and cluster.colocate = false")
     if recipe.schedule.mode == "sync":
         return
-    if recipe.cluster.gpus_per_node and recipe.cluster.colocate:
+    if is_shared:
         raise RecipeError(
             "schedule.mode = 'async' needs engines beside the trainer",
             hint="set cluster.colocate = false, or mode = 'sync'",

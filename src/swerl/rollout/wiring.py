@@ -72,7 +72,7 @@ async def open_engine(
             if not hasattr(opened, "generate"):
                 raise RecipeError(
                     f"engine.type = {chosen.type!r} returns no token ids, so it cannot be trained",
-                    hint="train with sglang or torch-cpu; use this engine with `swerl rollout`",
+                    hint="train with sglang, vllm or torch-cpu; `swerl rollout` takes this engine",
                 )
             yield cast(Engine, opened)
         return

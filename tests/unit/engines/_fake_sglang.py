@@ -79,9 +79,8 @@ class FakeServer:
         self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
 
-    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
-        app = web.Application(middlewares=[self._note], client_max_size=2**26)
-        app.add_routes([
+    def routes(self) -> list[web.RouteDef]:
+        return [
             web.post("/generate", self._generate),
             web.post("/abort_request", self._abort),
             web.post("/pause_generation", self._pause),
@@ -100,7 +99,11 @@ class FakeServer:
             web.get("/model_info", self._model_info),
             web.get("/server_info", self._server_info),
             web.get("/health", self._health),
-        ])  # fmt: skip
+        ]
+
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> None:
+        app = web.Application(middlewares=[self._note], client_max_size=2**26)
+        app.add_routes(self.routes())
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, host, port, reuse_address=True)
@@ -358,10 +361,12 @@ def _unrouted(code: str, status: int) -> web.Response:
 
 
 @asynccontextmanager
-async def fakes(model: Path, count: int) -> AsyncIterator[list[FakeServer]]:
+async def fakes(
+    model: Path, count: int, kind: type[FakeServer] | None = None
+) -> AsyncIterator[list[FakeServer]]:
     """Run several fake servers."""
     async with AsyncExitStack() as stack:
-        servers = [FakeServer(model) for _ in range(count)]
+        servers = [(kind or FakeServer)(model) for _ in range(count)]
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)

@@ -14,14 +14,16 @@ import aiohttp
 import pytest
 
 from swerl.core.chat import Message, Role
-from swerl.core.contracts import Engine, EngineSetup
-from swerl.engines import scripted, sglang, torch_cpu
-from swerl.engines._process import child, until_ready
+from swerl.core.contracts import EngineSetup
+from swerl.engines import scripted, sglang, torch_cpu, vllm
+from swerl.engines._process import child, free_port, until_ready
 from swerl.engines.families import tiny
-from tests.sglang_cpu.interpreter import sglang_python
+from tests.sglang_cpu.interpreter import sglang_python, vllm_python
 from tests.unit.engines._fake_sglang import fake_router, fakes
+from tests.unit.engines._fake_vllm import FakeVllm
 
 SERVERS = 2
+Pair = tuple[Path, Path]
 ROUTER_START_S = 120.0
 
 
@@ -35,6 +37,10 @@ class Traits:
     """True if its tokens come from the model's weights."""
     seeded: bool = False
     """True if a seed fixes the reply."""
+    cuts: bool = True
+    """True if it samples with top-k and top-p."""
+    block: int = 1
+    """Tokens that its prefix cache holds together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,10 @@ class Served:
 class Makers:
     """Opens engines by name; servers that are slow to start are started once and shared."""
 
-    def __init__(self, model: Path, logs: Path) -> None:
-        self.model = model
+    def __init__(self, models: Pair, untied: Pair, logs: Path) -> None:
+        """`untied`: models for vLLM, which on a CPU does not reload a head that is an embedding."""
+        self._models = models
+        self._untied = untied
         self._logs = logs
         self._shared = AsyncExitStack()
         self._urls: dict[str, list[str]] = {}
@@ -60,17 +68,25 @@ class Makers:
         await self._shared.aclose()
 
     @asynccontextmanager
-    async def open(self, name: str) -> AsyncIterator[tuple[Engine, Traits]]:
+    async def open(self, name: str) -> AsyncIterator[Served]:
         """Open an engine: a kind of server, how many, and whether behind a router."""
         kind, _, shape = name.partition("/")
+        model, other = self._models_of(kind)
         if kind == "scripted":
             async with scripted.open(scripted.Options(delay_s=0.05), _scripted_setup()) as engine:
-                yield engine, Traits(http=False, real=False)
+                yield Served(engine, Traits(http=False, real=False), model, other)
             return
-        traits = Traits(real=kind != "fake", seeded=kind == "torch-cpu")
+        is_vllm = kind.endswith("vllm")
+        traits = Traits(
+            real=not kind.startswith("fake"),
+            seeded=kind in ("torch-cpu", "vllm"),
+            cuts=not is_vllm,
+            block=32 if kind == "vllm" else 1,
+        )
         async with AsyncExitStack() as stack:
-            if kind == "fake":
-                servers = await stack.enter_async_context(fakes(self.model, SERVERS))
+            if not traits.real:
+                fake = FakeVllm if is_vllm else None
+                servers = await stack.enter_async_context(fakes(model, SERVERS, fake))
                 urls = [server.url for server in servers]
                 if shape == "router":
                     router = await stack.enter_async_context(fake_router(servers))
@@ -80,11 +96,13 @@ class Makers:
                 if shape == "router":
                     urls = [await stack.enter_async_context(_real_router(urls, self._logs))]
             url = urls[0] if shape in ("", "router") else tuple(urls)
-            setup = _setup(self._logs, self.model)
-            yield (
-                await stack.enter_async_context(sglang.open(sglang.Options(url=url), setup)),
-                traits,
-            )
+            setup = _setup(self._logs, model)
+            module: Any = vllm if is_vllm else sglang
+            opened = module.open(module.Options(url=url), setup)
+            yield Served(await stack.enter_async_context(opened), traits, model, other)
+
+    def _models_of(self, kind: str) -> Pair:
+        return self._untied if kind == "vllm" else self._models
 
     async def _servers(self, kind: str) -> list[str]:
         if kind not in self._urls:
@@ -94,11 +112,12 @@ class Makers:
         return self._urls[kind]
 
     def _server(self, kind: str, logs: Path) -> AbstractAsyncContextManager[Any]:
-        setup = _setup(logs, self.model)
+        setup = _setup(logs, self._models_of(kind)[0])
         if kind == "torch-cpu":
             return torch_cpu.open(torch_cpu.Options(), setup)
-        options = sglang.Options(python=sglang_python(), start_timeout_s=600)
-        return sglang.open(options, setup)
+        module: Any = vllm if kind == "vllm" else sglang
+        python = vllm_python() if kind == "vllm" else sglang_python()
+        return module.open(module.Options(python=python, start_timeout_s=600), setup)  # type: ignore[no-any-return]
 
 
 def _router_python() -> Path:
@@ -113,11 +132,11 @@ def _router_python() -> Path:
 @asynccontextmanager
 async def _real_router(urls: list[str], logs: Path) -> AsyncIterator[str]:
     """Run sglang-router in front of these servers."""
-    url = f"http://127.0.0.1:{sglang.free_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     command = [
         str(_router_python()), "-m", "sglang_router.launch_router", "--policy=manual",
         "--host=127.0.0.1", f"--port={url.rpartition(':')[2]}",
-        f"--prometheus-port={sglang.free_port()}", "--worker-urls", *urls,
+        f"--prometheus-port={free_port()}", "--worker-urls", *urls,
     ]  # fmt: skip
     log = logs / "router.log"
 

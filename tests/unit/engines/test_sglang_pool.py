@@ -182,7 +182,7 @@ async def test_an_unreachable_server_is_one_error_at_the_start(servers: list[Fak
 async def test_a_url_of_something_else_is_one_error_at_the_start(
     servers: list[FakeServer],
 ) -> None:
-    with pytest.raises(EngineError, match="neither an SGLang server nor a router") as caught:
+    with pytest.raises(EngineError, match="neither a server of SGLang nor a router") as caught:
         async with connect([f"{servers[0].url}/v1"]):
             pass
     assert "without a path" in caught.value.hint

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from swerl.core.errors import EngineLostError
+from swerl.engines._process import Launched, LaunchPlan, free_port
 from swerl.engines._sglang_server import ServerState, SglangServer, supervise
-from swerl.engines.sglang import Launched, LaunchPlan, free_port
 
 SCRIPT = """
 import http.server, os, pathlib, sys, time

@@ -128,10 +128,15 @@ def test_experts_that_nobody_records_cannot_be_replayed(tmp_path: Path) -> None:
     [
         ({"cluster": {"gpus_per_node": 8}}, "needs engines beside the trainer"),
         ({"engine": {"type": "sglang", "pause_mode": "abort"}}, "would cut off replies"),
+        (
+            {"engine": {"type": "vllm"}, "cluster": {"gpus_per_node": 8, "colocate": False}},
+            "uses no GPUs of the run",
+        ),
     ],
 )
 def test_a_schedule_that_cannot_be_kept_is_refused(keys: dict[str, Any], message: str) -> None:
     recipe = Recipe.model_validate({"name": "a", "schedule": {"mode": "async"}, **keys})
     with pytest.raises(RecipeError, match=message):
         check_schedule(recipe)
-    check_schedule(recipe.model_copy(update={"schedule": ScheduleSection()}))
+    update: dict[str, Any] = {"schedule": ScheduleSection(), "engine": PluginSection(type="sglang")}
+    check_schedule(recipe.model_copy(update=update))
