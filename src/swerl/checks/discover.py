@@ -8,11 +8,15 @@ the most tests.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from swerl.checks.vet import Runs
+from swerl.core.certificate import row_digest
 from swerl.core.changes import touched
 from swerl.core.grade import TestStatus, Verdict
+from swerl.core.jobs import append_result, read_results
 from swerl.core.task import GradingSpec, Task
 from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_log
 
@@ -31,6 +35,33 @@ class Discovery:
     flaky: tuple[str, ...] = ()
     log_parser: str = ""
     problem: str = ""
+
+
+class Discoveries:
+    """Discovers the tests of Tasks, and keeps each result in a journal to resume from."""
+
+    def __init__(self, runs: Runs, journal: Path) -> None:
+        """Read the journal, if there is one. Raises InputError on a file of something else."""
+        self._runs, self._journal = runs, journal
+        hint = "pass -o with another file"
+        self._results = dict(read_results(journal, _from_row, kind="discovery", hint=hint))
+
+    async def of(self, task: Task) -> Discovery:
+        """Return the tests of a Task. Raises SandboxError."""
+        key = row_digest(task)
+        if key not in self._results:
+            self._results[key] = tests = await discover(task, self._runs)
+            append_result(self._journal, {"key": key, "task": task.id, **asdict(tests)})
+        return self._results[key]
+
+
+def _from_row(row: Mapping[str, Any]) -> tuple[str, Discovery]:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in row.items()
+        if name not in ("key", "task")
+    }
+    return row["key"], Discovery(**fields)
 
 
 async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:

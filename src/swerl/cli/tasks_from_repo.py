@@ -8,14 +8,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from swerl.checks.discover import Discovery, declared, discover
+from swerl.checks.discover import Discoveries, declared
 from swerl.checks.vet import Runs, fitting_workers
 from swerl.cli._options import (
     BackendOption,
@@ -26,12 +26,11 @@ from swerl.cli._options import (
 from swerl.cli._output import safe, simple_table, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.cli.tasks_vet import vet
-from swerl.core.certificate import row_digest
 from swerl.core.changes import touched
 from swerl.core.chat import Json
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
-from swerl.core.jobs import append_result, read_results, run_jobs
+from swerl.core.jobs import run_jobs
 from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.grading.accept import is_test
 from swerl.images.build import build_repository, copy_repository
@@ -86,9 +85,9 @@ def from_repo(
         place=_Place(repo, name, image, setup),
         spec=GradingSpec("swebench", test_command=test, timeout_s=_TIMEOUT_S),
         issues=_issues(issues),
-        runs=Runs(open_backend(backend, options, run="from-repo"), limits),
-        journal=journal,
-        results=_read(journal),
+        discoveries=Discoveries(
+            Runs(open_backend(backend, options, run="from-repo"), limits), journal
+        ),
     )
     with progress_bar("commits", len(found)) as advance:
         num_jobs = fitting_workers(limits)
@@ -109,19 +108,17 @@ def from_repo(
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes Tasks of candidates; every discovery is written to a journal."""
+    """Makes Tasks of candidates."""
 
     place: _Place
     spec: GradingSpec
     issues: Mapping[str, str]
-    runs: Runs
-    journal: Path
-    results: dict[str, Discovery]
+    discoveries: Discoveries
 
     async def make(self, candidate: Candidate) -> Task | Dropped:
         try:
             task = await asyncio.to_thread(self._draft, candidate)
-            tests = await self._discovered(task)
+            tests = await self.discoveries.of(task)
         except SwerlError as error:
             return Dropped(candidate.commit, error.explained())
         if tests.problem:
@@ -139,28 +136,6 @@ class _Maker:
         # A built image is installed already; any other one is set up in each sandbox.
         setup = place.setup if place.image else ""
         return make_task(candidate, repo=place.name, image=image, setup=setup, spec=spec)
-
-    async def _discovered(self, task: Task) -> Discovery:
-        key = row_digest(task)
-        if key not in self.results:
-            self.results[key] = await discover(task, self.runs)
-            row = {"key": key, "task": task.id, **asdict(self.results[key])}
-            append_result(self.journal, row)
-        return self.results[key]
-
-
-def _read(journal: Path) -> dict[str, Discovery]:
-    """Return the earlier discoveries by the digest of their Tasks. Raises InputError."""
-
-    def from_row(row: Mapping[str, Any]) -> tuple[str, Discovery]:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in row.items()
-            if name not in ("key", "task")
-        }
-        return row["key"], Discovery(**fields)
-
-    return dict(read_results(journal, from_row, kind="discovery", hint="pass -o with another file"))
 
 
 def _candidates(repo: Path, commits: Commits, limit: int) -> tuple[list[Candidate], list[Dropped]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,9 @@ import typer
 from rich.table import Table
 
 from swerl.checks import vet as vetting
+from swerl.checks.discover import Discoveries, declared
 from swerl.checks.smoke import digests_for
-from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, rejected_path
+from swerl.checks.vet import Rigour, Runs, VetSettings, Vetted, fitting_workers, rejected_path
 from swerl.cli._options import (
     BackendOption,
     JsonOption,
@@ -26,7 +28,10 @@ from swerl.cli._output import console, counted, print_json, safe, simple_table, 
 from swerl.cli._run import progress_bar, run
 from swerl.cli.tasks_select import TasksArgument
 from swerl.core.errors import InputError, unknown
+from swerl.core.jobs import run_jobs
 from swerl.core.sandbox import Limits
+from swerl.core.task import Task, write_tasks
+from swerl.grading.confirm import is_declared
 from swerl.tasks import select
 
 _REMOTE_JOBS = 16
@@ -51,6 +56,10 @@ def vet(
     gold_runs: Annotated[
         int, typer.Option(min=1, help="Required successful runs of the known solution.")
     ] = 3,
+    discover: Annotated[
+        bool,
+        typer.Option("--discover", help="First find the tests of tasks that name none."),
+    ] = False,
     drop_flaky: Annotated[
         bool,
         typer.Option("--drop-flaky", help="Drop flaky pass-to-pass tests, then vet the rest."),
@@ -69,6 +78,8 @@ def vet(
     journal = vetting.journal_path(out)
     limits, options = split_limits(settings or (), memory_mib=4096, num_processes=512)
     chosen = _instances(tasks, instance or [])
+    if discover:
+        tasks = _with_tests(tasks, Runs(open_backend(backend, options, run="vet"), limits))
     with vetting.locked(journal):
         chosen_settings = VetSettings(
             backend=backend,
@@ -106,6 +117,30 @@ def _instances(tasks: Path, names: Sequence[str]) -> Collection[str]:
         if name not in ids:
             raise unknown("instance", name, ids)
     return names or ids
+
+
+def _with_tests(tasks: Path, runs: Runs) -> Path:
+    """Write the tasks with the tests that they lack; return the new file."""
+    journal = tasks.with_name(f"{tasks.stem}.discoveries.jsonl")
+    discoveries = Discoveries(runs, journal)
+
+    async def with_tests(task: Task) -> Task:
+        if is_declared(task.grading) or task.grading.grader != "swebench" or not task.gold_patch:
+            return task
+        tests = await discoveries.of(task)
+        if tests.problem:
+            stderr().print(safe(f"{task.id}: no tests: {tests.problem}"), soft_wrap=True)
+            return task
+        return replace(task, grading=declared(task.grading, tests))
+
+    all_tasks = [task for _, task in select.lines(tasks)]
+    with progress_bar("tests of tasks", len(all_tasks)) as advance:
+        num_jobs = fitting_workers(runs.limits)
+        work = run_jobs(all_tasks, with_tests, limit=num_jobs, on_done=lambda _: advance())
+        whole = run(work, after=f"the same command resumes from {journal}")
+    out = tasks.with_name(f"{tasks.stem}.discovered.jsonl")
+    write_tasks(out, whole)
+    return out
 
 
 def _num_jobs(jobs: int | None, backend: str, limits: Limits) -> int:

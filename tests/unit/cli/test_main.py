@@ -52,7 +52,7 @@ def test_a_command_runs_with_garbage_collection() -> None:
     [
         (["train", "recipes/twin_cpuu.toml"], "cannot read recipe", "twin_cpu.toml"),
         (["train", "recipes/twin_cpu.toml", "--set", "stesp=3"], "'stesp'", "steps"),
-        (["train", "recipes/twin_cpu.toml", "--set", "engine.type=vllm"], "'vllm'", "torch-cpu"),
+        (["train", "recipes/twin_cpu.toml", "--set", "engine.type=tgi"], "'tgi'", "torch-cpu"),
         (
             ["train", "recipes/twin_cpu.toml", "--set", "budgets.tool_s=500"],
             "budgets.tool_s = 500",

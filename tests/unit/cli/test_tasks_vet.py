@@ -61,6 +61,20 @@ def test_certified_and_rejected_tasks_go_to_two_files(file: Path) -> None:
     assert f"rollout --tasks {file} --instance calc-sum-2 --engine scripted:gold" in done.stderr
 
 
+@pytest.mark.integration
+def test_tasks_without_a_list_of_tests_get_one(file: Path) -> None:
+    sound = next(read_tasks(file))
+    bare = replace(sound.grading, fail_to_pass=(), pass_to_pass=())
+    write_tasks(file, [replace(sound, grading=bare)])
+    for _ in range(2):  # the second call reads what the first one discovered
+        done = call(file, "--gold-runs", 1, "--discover")
+        assert done.exit_code == 0, (done.output, done.exception)
+    [task] = read_tasks(file.with_name("tasks.certified.jsonl"))
+    assert set(task.grading.fail_to_pass) == set(sound.grading.fail_to_pass)
+    assert set(task.grading.pass_to_pass) == set(sound.grading.pass_to_pass)
+    assert len(file.with_name("tasks.discoveries.jsonl").read_text().splitlines()) == 1
+
+
 def test_one_task_after_the_other_comes_to_the_same_files(file: Path) -> None:
     out = file.with_name("out.jsonl")
     for name, expected in (("calc-sum-2", []), ("calc-sum-1", ["calc-sum-1"])):

@@ -18,6 +18,8 @@ from tests.unit.engines import _launched
 from tests.unit.engines._fake_python import fake_python, process_at
 from tests.unit.engines._launched import ref, setup
 
+pytestmark = pytest.mark.integration
+
 LONG = Sampling(900)
 until = partial(_launched.until, limit_s=120)
 

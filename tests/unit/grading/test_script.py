@@ -15,6 +15,8 @@ from tests.unit.grading._folder_sandbox import opener
 from tests.unit.grading.conftest import GOLD
 from tests.unit.grading.test_reward_file import rewrite
 
+pytestmark = pytest.mark.integration
+
 TESTS = """\
 import sys
 

@@ -80,6 +80,7 @@ def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
     assert (found["num_tasks"], found["num_b_better"], found["p_value"]) == (3, 3, 0.25)
 
 
+@pytest.mark.integration
 def test_a_killed_evaluation_resumes_from_its_finished_attempts(file: Path) -> None:
     runs = file.parent / "runs"
     command = [

@@ -205,7 +205,7 @@ async def test_an_image_without_python_and_node_is_an_error(
     with pytest.raises(SandboxError, match="neither python3 nor node") as caught:
         async with relayed(box, echo):
             pass
-    assert "public" in caught.value.hint
+    assert "add one to the image" in caught.value.hint
 
 
 INSIST = """

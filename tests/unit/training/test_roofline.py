@@ -65,6 +65,7 @@ def counted(folder: Path, config: dict[str, Any], *settings: str, trained: float
     return found
 
 
+@pytest.mark.integration
 def test_no_layer_takes_more_kernels_bytes_or_syncs_than_it_did(tmp_path: Path) -> None:
     again = "trainer.recompute=true"
     found = counted(tmp_path, SMALL, again, trained=0.125)["parts"]

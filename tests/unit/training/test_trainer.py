@@ -256,7 +256,13 @@ async def test_gspo_matches_transformers_and_resumes_bit_for_bit(
     assert again.checksum == straight.checksum
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2], ids=["data-parallel", "tensor-parallel"])
+@pytest.mark.parametrize(
+    "tensor_parallel",
+    [
+        pytest.param(1, id="data-parallel"),
+        pytest.param(2, id="tensor-parallel", marks=pytest.mark.integration),
+    ],
+)
 async def test_two_ranks_equal_one(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch, tensor_parallel: int
 ) -> None:

@@ -132,6 +132,7 @@ async def test_a_later_update_is_measured_against_the_policy_before_the_first(
         assert list(moved[0]) != list(parts[1].base[0])
 
 
+@pytest.mark.integration
 async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
     tiny_model: Path, options: TrainerOptions, random_batch, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ async def _step(trainer: MegatronTrainer, batch: Batch) -> tuple[StepStats, str]
     return stats, (await trainer.publish()).checksum
 
 
+@pytest.mark.integration
 async def test_every_layout_reads_and_writes_the_same_checkpoint(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:

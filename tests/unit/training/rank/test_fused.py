@@ -70,6 +70,7 @@ def test_only_the_inputs_are_kept_for_the_backward_pass() -> None:
     assert kept == {tensor.data_ptr() for tensor in (x, weight, router)}
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
 def test_each_compiled_formula_is_one_kernel_with_the_same_values() -> None:
     from torch._inductor.utils import run_and_get_code

@@ -17,6 +17,8 @@ from swerl.training.options import TrainerOptions
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
+pytestmark = pytest.mark.integration
+
 
 def _run(options: TrainerOptions, model: Path, rows: list[Batch], folder: Path) -> dict[str, Any]:
     paths = []
