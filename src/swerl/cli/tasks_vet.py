@@ -57,8 +57,7 @@ def vet(
         int, typer.Option(min=1, help="Required successful runs of the known solution.")
     ] = 3,
     discover: Annotated[
-        bool,
-        typer.Option("--discover", help="First find the tests of tasks that name none."),
+        bool, typer.Option("--discover", help="First find the tests of tasks that name none.")
     ] = False,
     drop_flaky: Annotated[
         bool,
