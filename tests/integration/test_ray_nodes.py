@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from swerl.cluster import ray_nodes as ray_module
-from swerl.cluster.node import PYTHON, ProcessSpec, free_port
+from swerl.cluster.node import PYTHON, ProcessSpec
 from swerl.cluster.ray_nodes import RayShare, ray_nodes
 from swerl.cluster.sglang_servers import serve_on
 from swerl.core.contracts import EngineSetup
@@ -24,7 +24,7 @@ from swerl.core.errors import ClusterError, RankLostError
 from swerl.core.learning import Batch
 from swerl.core.turn import Sampling
 from swerl.engines import _sglang_pool, sglang
-from swerl.engines._process import child
+from swerl.engines._process import child, free_port
 from swerl.recipe.schema import ClusterSection
 from swerl.training import trainer as ranks
 from swerl.training.options import TrainerOptions

@@ -43,7 +43,7 @@ class Discoveries:
     def __init__(self, runs: Runs, journal: Path) -> None:
         """Read the journal, if there is one. Raises InputError on a file of something else."""
         self._runs, self._journal = runs, journal
-        hint = "pass -o with another file"
+        hint = f"move {journal} away"
         self._results = dict(read_results(journal, _from_row, kind="discovery", hint=hint))
 
     async def of(self, task: Task) -> Discovery:

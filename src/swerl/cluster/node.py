@@ -234,13 +234,6 @@ def interface_of(address: str) -> str:
     return "lo"
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
 def num_oom_kills(root: Path = Path("/")) -> int:
     """Return the kernel's out-of-memory kills in this process's control group, else on its machine.
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from swerl.cluster.checks import gpu_uuids
-from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, free_port, last_lines
+from swerl.cluster.node import Node, ProcessSpec, RunningProcess, end_server, last_lines
 from swerl.core.errors import EngineError, RecipeError
 from swerl.engines import sglang
-from swerl.engines._process import serves
+from swerl.engines._process import free_port, serves
 from swerl.engines._serving import environment
 from swerl.recipe.schema import ClusterSection
 

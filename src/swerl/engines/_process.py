@@ -191,8 +191,8 @@ async def serves(url: str) -> bool:
         return False
 
 
-def free_port() -> int:
-    """Return a free port of the loopback interface."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])

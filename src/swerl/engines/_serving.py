@@ -1,4 +1,4 @@
-"""What every engine of HTTP servers shares: connect to running ones, or launch them."""
+"""Engines that are HTTP servers: connect to running ones, or launch them."""
 
 from __future__ import annotations
 

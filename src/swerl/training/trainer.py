@@ -26,7 +26,6 @@ from swerl.cluster.node import (
     ProcessEnd,
     ProcessSpec,
     RunningProcess,
-    free_port,
     num_oom_kills,
 )
 from swerl.core.errors import (
@@ -39,6 +38,7 @@ from swerl.core.errors import (
 )
 from swerl.core.files import disk_errors
 from swerl.core.learning import Batch, CheckpointRef, EngineTarget, Sent, StepStats, WeightRef
+from swerl.engines._process import free_port
 from swerl.training import batch as batches
 from swerl.training.checkpoint.folder import wait_until_whole
 from swerl.training.crash_reason import CrashReason, crash_reason, hang_places
