@@ -42,9 +42,9 @@ VAGUE_NAMES = {
 BOUNDS = {
     "rooms": 17,
     "root modules": 2,
-    "files": 330,  # `engines/vllm.py`, and what it shares with `engines/sglang.py`
-    "lines": 72_300,
-    "lines of tests": 60_560,
+    "files": 331,  # `training/retake.py`
+    "lines": 72_420,  # `training/retake.py`: a loss on recorded steps; nothing went for it
+    "lines of tests": 60_610,
     "lines of bench": 4_190,
     "names that fit everything": 205,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds
@@ -89,10 +89,10 @@ ROOM_BOUNDS = {
     "cluster": 1_610,
     "plan": 2_440,
     "rollout": 3_150,
-    "training": 10_120,
+    "training": 10_210,
     "checks": 2_950,
     "view": 2_560,
-    "cli": 5_760,
+    "cli": 5_820,
 }
 """Room -> the most lines of all languages in it. `swerl reward` and uploads to the hub, in rollout,
 cli, tasks and recipe, are paid for by images and by the keys of recipes that left. vLLM, in engines

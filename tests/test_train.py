@@ -18,6 +18,26 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 RECIPE = Path(__file__).with_name("small.toml").read_text()
+MINE = """
+from swerl.core.learning import LossResult
+
+def brevity(attempt):
+    return -attempt.trajectory.num_sampled_tokens
+
+class Mine:
+    needs_reference = needs_context = False
+
+    def advantages(self, groups):
+        return [[episode.reward for episode in group.episodes] for group in groups]
+
+    def loss(self, inputs):
+        gain = (inputs.logp_BT.exp() * inputs.mask_BT).sum() * 0
+        advantage = (inputs.weight_B * inputs.advantage_B).sum()
+        return LossResult(gain + 7 * inputs.weight_B.sum(), {"advantage": float(advantage)})
+
+def build():
+    return Mine()
+"""
 
 
 class Run:
@@ -46,6 +66,15 @@ class Run:
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=600)
         return process.returncode, output
+
+    def again(self, reward: str, *settings: str) -> dict[str, Any]:
+        """Return the figures of `swerl reward` with these keys of the algorithm."""
+        command = [sys.executable, "-m", "swerl.cli", "reward", reward, str(self.root), "--json"]
+        command += [word for setting in settings for word in ("--set", setting)]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert output.returncode == 0, output.stderr
+        figures: dict[str, Any] = json.loads(output.stdout)["loss"]
+        return figures
 
     def episodes(self) -> list[Path]:
         """Return the finished Episodes of all stages."""
@@ -127,6 +156,25 @@ def test_a_run_survives_ctrl_c_and_kill_and_trains_every_sampled_token(run: Run)
     assert learned and all(path.stat().st_mtime_ns == before[path] for path in learned)
     for step in range(6):
         _assert_trained_as_sampled(run.root, step)
+
+
+@pytest.mark.integration
+def test_a_recorded_step_taken_again_has_its_figures_and_another_loss_has_others(
+    run: Run, tmp_path: Path
+) -> None:
+    if not run.root.exists():
+        assert run.finish()[0] == 0
+    state = run.state()
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    same = run.again("solved", "algorithm.type=gspo")
+    assert same["step"] == 5
+    for name, value in same["retaken"].items():
+        assert value == pytest.approx(same["recorded"][name], rel=1e-4, abs=1e-7), name
+    other = run.again(f"{mine}:brevity", f"algorithm.type={mine}")
+    assert other["retaken"]["loss"] == pytest.approx(7.0)
+    assert other["retaken"]["advantage"] != 0
+    assert run.state() == state and not run.processes()
 
 
 @pytest.mark.integration

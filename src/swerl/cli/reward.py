@@ -1,8 +1,10 @@
-"""`swerl reward`: try a reward on recorded Episodes, without sampling."""
+"""`swerl reward`: try a reward, and a loss, on recorded Episodes, without sampling."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -10,15 +12,21 @@ from typing import Annotated
 
 import typer
 
+from swerl.cli import _run
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe, simple_table
+from swerl.core import plugins
+from swerl.core.episode import Episode, Group
 from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import read_json
 from swerl.core.task import Task, read_tasks
-from swerl.recipe.load import recorded
-from swerl.rollout import rescore, wiring
+from swerl.recipe.load import read_settings, recorded
+from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import PluginSection
+from swerl.rollout import record, rescore, wiring
 from swerl.rollout.rescore import Comparison, Distribution
 from swerl.rollout.reward import reward_of
+from swerl.runs import history
 from swerl.runs.index import RECIPE, FoundRun, run_at
 
 _NUM_SHOWN = 10
@@ -42,10 +50,24 @@ def reward(
     tasks: Annotated[
         Path | None, typer.Option(help="Task file of the Episodes; by default that of the run.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Take a step of the run again: algorithm.type=mine.py, algorithm.KEY=VALUE.",
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step to take again; by default the last one possible.")
+    ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Compute a reward over recorded Episodes, and compare it with the recorded one."""
+    """Compute a reward, or with --set a loss, over what a run recorded, and compare it.
+
+    The loss is that of one recorded step, with the weights from before it and this reward.
+    """
     places = (runs / run, Path(run))
     chosen = next((it for place in places if place.is_dir() and (it := run_at(place))), None)
     if chosen is None:
@@ -57,10 +79,63 @@ def reward(
     stored = chosen.root / RECIPE
     section = rescore.penalties(read_json(stored) if stored.is_file() else {})
     comparison = rescore.rescore(chosen, rule, _tasks_of(chosen, tasks), section)
-    if as_json:
+    if as_json and not settings:
         print_json(comparison)
-    else:
+    elif not as_json:
         _show(comparison, chosen)
+    if settings:
+        _take_again(comparison, chosen, _with_algorithm(recorded(stored), settings), step, as_json)
+
+
+def _with_algorithm(recipe: Recipe, settings: list[str]) -> Recipe:
+    """Return the run's recipe with keys of its algorithm changed; a `type` replaces it whole."""
+    given = read_settings(settings)
+    keys = given.pop("algorithm", {})
+    if given or not isinstance(keys, dict):
+        raise InputError(
+            f"--set takes keys of the algorithm here, not {' '.join(given) or keys}",
+            hint="for example --set algorithm.type=gspo",
+        )
+    if "type" in keys:
+        keys["type"] = plugins.absolute(keys["type"])
+    else:
+        keys = recipe.algorithm.model_dump() | keys
+    return recipe.model_copy(update={"algorithm": PluginSection.model_validate(keys)})
+
+
+def _take_again(
+    comparison: Comparison, run: FoundRun, recipe: Recipe, step: int | None, as_json: bool
+) -> None:
+    from swerl.training import retake
+
+    members: dict[str, list[Episode]] = defaultdict(list)
+    for scored in comparison.episodes:
+        episode = record.read(scored.folder)
+        members[scored.group].append(replace(episode, reward=scored.reward))
+    groups = [
+        Group(episodes[0].task_id, tuple(episodes), episodes[0].agent)
+        for episodes in members.values()
+    ]
+    number = retake.step_to_retake(run.root, step)
+    before = history.read(run.root / "events.jsonl").steps.get(number, {})
+    with _run.waiting(f"taking step {number} again with {safe(recipe.algorithm.title)}"):
+        after = _run.run(
+            retake.retake(recipe, run.root, number, groups, lambda _: None),
+            after="nothing was written",
+        )
+    if as_json:
+        figures = {"step": number, "recorded": before, "retaken": after}
+        print_json({"rewards": comparison, "loss": figures})
+    else:
+        _show_loss(number, before, after)
+
+
+def _show_loss(step: int, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    numbers = ("recorded", "with this loss")
+    table = simple_table("", *numbers, title=f"step {step} again", numbers=numbers)
+    for name, value in after.items():
+        table.add_row(name, f"{before[name]:.4g}" if name in before else "", f"{value:.4g}")
+    console().print(table)
 
 
 def _tasks_of(run: FoundRun, file: Path | None) -> Callable[[str], Task | None]:

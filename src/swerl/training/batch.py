@@ -68,7 +68,7 @@ def collect(
     groups = [_without(group, lost) for group in groups]
     samples: list[Sample] = []
     num_episodes = num_masked = 0
-    for group, advantages in zip(groups, _advantages(groups, algorithm), strict=True):
+    for group, advantages in zip(groups, advantages_of(groups, algorithm), strict=True):
         for episode, advantage in zip(group.episodes, advantages, strict=True):
             rows = rows_by_episode.get(episode.id, [])
             if rows and mask_truncated and episode.status in TRUNCATED:
@@ -91,7 +91,7 @@ def _without(group: Group, lost: Collection[str]) -> Group:
     return replace(group, episodes=tuple(episodes))
 
 
-def _advantages(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
+def advantages_of(groups: Sequence[Group], algorithm: Algorithm) -> list[Sequence[float]]:
     """Return each Episode's advantage; no mean and no deviation mixes agents.
 
     A Group has one agent. An algorithm that scales over the step scales over an agent's Groups.

@@ -117,7 +117,7 @@ async def open_training(
     async with (
         open_nodes(recipe, notify=lambda text: costs(Notice(text))) as nodes,
         _checked(recipe, nodes, folder, costs),
-        _trainer(recipe, folder, model, logs, nodes.trainer) as trainer,
+        trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
     ):
         training = loop.Training(
             recipe=recipe,
@@ -269,7 +269,7 @@ async def _asleep(trainer: MegatronTrainer, recipe: Recipe) -> AsyncIterator[Non
     yield
 
 
-def _trainer(
+def trainer_of(
     recipe: Recipe, folder: RunFolder, model: Path, logs: Path, nodes: Sequence[Node]
 ) -> MegatronTrainer:
     return MegatronTrainer(

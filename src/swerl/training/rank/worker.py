@@ -85,8 +85,9 @@ class RankCommands:
         from swerl.training.rank.learner import Learner
 
         family = plugins.load("families", settings.family).build(settings.model)
-        module = plugins.load("algorithms", settings.algorithm)
-        algorithm = module.build(module.Options.model_validate(settings.algorithm_options))
+        options = plugins.options_of("algorithms", settings.algorithm)
+        given = () if options is None else (options.model_validate(settings.algorithm_options),)
+        algorithm = plugins.load("algorithms", settings.algorithm).build(*given)
         self._settings = settings
         self._learner = Learner(settings, family, algorithm)
         self._checkpoints = Checkpoints(self._learner, settings)

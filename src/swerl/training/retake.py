@@ -1,0 +1,100 @@
+"""Take a recorded step again, with another algorithm or other rewards, and report its figures.
+
+The trainer begins with the weights before that step. Nothing is sampled, sent or saved.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from swerl.cluster.open import open_nodes
+from swerl.core.episode import Group
+from swerl.core.errors import InputError, RunError
+from swerl.core.events import Emit, Notice
+from swerl.core.learning import Batch, StepStats
+from swerl.recipe.schema import Recipe
+from swerl.recipe.sections import INITIAL_MODEL
+from swerl.rollout.wiring import algorithm_of
+from swerl.runs.export import steps_of
+from swerl.runs.layout import RunFolder
+from swerl.training import batch as batches
+from swerl.training import updates
+from swerl.training.checkpoint import folder as checkpoints
+from swerl.training.train import trainer_of
+
+_COSTS = ("_s", "_gib", "executed_tokens", "executed_token_pairs", "lr")
+"""Ends of the names of figures that say how fast a step was, not what it learned."""
+
+
+def step_to_retake(run: Path, step: int | None = None) -> int:
+    """Return a step whose Samples and earlier weights a run folder holds; by default the last one.
+
+    Raises InputError if there is none, or if `step` is none of them.
+    """
+    weights = {0, *checkpoints.steps(RunFolder(run).checkpoints)}
+    usable = [number for number in steps_of(run) if number in weights]
+    if not usable or step not in (None, *usable):
+        there = ", ".join(map(str, usable)) or "none; trainer.save_every keeps more checkpoints"
+        raise InputError(
+            f"{run} has no weights from before step {step or 'any'}",
+            hint=f"steps that can be taken again: {there}",
+        )
+    return usable[-1] if step is None else step
+
+
+async def retake(
+    recipe: Recipe, run: Path, step: int, groups: Sequence[Group], emit: Emit
+) -> Mapping[str, float]:
+    """Return the figures of a step under the recipe's algorithm and the Groups' rewards.
+
+    Raises InputError if the Groups lack an Episode of the step, and TrainerError.
+    """
+    folder = RunFolder(run)
+    batch = _with_advantages(batches.read(folder.samples(step)), groups, recipe)
+    model = recipe.model.path or run / INITIAL_MODEL
+    if not model.is_dir():
+        raise RunError(f"the run's first model {model} is gone", hint="restore the folder")
+    logs = Path(tempfile.mkdtemp(prefix="swerl-retake-"))
+    async with (
+        open_nodes(recipe, notify=lambda text: emit(Notice(text))) as nodes,
+        trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
+    ):
+        if step:
+            await trainer.restore(step)
+        parts = updates.split(batch, recipe.trainer.updates_per_batch)
+        parts = await updates.with_base(trainer, parts)
+        stats = updates.join_stats([await trainer.step(part) for part in parts])
+    shutil.rmtree(logs)  # An error names these logs.
+    return _figures(stats) if stats else {}
+
+
+def _with_advantages(batch: Batch, groups: Sequence[Group], recipe: Recipe) -> Batch:
+    trained = {sample.episode for sample in batch.samples}
+    groups = [group for group in groups if any(member.id in trained for member in group.episodes)]
+    rows = batches.advantages_of(groups, algorithm_of(recipe))
+    advantage_of = {
+        episode.id: advantage
+        for group, row in zip(groups, rows, strict=True)
+        for episode, advantage in zip(group.episodes, row, strict=True)
+    }
+    if missing := sorted(trained - advantage_of.keys()):
+        raise InputError(
+            f"{len(missing)} Episodes of step {batch.step} have no reward, such as {missing[0]}",
+            hint="episodes/ of the run must hold them, undamaged",
+        )
+    samples = tuple(
+        replace(sample, advantage=advantage_of[sample.episode]) for sample in batch.samples
+    )
+    return replace(batch, samples=samples)
+
+
+def _figures(stats: StepStats) -> dict[str, float]:
+    """Return what a step says of its loss, without its speed and memory."""
+    values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "mismatch": stats.mismatch}
+    return values | {
+        name: value for name, value in stats.extra.items() if not name.endswith(_COSTS)
+    }
