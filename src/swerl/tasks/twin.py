@@ -18,14 +18,14 @@ import json
 import os
 import random
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
-from swerl.core.secrets import child_environment
 from swerl.core.task import Edit, GradingSpec, MutatedTests, Task
 
 WORKDIR = "/repo"
@@ -33,16 +33,8 @@ TEST_FILE = "tests/run_tests.py"
 TEST_COMMAND = f"python3 -I -S -B {TEST_FILE}"
 _TEST_TIMEOUT_S = 20.0
 _TRIES_PER_TASK = 200
-_COMMITTER = {
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_AUTHOR_NAME": "twin",
-    "GIT_AUTHOR_EMAIL": "twin@localhost",
-    "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
-    "GIT_COMMITTER_NAME": "twin",
-    "GIT_COMMITTER_EMAIL": "twin@localhost",
-    "GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z",
-}
+_AUTHOR = "twin <twin@localhost> 1767225600 +0000"
+_GIT_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n"
 _RUNNER = '''"""Runs the hidden tests; prints one status line a test.
 
 The code under test runs in a child that has no access to the report.
@@ -113,20 +105,14 @@ def make_tasks(folder: Path, *, split: str, count: int, seed: int) -> list[Task]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_task(folder.resolve(), variant) for variant in variants]
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or error
-        raise ImageError(
-            f"cannot write a twin repository under {folder}: {said}".strip(),
-            hint=_remedy(error),
-        ) from error
-
-
-def _remedy(error: Exception) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename == "git":
-        return "install git"
-    if isinstance(error, PermissionError):
-        return "choose a folder that you may write to; SWERL_CACHE names that of `swerl rollout`"
-    return "is the disk full? SWERL_CACHE names another folder for `swerl rollout`"
+    except OSError as error:
+        hint = "is the disk full? SWERL_CACHE names another folder for `swerl rollout`"
+        if isinstance(error, PermissionError):
+            hint = (
+                "choose a folder that you may write to; SWERL_CACHE names that of `swerl rollout`"
+            )
+        message = f"cannot write a twin repository under {folder}: {error}"
+        raise ImageError(message, hint=hint) from error
 
 
 def make_variants(*, split: str, count: int, seed: int) -> list[Variant]:
@@ -204,30 +190,53 @@ def _write(repository: Path, variant: Variant) -> None:
     part.mkdir()
     (part / variant.file).write_text(variant.source)
     (part / "README.md").write_text(_readme(variant))
-    environment = child_environment(**_COMMITTER)
-    for command in (
-        ["init", "--quiet", "--template=", "--initial-branch=main"],
-        ["add", "--all"],
-        ["commit", "--quiet", "--message=Start"],
-    ):
-        subprocess.run(
-            ["git", "-c", "core.fsync=none", *command],
-            cwd=part,
-            env=environment,
-            check=True,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
-    # git's notes of the commit: without them, nothing has to be hidden from an agent.
-    shutil.rmtree(part / ".git/logs")
-    (part / ".git/COMMIT_EDITMSG").unlink()
+    _commit(part, sorted([variant.file, "README.md"]))
     try:
         part.rename(repository)
     except OSError:
         shutil.rmtree(part)
         if not repository.is_dir():
             raise
+
+
+def _commit(folder: Path, names: Sequence[str]) -> None:
+    """Make a folder a git repository whose only commit has these files.
+
+    The result is that of `git init`, `add` and `commit`, without their notes of the commit, which
+    would have to be hidden from an agent. Hundreds of repositories need no program for it.
+    """
+    git = folder / ".git"
+    for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags"):
+        (git / name).mkdir(parents=True)
+    tree, index = b"", struct.pack(">4sII", b"DIRC", 2, len(names))
+    for name in names:
+        blob = _write_object(git, "blob", (folder / name).read_bytes())
+        tree += b"100644 %b\0%b" % (name.encode(), blob)
+        status = (folder / name).stat()
+        times = divmod(status.st_ctime_ns, 10**9) + divmod(status.st_mtime_ns, 10**9)
+        place = status.st_dev & 0xFFFF_FFFF, status.st_ino & 0xFFFF_FFFF
+        facts = (*times, *place, 0o100644, status.st_uid, status.st_gid, status.st_size)
+        entry = struct.pack(">10I20sH", *facts, blob, len(name)) + name.encode()
+        index += entry + bytes(8 - len(entry) % 8)
+    root = _write_object(git, "tree", tree)
+    index += struct.pack(">4sI", b"TREE", 6 + len(root)) + b"\0%d 0\n%b" % (len(names), root)
+    (git / "index").write_bytes(index + hashlib.sha1(index, usedforsecurity=False).digest())
+    text = f"tree {root.hex()}\nauthor {_AUTHOR}\ncommitter {_AUTHOR}\n\nStart\n"
+    commit = _write_object(git, "commit", text.encode())
+    (git / "refs/heads/main").write_text(f"{commit.hex()}\n")
+    (git / "config").write_text(_GIT_CONFIG)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+
+
+def _write_object(git: Path, kind: str, data: bytes) -> bytes:
+    """Write an object of a git repository; return its name."""
+    text = f"{kind} {len(data)}\0".encode() + data
+    name = hashlib.sha1(text, usedforsecurity=False)
+    file = git / "objects" / name.hexdigest()[:2] / name.hexdigest()[2:]
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(zlib.compress(text, 1))
+    file.chmod(0o444)
+    return name.digest()
 
 
 def _readme(variant: Variant) -> str:
