@@ -68,8 +68,8 @@ def usage() -> tuple[float, int]:
     return seconds, faults
 
 
-async def measure(tasks: list[Task], attempts: int) -> None:
-    recipe = load([], [*SETTINGS, "name=bench", "engine.type=scripted"])
+async def measure(tasks: list[Task], attempts: int, audit: float) -> None:
+    recipe = load([], [*SETTINGS, "name=bench", "engine.type=scripted", f"grading.audit={audit}"])
     harness = wiring.harness_of(recipe)
     said = {task.id: replies("gold", harness, task) for task in tasks}
     with tempfile.TemporaryDirectory() as logs:
@@ -107,13 +107,14 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--attempts", type=int, default=8)
     parser.add_argument("--commits", type=int, default=0)
+    parser.add_argument("--audit", type=float, default=0.0, help="share of confirmed patches")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWERL_CACHE"] = f"{folder}/cache"
         tasks = twin.make_tasks(Path(folder, "tasks"), split="train", count=chosen.tasks, seed=0)
         if chosen.commits:
             tasks = [with_future(task, chosen.commits) for task in tasks]
-        asyncio.run(measure(tasks, chosen.attempts))
+        asyncio.run(measure(tasks, chosen.attempts, chosen.audit))
 
 
 if __name__ == "__main__":
