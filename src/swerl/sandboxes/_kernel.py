@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -11,7 +12,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,11 +34,12 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 _START_ROUNDS = 400
 _STATFS_BYTES = 256
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD = -100
+_ALL = 0x8000  # AT_RECURSIVE
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _AT_EMPTY_PATH = 0x1000
-_OPEN_TREE_CLONE, _MOVE_FROM_EMPTY_PATH, _MOVE_TO_LINKED = 1, 0x04, 0x10
+_OPEN_TREE_CLONE, _MOVE_FROM_EMPTY_PATH, _MOVE_TO_EMPTY_PATH = 1, 0x04, 0x40
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_OPENAT2, _SYS_MOUNT_SETATTR = 428, 429, 437, 442
 _MACHINE = os.uname().machine
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(_MACHINE, 41)
@@ -99,8 +100,7 @@ def user_namespace(owner: tuple[int, int], uid: int, *, proc: int | None = None)
         folder = os.open(f"/proc/{pid}" if proc is None else str(pid), os.O_PATH, dir_fd=proc)
         try:
             for name, inside in zip(("uid_map", "gid_map"), owner, strict=True):
-                with FileIO(os.open(name, os.O_WRONLY, dir_fd=folder), "wb") as file:
-                    file.write(f"{inside} {uid} 1".encode())
+                write(name, f"{inside} {uid} 1", folder=folder)
             return os.open("ns/user", os.O_RDONLY, dir_fd=folder)
         finally:
             os.close(folder)
@@ -109,36 +109,52 @@ def user_namespace(owner: tuple[int, int], uid: int, *, proc: int | None = None)
         os.waitpid(pid, 0)
 
 
+def write(path: str, text: str, *, mode: int = 0o644, folder: int | None = None) -> None:
+    """Write a text to a new file, or to one of the kernel's, which takes it in one call."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, mode, dir_fd=folder)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
 def mount(source: str, target: str, kind: str = "", *, flags: int = 0, data: str = "") -> None:
     """Mount a file system, or bind a folder if `flags` has MS_BIND."""
-    arguments = (_text(source), _text(target), _text(kind), ctypes.c_ulong(flags), _text(data))
-    _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
+    source_b, target_b, kind_b, data_b = map(os.fsencode, (source, target, kind, data))
+    result = _libc.mount(source_b, target_b, kind_b, ctypes.c_ulong(flags), data_b)
+    if result < 0:
+        _check(result, f"mount {kind or source} on {target}")
 
 
-def restrict(target: str, attributes: int, *, recursive: bool = True) -> None:
-    """Add mount attributes (ATTR_…) to a mount and to those below it."""
-    flags = _AT_RECURSIVE if recursive else 0
-    request = struct.pack("QQQQ", attributes, 0, 0, 0)
-    _call(_SYS_MOUNT_SETATTR, _AT_FDCWD, _text(target), flags, request, len(request))
+def restrict(target: str | int, attributes: int, space: int = 0, *, extent: int = _ALL) -> None:
+    """Add mount attributes (ATTR_…) to a mount, or a descriptor of one, and to those below it."""
+    request = struct.pack("QQQQ", attributes, 0, 0, space)
+    folder, path = (target, b"") if isinstance(target, int) else (_AT_FDCWD, os.fsencode(target))
+    _call(_SYS_MOUNT_SETATTR, folder, path, _AT_EMPTY_PATH | extent, request, len(request))
+
+
+def detached(source: str, extent: int = _ALL) -> int:
+    """Return a descriptor of a detached mount of `source`, by default with the mounts below it."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | extent
+    return _call(_SYS_OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
 
 
 def view(source: str, user_namespace: int, *, recursive: bool) -> int:
     """Return a detached mount of `source`, its owners mapped by the user namespace (idmapped)."""
-    extent = _AT_RECURSIVE if recursive else 0
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | extent
-    fd = _call(_SYS_OPEN_TREE, _AT_FDCWD, _text(source), flags)
-    request = struct.pack("QQQQ", _ATTR_IDMAP, 0, 0, user_namespace)
+    extent = _ALL if recursive else 0
+    fd = detached(source, extent)
     try:
-        _call(_SYS_MOUNT_SETATTR, fd, b"", _AT_EMPTY_PATH | extent, request, len(request))
+        restrict(fd, _ATTR_IDMAP, user_namespace, extent=extent)
     except OSError:
         os.close(fd)
         raise
     return fd
 
 
-def attach(view: int, target: str) -> None:
-    flags = _MOVE_FROM_EMPTY_PATH | _MOVE_TO_LINKED
-    _call(_SYS_MOVE_MOUNT, view, b"", _AT_FDCWD, _text(target), flags)
+def attach(mount: int, place: int) -> None:
+    """Attach a detached mount at a place; both are descriptors."""
+    flags = _MOVE_FROM_EMPTY_PATH | _MOVE_TO_EMPTY_PATH
+    _call(_SYS_MOVE_MOUNT, mount, b"", place, b"", flags)
 
 
 @contextmanager
@@ -159,12 +175,12 @@ def acting_as(uid: int) -> Iterator[None]:
 
 def detach(target: str) -> None:
     """Unmount a tree of mounts; it vanishes when its last user leaves."""
-    _check(_libc.umount2(_text(target), ctypes.c_int(_MNT_DETACH)), f"unmount {target}")
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)), f"unmount {target}")
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """Make `new_root` the root of this mount namespace; the old one appears at `put_old`."""
-    _call(_SYS_PIVOT_ROOT, _text(new_root), _text(put_old))
+    _call(_SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
 
 
 def prctl(option: int, value: int, extra: bytes | int = 0) -> None:
@@ -185,7 +201,7 @@ def openat2(root: int, path: str, flags: int, mode: int = 0) -> int:
     """Open `path` as if the directory `root` were "/"; no link leads out of it."""
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
     for _ in range(32):
-        fd = _libc.syscall(_SYS_OPENAT2, root, _text(path), how, len(how))
+        fd = _libc.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how))
         if fd >= 0:
             return int(fd)
         if ctypes.get_errno() != 11:  # EAGAIN: a rename raced with "..", so try again
@@ -213,7 +229,7 @@ def loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
-def _call(number: int, *arguments: int | bytes | ctypes.c_char_p) -> int:
+def _call(number: int, *arguments: int | bytes) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
 
 
@@ -224,15 +240,17 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _text(value: str) -> ctypes.c_char_p:
-    return ctypes.c_char_p(os.fsencode(value))
+@functools.cache  # a fork keeps its command line in the same place
+def command_line_place() -> tuple[int, int]:
+    """Return where in memory this process's command line begins and ends."""
+    # The program's name may contain spaces and brackets.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[_ARG_START - _STAT_FROM]), int(fields[_ARG_END - _STAT_FROM])
 
 
 def set_command_line(*words: str) -> None:
     """Replace this process's command line, as `ps` shows it; longer text is cut to its length."""
-    # The program's name may contain spaces and brackets.
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = (int(fields[number - _STAT_FROM]) for number in (_ARG_START, _ARG_END))
+    start, end = command_line_place()
     text = b"\0".join(map(os.fsencode, words))[: end - start - 1]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, text, len(text))

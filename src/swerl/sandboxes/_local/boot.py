@@ -39,7 +39,7 @@ _KINDS = {
 }  # fmt: skip
 _BOOT_TIMEOUT_MS = 30_000
 _READY = b"R"
-
+_SIGNALS = signal.valid_signals()
 
 _COUNTED = {
     "max_inotify_instances": 16, "max_inotify_watches": 16_384,
@@ -120,16 +120,14 @@ def map_ids(inside: tuple[int, int], outside: tuple[int, int], myself: int | Non
         "gid_map": f"{inside[1]} {outside[1]} 1",
     }
     for name, text in texts.items():
-        file = os.open(name, os.O_WRONLY, dir_fd=fd)
-        os.write(file, text.encode())
-        os.close(file)
+        kernel.write(name, text, folder=fd)
     os.close(fd)
 
 
 def _run_init(plan: SandboxPlan, uid: int, ready: int, alive: int) -> NoReturn:
     """Run as the sandbox's init process: make the namespaces, then reap orphans until killed."""
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         _die_with_supervisor(alive)
         os.setsid()
         kernel.set_command_line(kernel.INIT_TITLE)
@@ -239,11 +237,7 @@ def _limit_kernel_objects(settings: int, memory_mib: int) -> None:
     wanted |= {f"kernel/{name}": value for name, value in shared.items()}
     for path, value in wanted.items():
         with suppress(OSError):
-            fd = os.open(path, os.O_WRONLY, dir_fd=settings)
-            try:
-                os.write(fd, value.encode())
-            finally:
-                os.close(fd)
+            kernel.write(path, value, folder=settings)
     os.close(settings)
 
 

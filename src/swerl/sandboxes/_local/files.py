@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 import stat
 from io import FileIO
-from pathlib import PurePosixPath
 
 from swerl.sandboxes import _kernel as kernel
 
@@ -49,7 +49,7 @@ def write_file(root: int, path: str, data: bytes, owner: int) -> None:
     try:
         fd = kernel.openat2(root, path, flags)
     except FileNotFoundError:
-        os.close(make_folder(root, str(PurePosixPath(path).parent), owner))
+        os.close(make_folder(root, posixpath.dirname(path.rstrip("/")), owner))
         fd = kernel.openat2(root, path, flags | os.O_CREAT, 0o644)
         _give(fd, owner)
     with _regular(fd, "wb", path) as file:
@@ -62,18 +62,19 @@ def write_file(root: int, path: str, data: bytes, owner: int) -> None:
 
 def make_folder(root: int, path: str, owner: int | None = None) -> int:
     """Return a descriptor of a folder; create it and its parents. Raises OSError."""
-    flags = os.O_PATH | os.O_DIRECTORY
+    path, flags = path.rstrip("/") or "/", os.O_PATH | os.O_DIRECTORY
     try:
         return kernel.openat2(root, path, flags)
     except FileNotFoundError:
-        parent = make_folder(root, str(PurePosixPath("/", path).parent), owner)
+        above, name = posixpath.split(path)
+        parent = make_folder(root, above, owner)
     try:
-        os.mkdir(PurePosixPath(path).name, 0o755, dir_fd=parent)
+        os.mkdir(name, 0o755, dir_fd=parent)
     except FileExistsError:
         pass  # a dangling link, or another writer was faster: the open below decides
     else:
         if owner is not None:
-            made = os.open(PurePosixPath(path).name, _FOLDER, dir_fd=parent)
+            made = os.open(name, _FOLDER, dir_fd=parent)
             _give(made, owner)
             os.close(made)
     finally:
@@ -83,7 +84,7 @@ def make_folder(root: int, path: str, owner: int | None = None) -> int:
 
 def make_file(root: int, path: str) -> int:
     """Return a descriptor of a file; create it, empty, and its parents. Raises OSError."""
-    os.close(make_folder(root, str(PurePosixPath("/", path).parent)))
+    os.close(make_folder(root, posixpath.dirname(path.rstrip("/"))))
     try:
         return kernel.openat2(root, path, os.O_PATH)
     except FileNotFoundError:

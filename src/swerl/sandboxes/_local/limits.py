@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from swerl.sandboxes import _kernel as kernel
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _CONTROLLERS = ("memory", "pids", "cpu")
@@ -52,13 +53,14 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
     """Create the sandbox's groups and move this process in; return the limits in force."""
     held = set()
     for parent in set(groups.values()):
-        folder, unified = parent / plan.id, _is_unified(parent)
+        folder, unified = f"{parent}/{plan.id}", _is_unified(parent)
         names = [name for name in groups if groups[name] == parent]
         with suppress(OSError):
-            folder.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(folder)
             set_ones = {name for name in names if _set_limit(folder, name, plan, unified=unified)}
             # "0" is this process. Version 1 moves a single thread without a machine-wide lock.
-            (folder / ("cgroup.procs" if unified else "tasks")).write_text("0")
+            kernel.write(f"{folder}/{'cgroup.procs' if unified else 'tasks'}", "0")
             held |= set_ones
     return held
 
@@ -153,21 +155,21 @@ def _is_unified(folder: Path) -> bool:
     return (folder / "cgroup.controllers").exists()
 
 
-def _set_limit(folder: Path, name: str, plan: SandboxPlan, *, unified: bool) -> bool:
+def _set_limit(folder: str, name: str, plan: SandboxPlan, *, unified: bool) -> bool:
     """Write one limit; return whether it is in force."""
     try:
         for file, value in _limit_files(name, plan, unified=unified):
-            (folder / file).write_text(value)
+            kernel.write(f"{folder}/{file}", value)
     except OSError:
         return False
     if name == "memory":
         # A kernel that does not count swap, or version 1 sockets, has no such file.
         with suppress(OSError):
             if unified:
-                (folder / "memory.swap.max").write_text("0")
+                kernel.write(f"{folder}/memory.swap.max", "0")
             else:
                 sockets = (plan.memory_mib << 20) // _SOCKET_PART
-                (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(sockets))
+                kernel.write(f"{folder}/memory.kmem.tcp.limit_in_bytes", str(sockets))
     return True
 
 

@@ -11,6 +11,7 @@ A denied call fails with EPERM, or with ENOSYS if programs have a fallback for i
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 
@@ -72,11 +73,11 @@ def install(password: int) -> bool:
 def _build(machine: str, password: int) -> bytes:
     column = list(_ARCH).index(machine)
     # The architecture first: another one gives the same numbers to other calls.
-    code = [_load(4), *_unless(_ARCH[machine], _ERRNO | _ENOSYS), _load(0)]
+    code = [_load(4), _jump(0x15, _ARCH[machine], 1, 0), _return(_ERRNO | _ENOSYS), _load(0)]
     # x32 calls have numbers of their own, which the tables lack.
     if machine == "x86_64":
         code += [_jump(0x35, _X32_BIT, 0, 1), _return(_ERRNO | _ENOSYS)]
-    code += _deny(_DENIED, column, _EPERM) + _deny(_ABSENT, column, _ENOSYS)
+    code.append(denials(machine))
     code += [
         # setns: refused without the password, in the unused third argument
         _jump(0x15, _SETNS[column], 0, 8),
@@ -107,15 +108,15 @@ def _build(machine: str, password: int) -> bytes:
     return b"".join(code)
 
 
-def _deny(table: dict[str, tuple[int, int]], column: int, error: int) -> list[bytes]:
+@functools.cache  # the spawner makes it, for all its sandboxes
+def denials(machine: str) -> bytes:
+    """Return the part of the filter that denies calls by number; empty without a table of them."""
     code = []
-    for numbers in table.values():
-        code += [_jump(0x15, numbers[column], 0, 1), _return(_ERRNO | error)]
-    return code
-
-
-def _unless(value: int, otherwise: int) -> list[bytes]:
-    return [_jump(0x15, value, 1, 0), _return(otherwise)]
+    for table, error in ((_DENIED, _EPERM), (_ABSENT, _ENOSYS)):
+        for numbers in table.values() if machine in _ARCH else ():
+            number = numbers[list(_ARCH).index(machine)]
+            code += [_jump(0x15, number, 0, 1), _return(_ERRNO | error)]
+    return b"".join(code)
 
 
 def _load(offset: int) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swerl.core.sandbox import folder_owner_lives
 from swerl.sandboxes import _kernel as kernel
-from swerl.sandboxes._local import limits, stage, supervisor, wire
+from swerl.sandboxes._local import limits, seccomp, stage, supervisor, wire
 from swerl.sandboxes._local.wire import SandboxPlan
 
 _RETRY_MS, _TRIES = 20, 500
@@ -33,7 +33,10 @@ def main(fd: int) -> None:
     groups = limits.find()
     dead = [path.name for path in limits.leftovers(groups) if not folder_owner_lives(path)]
     own_users = stage.can_change_user()
+    # What these return is made once, for all sandboxes.
     stage.machine_files()
+    kernel.command_line_place()
+    seccomp.denials(os.uname().machine)
     _Spawner(socket.socket(fileno=fd), groups, dict.fromkeys(dead, _TRIES), own_users).serve()
 
 

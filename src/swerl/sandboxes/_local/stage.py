@@ -15,11 +15,10 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import posixpath
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -33,7 +32,10 @@ STAGE = "/sys"
 ROOT = STAGE + "/root"
 HOSTNAME = "sandbox"
 
-_FOLDERS = ("/proc", "/dev", "/sys", "/run", "/var/tmp", "/home/agent", "/root", "/etc", "/tmp")
+_FOLDERS = (
+    *("/proc", "/dev", "/sys", "/run", "/var", "/var/tmp", "/home", "/home/agent", "/root"),
+    *("/etc", "/tmp"),
+)
 _INODES_PER_MIB = 128
 """One for two blocks: an empty file uses kernel memory that the block count does not include."""
 _MAX_TERMINALS = 64
@@ -57,8 +59,9 @@ _CONSTANT = frozenset({
     "filesystems", "iomem", "ioports", "kallsyms", "misc", "mtrr", "sysvipc", "tty", "version",
 })  # fmt: skip
 """Entries of /proc that count nothing, or in namespaces of the sandbox's own."""
-_OWN_SETTINGS = ("sys/net", "sys/kernel/random/uuid")
-"""Of the network namespace, and random: they count nothing of the machine."""
+_SETTING_FOLDERS = ("sys", "sys/kernel", "sys/kernel/random", "sys/vm", "sys/fs", "sys/net")
+_UUID = "sys/kernel/random/uuid"
+"""Random, as `sys/net` is of the network namespace: they count nothing of the machine."""
 _FIRST_ID, _NUM_IDS = 0x7000_0000, 0x0FFF_FFFF
 """A range that systemd's list of user ids marks as unused, above the ids of containers."""
 
@@ -98,7 +101,7 @@ def choose_user(plan: SandboxPlan) -> HostUser:
     try:
         sources = [*plan.layers, *filter(None, [plan.content]), *plan.over]
         for source in [*sources, *(source for source, _ in plan.mounts)]:
-            status = Path(source).stat()
+            status = os.stat(source)
             owner = status.st_uid, status.st_gid
             if owner not in spaces:
                 spaces[owner] = kernel.user_namespace(owner, plan.host_id)
@@ -180,17 +183,13 @@ def _cover_machine(proc: str, uid: int) -> None:
     The kernel counts there what all sandboxes do, so code under test could leave notes.
     """
     copies, uptime_s = f"{STAGE}/proc", time.clock_gettime(time.CLOCK_BOOTTIME)
-    texts = {**machine_files(), "uptime": f"{uptime_s:.2f} 0.00\n", "nothing": ""}
-    for folder in {*map(posixpath.dirname, texts), "empty"}:
-        Path(copies, folder).mkdir(parents=True, exist_ok=True)
+    texts = {**machine_files(), "uptime": f"{uptime_s:.2f} 0.00\n", "nothing": "", _UUID: ""}
+    for folder in ("", "empty", *_SETTING_FOLDERS):
+        os.mkdir(f"{copies}/{folder}")
     for name, text in texts.items():
-        fd = os.open(f"{copies}/{name}", os.O_WRONLY | os.O_CREAT, 0o444)
-        os.write(fd, text.encode())
-        os.close(fd)
-    for name in _OWN_SETTINGS:
-        own, place = Path(proc, name), Path(copies, name)
-        place.mkdir() if own.is_dir() else place.touch()
-        kernel.mount(str(own), str(place), flags=kernel.MS_BIND)
+        kernel.write(f"{copies}/{name}", text, mode=0o444)
+    for name in ("sys/net", _UUID):
+        kernel.mount(f"{proc}/{name}", f"{copies}/{name}", flags=kernel.MS_BIND)
     with os.scandir(proc) as entries:
         for entry in entries:
             if entry.name.isdigit() or entry.name in _CONSTANT or entry.is_symlink():
@@ -224,14 +223,14 @@ class _Builder:
     """Of the folders that are shown to the user."""
 
     def build(self) -> int | None:
-        with self._owner():
-            Path(ROOT).mkdir()
+        with kernel.acting_as(self.user.uid):
+            os.mkdir(ROOT)
         upper = self._make_base()
         self.root = os.open(ROOT, os.O_PATH | os.O_DIRECTORY)
         self._make_apart("tmp", 0o1777)
         self._make_apart("sys", 0o555)  # an image's own /sys would describe another machine
-        shm_mib = max(1, min(64, self.plan.memory_mib // 16))
-        _fill_devices(self._make_apart("dev", 0o755), shm_mib)
+        self._make_apart("dev", 0o755)
+        _fill_devices(f"{ROOT}/dev", max(1, min(64, self.plan.memory_mib // 16)))
         for source, target in self.plan.binds:
             self._bind(source, target)
         for source, target in self.plan.mounts:
@@ -245,14 +244,13 @@ class _Builder:
 
     def _make_base(self) -> int | None:
         plan = self.plan
-        base = Path(STAGE, "base") if plan.layers else Path(ROOT)
-        with self._owner():
-            base.mkdir(exist_ok=True)
+        base = f"{STAGE}/base" if plan.layers else ROOT
+        with kernel.acting_as(self.user.uid):
             _write_base(base, plan)
         if not plan.layers:
             return None
         layers = self._shown(plan.layers)
-        lowers = [*layers, str(base)] if plan.is_whole else [str(base), *layers]
+        lowers = [*layers, base] if plan.is_whole else [base, *layers]
         over = () if plan.content else plan.over
         return self._overlay([*lowers, *self._shown(over)], ROOT, "root")
 
@@ -267,39 +265,33 @@ class _Builder:
                 raise
             import shutil
 
-            with self._owner():
+            with kernel.acting_as(self.user.uid):
                 shutil.copytree(content[0], target, symlinks=True, dirs_exist_ok=True)
             return None
         finally:
             os.close(fd)
 
     def _bind(self, source: str, target: str) -> None:
-        fd = self._make_target(target, is_folder=Path(source).is_dir())
-        by_descriptor = f"/proc/self/fd/{fd}"
-        if source in self.user.views:
-            kernel.attach(self.user.views[source], by_descriptor)
-        else:
-            kernel.mount(source, by_descriptor, flags=kernel.MS_BIND | kernel.MS_REC)
-        os.close(fd)
-        # The first descriptor refers to the place below the mount.
-        fd = kernel.openat2(self.root, target, os.O_PATH)
-        attributes = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-        kernel.restrict(f"/proc/self/fd/{fd}", attributes)
-        os.close(fd)
+        place = self._make_target(target, is_folder=os.path.isdir(source))
+        views = self.user.views
+        mount = os.dup(views[source]) if source in views else kernel.detached(source)
+        kernel.restrict(mount, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
+        kernel.attach(mount, place)
+        os.close(mount)
+        os.close(place)
 
-    def _make_apart(self, name: str, mode: int) -> Path:
+    def _make_apart(self, name: str, mode: int) -> None:
         """Keep a top-level folder out of the changes that `LocalSandbox.capture` copies."""
-        folder = Path(STAGE, name)
-        with self._owner():
-            folder.mkdir()
-            folder.chmod(mode)
-        fd = self._make_target(f"/{name}")
-        kernel.mount(str(folder), f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
+        folder = f"{STAGE}/{name}"
+        with kernel.acting_as(self.user.uid):
+            os.mkdir(folder)
+            os.chmod(folder, mode)
+            fd = files.make_folder(self.root, f"/{name}")
+        kernel.mount(folder, f"/proc/self/fd/{fd}", flags=kernel.MS_BIND)
         os.close(fd)
-        return Path(ROOT, name)
 
     def _make_target(self, path: str, *, is_folder: bool = True) -> int:
-        with self._owner():
+        with kernel.acting_as(self.user.uid):
             make = files.make_folder if is_folder else files.make_file
             return make(self.root, path)
 
@@ -309,10 +301,12 @@ class _Builder:
         for folder in folders:
             if folder in self.user.views:
                 # The layers of a store and snapshots are all named `tree`.
-                target = Path(STAGE, f"view.{next(self.numbers)}")
-                target.mkdir()
-                kernel.attach(self.user.views[folder], str(target))
-                folder = str(target)
+                target = f"{STAGE}/view.{next(self.numbers)}"
+                os.mkdir(target)
+                place = os.open(target, os.O_PATH)
+                kernel.attach(self.user.views[folder], place)
+                os.close(place)
+                folder = target
             shown.append(folder)
         return shown
 
@@ -321,10 +315,10 @@ class _Builder:
 
         Folders are named by descriptor, so no path needs escapes or exceeds a length limit.
         """
-        upper, work = Path(STAGE, name + ".upper"), Path(STAGE, name + ".work")
-        with self._owner():
+        upper, work = f"{STAGE}/{name}.upper", f"{STAGE}/{name}.work"
+        with kernel.acting_as(self.user.uid):
             for folder in (upper, work):
-                folder.mkdir()
+                os.mkdir(folder)
         if _in_user_namespace() and not _keeps_attributes(upper):
             message = "tmpfs has no user attributes here: set `scratch` to a folder on disk"
             raise OSError(errno.EOPNOTSUPP, message)
@@ -342,35 +336,34 @@ class _Builder:
                 os.close(fd)
         return os.open(upper, os.O_RDONLY | os.O_DIRECTORY)
 
-    def _owner(self) -> AbstractContextManager[None]:
-        return kernel.acting_as(self.user.uid)
 
-
-def _write_base(base: Path, plan: SandboxPlan) -> None:
+def _write_base(base: str, plan: SandboxPlan) -> None:
+    if base != ROOT:
+        os.mkdir(base)
     for name in _FOLDERS:
-        Path(f"{base}{name}").mkdir(parents=True)
-    (base / "var/tmp").chmod(0o1777)
+        os.mkdir(f"{base}{name}")
+    os.chmod(f"{base}/var/tmp", 0o1777)
     for name, target in plan.links:
-        Path(f"{base}{name}").symlink_to(target)
+        os.symlink(target, f"{base}{name}")
     for name, text in plan.files:
-        Path(f"{base}{name}").write_text(text)
+        kernel.write(f"{base}{name}", text)
 
 
-def _fill_devices(folder: Path, shm_mib: int) -> None:
+def _fill_devices(folder: str, shm_mib: int) -> None:
     for name in _DEVICES:
-        place = folder / name
-        place.touch()
-        kernel.mount(f"/dev/{name}", str(place), flags=kernel.MS_BIND)
-        kernel.restrict(str(place), kernel.ATTR_RDONLY)
+        place = f"{folder}/{name}"
+        kernel.write(place, "")
+        kernel.mount(f"/dev/{name}", place, flags=kernel.MS_BIND)
+        kernel.restrict(place, kernel.ATTR_RDONLY)
     for name, target in _DEVICE_LINKS:
-        (folder / name).symlink_to(target)
+        os.symlink(target, f"{folder}/{name}")
     for name in ("pts", "shm"):
-        (folder / name).mkdir()
+        os.mkdir(f"{folder}/{name}")
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     options = f"mode=1777,size={shm_mib}m,nr_inodes={shm_mib * _INODES_PER_MIB}"
-    kernel.mount("tmpfs", str(folder / "shm"), "tmpfs", flags=flags, data=options)
+    kernel.mount("tmpfs", f"{folder}/shm", "tmpfs", flags=flags, data=options)
     terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MAX_TERMINALS}"
-    kernel.mount("devpts", str(folder / "pts"), "devpts", data=terminals)
+    kernel.mount("devpts", f"{folder}/pts", "devpts", data=terminals)
 
 
 @functools.cache  # the supervisor does not leave it
@@ -378,7 +371,7 @@ def _in_user_namespace() -> bool:
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
-def _keeps_attributes(folder: Path) -> bool:
+def _keeps_attributes(folder: str) -> bool:
     try:
         os.setxattr(folder, "user.swerl.probe", b"y")
         os.removexattr(folder, "user.swerl.probe")

@@ -23,10 +23,9 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +42,7 @@ _LONGEST_POLL_S = 3600.0
 _RLIMIT_LOCKS = 10
 _MARK_BASE = 1 << 40
 _PF_EXITING = 4
+_FILE_BYTES = 1 << 14  # more than `stat` and `limits` of a process have
 _OOM_SCORE = 500
 """Under memory pressure the kernel kills a command before the supervisor, whose score is 0."""
 _ROOT_SPACE = 3
@@ -258,10 +258,17 @@ class _Launcher:
         os.chdir(command.cwd)
         try:
             path = _find_program(command)
-            with self._mark(command.number):
+            # The new process inherits the command's mark and OOM score, too.
+            own, hard = resource.getrlimit(_RLIMIT_LOCKS)
+            resource.setrlimit(_RLIMIT_LOCKS, (_MARK_BASE + command.number, hard))
+            self._set_score(max(_OOM_SCORE, self._own_score))
+            try:
                 pid = kernel.retry_at_process_limit(os.fork)
                 if pid == 0:
                     self._become(path, command, streams)
+            finally:
+                self._set_score(self._own_score)
+                resource.setrlimit(_RLIMIT_LOCKS, (own, hard))
             with suppress(OSError):  # it may have ended
                 os.setpriority(os.PRIO_PROCESS, pid, 0)
             return pid
@@ -284,18 +291,6 @@ class _Launcher:
         finally:
             os._exit(_NOT_STARTED)
 
-    @contextmanager
-    def _mark(self, number: int) -> Iterator[None]:
-        """Carry the command's mark and OOM score while it starts, so that it inherits them."""
-        own, hard = resource.getrlimit(_RLIMIT_LOCKS)
-        resource.setrlimit(_RLIMIT_LOCKS, (_MARK_BASE + number, hard))
-        self._set_score(max(_OOM_SCORE, self._own_score))
-        try:
-            yield
-        finally:
-            self._set_score(self._own_score)
-            resource.setrlimit(_RLIMIT_LOCKS, (own, hard))
-
     def _keep_only(self, streams: Sequence[int]) -> None:
         """Close every descriptor but the command's streams and the user namespace of `root`."""
         for number, fd in enumerate((*streams, self.root_space)):
@@ -317,9 +312,9 @@ def _find_program(command: Command) -> str:
     failure: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
     for folder in command.env.get("PATH", "").split(":"):
         path = f"{folder or '.'}/{name}"
-        if os.access(path, os.X_OK) and not Path(path).is_dir():
+        if os.access(path, os.X_OK) and not os.path.isdir(path):
             return path
-        if Path(path).exists():
+        if os.path.exists(path):
             failure = PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     raise failure
 
@@ -363,15 +358,9 @@ def _signal_marked(proc: int, number: int, signum: int, *, skipped: bytes) -> bo
 
 def _init_is_ending(proc: int) -> bool:
     try:
-        fd = os.open("1", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+        return bool(int(_stat(proc, "1/stat")[6]) & _PF_EXITING)
     except OSError:
         return True
-    try:
-        return bool(int(_stat(fd)[6]) & _PF_EXITING)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
 
 
 def _mark_of(folder: int) -> int:
@@ -383,11 +372,14 @@ def _mark_of(folder: int) -> int:
     return 0
 
 
-def _stat(folder: int) -> list[bytes]:
+def _stat(folder: int, name: str = "stat") -> list[bytes]:
     """Return the fields of `stat` in a /proc folder after the program's name, the state first."""
-    return _read(folder, "stat").rpartition(b")")[2].split()
+    return _read(folder, name).rpartition(b")")[2].split()
 
 
 def _read(folder: int, name: str) -> bytes:
-    with FileIO(os.open(name, os.O_RDONLY, dir_fd=folder)) as file:
-        return file.readall()
+    fd = os.open(name, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(fd, _FILE_BYTES)
+    finally:
+        os.close(fd)

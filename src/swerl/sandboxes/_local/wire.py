@@ -97,7 +97,7 @@ def send(
         body = {each.name: getattr(body, each.name) for each in fields(body)}
     data = json.dumps(body).encode()
     if len(data) <= _PACKET_BYTES:
-        socket.send_fds(sock, [data], fds)
+        _send(sock, data, fds)
         return
     # A descriptor can pass more bytes than a packet.
     memory = os.memfd_create("message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -105,9 +105,14 @@ def send(
         with FileIO(memory, "wb", closefd=False) as file:
             file.write(data)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
-        socket.send_fds(sock, [_BIG], [memory, *fds])
+        _send(sock, _BIG, [memory, *fds])
     finally:
         os.close(memory)
+
+
+def _send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+    sock.sendmsg([data], rights)
 
 
 def failure(error: OSError) -> dict[str, Json]:
