@@ -295,10 +295,7 @@ async def test_loaded_weights_are_the_ones_that_answer(real: Served, reference: 
 
 async def test_a_reply_that_spans_an_update_says_where(http: Served) -> None:
     ids, sampling = await endless(http)
-    task = asyncio.create_task(http.engine.generate(ids, sampling, "s"))
-    await asyncio.sleep(0.03)
-    await http.engine.load(ref(http.other, "v1"))
-    reply = await task
+    reply = await spanning(http, ids, sampling)
     assert reply.weight_version == "v0"
     assert [change.version for change in reply.weight_changes] == ["v1"]
     assert 0 < reply.weight_changes[0].at < len(reply.ids)
@@ -309,10 +306,7 @@ async def test_each_part_of_such_a_reply_has_its_weights_log_probabilities(
     real: Served, reference: Any
 ) -> None:
     ids, sampling = await endless(real)
-    task = asyncio.create_task(real.engine.generate(ids, sampling, "s"))
-    await asyncio.sleep(0.03)
-    await real.engine.load(ref(real.other, "v1"))
-    reply = await task
+    reply = await spanning(real, ids, sampling)
     at = reply.weight_changes[0].at
     found = torch.tensor(reply.logprobs)
     old = reference.logprobs(real.model, ids, list(reply.ids))
@@ -372,6 +366,22 @@ async def endless(served: Served, *, at_least: int = 600) -> tuple[list[int], Sa
         if len(reply.ids) == at_least:
             return ids, sampling
     pytest.fail("every greedy continuation stops early")
+
+
+async def spanning(served: Served, ids: list[int], sampling: Sampling) -> Completion:
+    """Return a reply that began with `v0` and ended with `v1`.
+
+    A busy server may begin only after the update: the next attempt gives it longer.
+    """
+    for pause_s in (0.03, 0.3, 1.0, 2.0):
+        await served.engine.load(ref(served.model, "v0"))
+        task = asyncio.create_task(served.engine.generate(ids, sampling, "s"))
+        await asyncio.sleep(pause_s)
+        await served.engine.load(ref(served.other, "v1"))
+        reply = await task
+        if reply.weight_changes:
+            return reply
+    pytest.fail("every reply began after the update, or ended before it")
 
 
 def assert_agrees(expected: torch.Tensor, reply: Completion) -> None:
