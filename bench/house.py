@@ -42,9 +42,9 @@ VAGUE_NAMES = {
 BOUNDS = {
     "rooms": 17,
     "root modules": 2,
-    "files": 331,  # `training/retake.py`
-    "lines": 72_420,  # `training/retake.py`: a loss on recorded steps; nothing went for it
-    "lines of tests": 60_610,
+    "files": 332,  # `training/retake.py`, and `engines/families/renderers.py` for more model lines
+    "lines": 72_520,  # `training/retake.py`: a loss on recorded steps; nothing went for it
+    "lines of tests": 60_810,
     "lines of bench": 4_190,
     "names that fit everything": 205,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds
@@ -76,13 +76,13 @@ MEASURED_BY_RUNNING = {
 """The measures that `static` leaves out."""
 
 ROOM_BOUNDS = {
-    "core": 4_160,
+    "core": 4_170,
     "recipe": 1_210,
     "tasks": 3_370,
     "images": 4_350,
     "sandboxes": 10_080,
     "harnesses": 2_500,
-    "engines": 6_790,
+    "engines": 6_880,
     "gateway": 4_340,
     "grading": 3_600,
     "runs": 3_360,

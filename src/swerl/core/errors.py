@@ -203,6 +203,7 @@ EXTRAS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
     "otel": ("opentelemetry",),
+    "renderers": ("renderers",),
     "zstd": ("zstandard",),
 }
 """Extra of swerl -> the modules that it installs."""

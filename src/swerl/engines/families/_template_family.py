@@ -39,10 +39,8 @@ def builder(form: CallForm | None, *, name: str) -> Callable[..., TemplateFamily
     def build(model: Path | None) -> TemplateFamily:
         """Build the family from a model folder. Raises InputError if the folder lacks a part."""
         if model is None:
-            raise InputError(
-                f"the family {name} needs a model folder",
-                hint="set model.path to one in Hugging Face format",
-            )
+            hint = "set model.path to one in Hugging Face format"
+            raise InputError(f"the family {name} needs a model folder", hint=hint)
         tokenizer = load_tokenizer(model)
         source, names = read_template(model)
         template = ChatTemplate(source, tokenizer.names(), names)
@@ -96,6 +94,8 @@ class TemplateFamily:
         self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
         self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
         self._turn_end = template.turn_end()
+        ends = [piece in self._stops for piece in template.split(self._turn_end)]
+        self._num_before_stop = ends.index(True) if True in ends else 0
         self._counts_calls = self._tail([_LOOK], [_FOUND]) != self._tail(
             [_LOOK], [_FOUND], num_earlier=1
         )
@@ -126,9 +126,9 @@ class TemplateFamily:
         calls = [call for call in calls if call.id in results]
         tail = self._tail(calls, list(self._late(messages)), num_earlier=num_earlier)
         # The turn's end was sampled already, unless a limit or another stop ended it.
-        is_stop = bool(tail) and isinstance(tail[0], Special) and tail[0] in self._stops
-        if is_stop and self._tokenizer.id(Special(tail[0])) == last_id:
-            tail = tail[1:]
+        stop = self._stop_in(tail)
+        if stop is not None and self._tokenizer.id(stop) == last_id:
+            tail = tail[self._num_before_stop + 1 :]
         return self._tokenizer.encode(tail)
 
     def parse(self, ids: Sequence[int], tools: Sequence[Tool] = ()) -> ParsedReply:
@@ -153,17 +153,20 @@ class TemplateFamily:
             message = replace(message, thinking="")
         whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
         body = _until_stop(_beyond(self._opening, whole), self._stops)
-        return self._tokenizer.encode([*body, self._stop_after(message)])
+        stop = self._turn_stop(calls=bool(message.tool_calls)) or self._stops[0]
+        return self._tokenizer.encode([*body, stop])
 
     def megatron(self) -> MegatronMapping:
         return ModelMapping()
 
-    def _stop_after(self, message: Message) -> Special:
-        """Return the token that ends this turn in the template."""
-        calls = [_LOOK] if message.tool_calls else []
-        tail = self._tail(calls, [_FOUND if calls else _ASK])
-        first = tail[0] if tail else ""
-        return first if isinstance(first, Special) and first in self._stops else self._stops[0]
+    def _turn_stop(self, *, calls: bool) -> Special | None:
+        """Return the stop that ends a turn, with or without calls, in the template."""
+        return self._stop_in(self._tail([_LOOK], [_FOUND]) if calls else self._tail([], [_ASK]))
+
+    def _stop_in(self, tail: Sequence[str]) -> Special | None:
+        """Return the stop that ends the turn before this tail, if one does."""
+        piece = tail[self._num_before_stop] if len(tail) > self._num_before_stop else ""
+        return piece if isinstance(piece, Special) and piece in self._stops else None
 
     def _tail(
         self, calls: Sequence[ToolCall], messages: Sequence[Message], *, num_earlier: int = 0
@@ -185,7 +188,7 @@ class TemplateFamily:
             results = [Message(Role.TOOL, f"b{c.id}", tool_call_id=c.id) for c in calls]
             tail = "".join(self._tail(calls, results or [_ASK]))
             if not all(message.text in tail for message in results or [_ASK]):
-                raise _no_tail()
+                raise no_tail()
 
     def _after(self, marked: Message, messages: Sequence[Message], *, opening: bool) -> list[str]:
         """Return the pieces after the first marked message."""
@@ -194,7 +197,7 @@ class TemplateFamily:
             _, marker, rest = piece.partition(_MARKER)
             if marker and not isinstance(piece, Special):
                 return [*([rest] if rest else []), *pieces[place + 1 :]]
-        raise _no_tail()
+        raise no_tail()
 
     def _folded(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Yield messages, with the leading system messages joined into one."""
@@ -217,16 +220,12 @@ class TemplateFamily:
 def find_form(template: ChatTemplate) -> CallForm:
     """Return the form of a template's calls. Raises InputError on an unknown form."""
     call = ToolCall("call_1", "look", {"path": "a b", "deep": {"c": [1]}})
-    reply, result = (
-        Message(Role.ASSISTANT, "", "", (call,)),
-        Message(Role.TOOL, "", "", (), "call_1"),
-    )
+    reply = Message(Role.ASSISTANT, "", "", (call,))
+    result = Message(Role.TOOL, "", "", (), "call_1")
     text = "".join(template.pieces([_ASK, reply, result], [Tool("look")], opening=False))
     for form in CallForm:
-        if any(
-            name == "look" and "path" in arguments
-            for name, arguments in read_calls(text, form).calls
-        ):
+        calls = dict(read_calls(text, form).calls)
+        if "path" in calls.get("look", {}):
             return form
     message = "the model's chat template writes tool calls in a form that is not known here"
     hint = f"known forms: {', '.join(CallForm)}"
@@ -245,10 +244,8 @@ def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str])
     listed = [tokenizer.name(token) for token in (ids if isinstance(ids, list) else [ids])]
     stops = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
     if not stops:
-        raise InputError(
-            f"{model} names no token that ends a turn",
-            hint="set eos_token_id in generation_config.json",
-        )
+        hint = "set eos_token_id in generation_config.json"
+        raise InputError(f"{model} names no token that ends a turn", hint=hint)
     return stops
 
 
@@ -298,13 +295,13 @@ class ChatTemplate:
         Raises InputError if the template refuses the conversation.
         """
         guard = _guard(messages, tools)
-        return self._pieces(self._written(messages, tools, guard, opening=opening), guard)
+        return self.split(self._written(messages, tools, guard, opening=opening), guard)
 
     def turn_end(self) -> str:
         """Return the text that ends a reply without calls which nothing follows."""
         alone = self._written([_ASK, Message(Role.ASSISTANT, _MARKER)], (), "", opening=False)
         if _MARKER not in alone:
-            raise _no_tail()
+            raise no_tail()
         return alone.rpartition(_MARKER)[2]
 
     def after(
@@ -323,8 +320,8 @@ class ChatTemplate:
         sampled = alone.rpartition(_MARKER)[2].removesuffix(turn_end)
         rest = whole.split(_MARKER, num_markers)[-1]
         if not num_markers or not rest.startswith(sampled):
-            raise _no_tail()
-        return self._pieces(rest.removeprefix(sampled), guard)
+            raise no_tail()
+        return self.split(rest.removeprefix(sampled), guard)
 
     def _written(
         self, messages: Sequence[Message], tools: Sequence[Tool], guard: str, *, opening: bool
@@ -333,7 +330,8 @@ class ChatTemplate:
         items = [self._message(message, guard) for message in _with_model_ids(messages)]
         return self._render(items, [self._tool(tool, guard) for tool in tools], opening)
 
-    def _pieces(self, text: str, guard: str) -> list[str]:
+    def split(self, text: str, guard: str = "") -> list[str]:
+        """Return a rendered text as text without the guard, and special tokens."""
         parts = self._split.split(text) if self._specials else [text]
         # Every second part is a special token.
         pieces = [Special(p) if n % 2 else p.replace(guard, "") for n, p in enumerate(parts)]
@@ -370,10 +368,8 @@ class ChatTemplate:
                 messages=messages, tools=tools or None, add_generation_prompt=opening, **self._names
             )
         except Exception as error:  # a template may raise any exception
-            raise InputError(
-                f"the model's chat template refuses the conversation: {error}",
-                hint="is this the right template for the model?",
-            ) from error
+            message = f"the model's chat template refuses the conversation: {error}"
+            raise InputError(message, hint="is it the right one for the model?") from error
 
     def _message(self, message: Message, guard: str) -> Json:
         rendered: dict[str, Json] = {
@@ -383,14 +379,15 @@ class ChatTemplate:
         if message.thinking:
             rendered["reasoning_content"] = self._break(message.thinking, guard)
         if message.role is Role.TOOL:
-            rendered["tool_call_id"] = message.tool_call_id
+            rendered["tool_call_id"] = self._break(message.tool_call_id, guard)
         if message.tool_calls:
             calls: list[Json] = []
             for call in message.tool_calls:
                 arguments = self._broken(dict(call.arguments), guard)
                 arguments = _to_json(arguments) if self._requires_json_text else arguments
-                function: Json = {"name": call.name, "arguments": arguments}
-                calls.append({"id": call.id, "type": "function", "function": function})
+                function: Json = {"name": self._break(call.name, guard), "arguments": arguments}
+                call_id = self._break(call.id, guard)
+                calls.append({"id": call_id, "type": "function", "function": function})
             rendered["tool_calls"] = calls
         return rendered
 
@@ -434,11 +431,9 @@ def _with_model_ids(messages: Sequence[Message]) -> Iterator[Message]:
         yield replace(message, tool_calls=tuple(calls), tool_call_id=call_id)
 
 
-def _no_tail() -> InputError:
-    return InputError(
-        "the model's chat template does not show what follows a reply or a tool result",
-        hint="use a family that is written for the model",
-    )
+def no_tail() -> InputError:
+    message = "the model's chat template does not show what follows a reply or a tool result"
+    return InputError(message, hint="use a family that is written for the model")
 
 
 def read_template(folder: Path) -> tuple[str, dict[str, str]]:
@@ -474,9 +469,8 @@ def _guard(messages: Sequence[Message], tools: Sequence[Tool]) -> str:
     text = repr((messages, tools))  # escapes private code points, so the escapes are compared
     unused = next((point for point in _PRIVATE if ascii(chr(point))[1:-1] not in text), None)
     if unused is None:
-        raise InputError(
-            "the conversation contains every guard character", hint="its messages are not text"
-        )
+        message = "the conversation contains every guard character"
+        raise InputError(message, hint="its messages are not text")
     return chr(unused)
 
 
@@ -495,9 +489,8 @@ def _compile(source: str) -> jinja2.Template:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise InputError(
-            f"the model's chat template is broken: {error}", hint="download the model again"
-        ) from error
+        message = f"the model's chat template is broken: {error}"
+        raise InputError(message, hint="download the model again") from error
 
 
 def _generation() -> type[jinja2.ext.Extension]:

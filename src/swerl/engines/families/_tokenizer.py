@@ -42,10 +42,8 @@ class SplitTokenizer:
         try:
             return self._ids[special]
         except KeyError:
-            raise InputError(
-                f"the tokenizer has no special token {special}",
-                hint="use the family that the model was made for",
-            ) from None
+            message = f"the tokenizer has no special token {special}"
+            raise InputError(message, hint="use the family of the model") from None
 
     def name(self, index: int) -> str | None:
         """Return the name of a special token; None for any other id."""
@@ -117,9 +115,8 @@ def load_tokenizer(folder: Path) -> SplitTokenizer:
         hint = "name a model folder in Hugging Face format"
         raise InputError(message, hint=hint) from error
     except Exception as error:  # the library raises bare Exception on a file it cannot read
-        raise InputError(
-            f"{path} is not a tokenizer: {error}", hint="write the model folder again"
-        ) from error
+        message = f"{path} is not a tokenizer: {error}"
+        raise InputError(message, hint="write the model folder again") from error
 
 
 def _literal_tokenizer(text: str) -> Tokenizer:
