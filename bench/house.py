@@ -43,7 +43,7 @@ BOUNDS = {
     "rooms": 17,
     "root modules": 2,
     "files": 332,  # `training/retake.py`, and `engines/families/renderers.py` for more model lines
-    "lines": 72_520,  # `training/retake.py`: a loss on recorded steps; nothing went for it
+    "lines": 72_540,  # `training/retake.py`: a loss on recorded steps; nothing went for it
     "lines of tests": 60_810,
     "lines of bench": 4_190,
     "names that fit everything": 205,
