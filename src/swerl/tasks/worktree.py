@@ -111,9 +111,6 @@ for path do
 done
 [ $# = 0 ] || cat -- "$@"
 """
-_PIECE = r"""
-tail -c "+$2" -- "$1" | head -c "$3"
-"""
 # The repository's own rules; without a readable repository, those of its files of rules.
 _GIT = r"""
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
@@ -447,17 +444,27 @@ def _is_derived(path: str) -> bool:
 async def _read(
     sandbox: Sandbox, workdir: str, entries: Mapping[str, TreeEntry]
 ) -> dict[str, TreeFile] | None:
-    """Read files in commands of limited output; None if one of them changed meanwhile."""
+    """Read files; None if one of them changed meanwhile.
+
+    A large file, and a few small ones, are read without a command, others in commands of limited
+    output. Such a command also reads the small ones if one of them is not what the entry says.
+    """
     files: dict[str, TreeFile] = {}
     for chunk in _chunks(entries):
-        if entries[chunk[0]].size > _CHUNK_BYTES:
-            read = await _read_large(sandbox, workdir, chunk[0], entries[chunk[0]])
-        else:
+        part = {path: entries[path] for path in chunk}
+        is_large = part[chunk[0]].size > _CHUNK_BYTES
+        read = await _read_directly(sandbox, workdir, part) if is_large or _is_few(part) else None
+        if read is None and not is_large:
             read = await _read_chunk(sandbox, workdir, chunk)
         if read is None:
             return None
         files.update(read)
     return files
+
+
+def _is_few(entries: Mapping[str, TreeEntry]) -> bool:
+    is_small = all(each.kind == "f" and each.size <= _FEW_BYTES for each in entries.values())
+    return is_small and len(entries) <= _FEW_FILES
 
 
 def _chunks(entries: Mapping[str, TreeEntry]) -> Iterator[list[str]]:
@@ -479,30 +486,25 @@ async def _read_chunk(
 ) -> dict[str, TreeFile] | None:
     """Read the files that exist and are readable; None if the output is not whole."""
     token = secrets.token_hex(16)
-    argv = [*_shell(_READ), token]
-    # A few plain names fit into the command itself.
-    if len(paths) <= _FEW_FILES and all(path.isascii() for path in paths):
-        argv, stdin = [*argv, *(f"./{path}" for path in paths)], None
-    else:
-        argv, stdin = ["xargs", "-0", "-r", "-n", "500", *argv], path_list(paths)
+    argv = ["xargs", "-0", "-r", "-n", "500", *_shell(_READ), token]
+    stdin = path_list(paths)
     result = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S, stdin=stdin)
     return None if result.truncated else parsed(token.encode(), result.stdout, list(paths))
 
 
-async def _read_large(
-    sandbox: Sandbox, workdir: str, path: str, entry: TreeEntry
+async def _read_directly(
+    sandbox: Sandbox, workdir: str, entries: Mapping[str, TreeEntry]
 ) -> dict[str, TreeFile] | None:
-    """Read one file in pieces."""
-    pieces = []
-    for start in range(0, entry.size, _CHUNK_BYTES):
-        size = min(_CHUNK_BYTES, entry.size - start)
-        name = "./" + path
-        argv = [*_shell(_PIECE), name, str(start + 1), str(size)]
-        result = await sandbox.run(argv, cwd=workdir, user="root", timeout_s=_TIMEOUT_S)
-        if len(result.stdout) != size:
+    """Read plain files one by one; None if one is not of the size in its entry."""
+    files: dict[str, TreeFile] = {}
+    for path, entry in entries.items():
+        try:
+            files[path] = file_of(await sandbox.read(f"{workdir}/{path}"), entry)
+        except (FileNotFoundError, SandboxFileError):
             return None
-        pieces.append(result.stdout)
-    return {path: file_of(b"".join(pieces), entry)}
+        if len(files[path].data) != entry.size:
+            return None
+    return files
 
 
 async def _entries(sandbox: Sandbox, workdir: str, paths: Sequence[str]) -> dict[str, TreeEntry]:
