@@ -5,8 +5,8 @@ place, so every view of it (Megatron's buffers, shards, master copies) is valid 
 storage has grown back. Gradients are not copied. Weights and checkpoints are read from the host
 copy, so sending them takes one tensor of GPU memory at a time.
 
-NCCL's communicators keep their memory. `torch.distributed.Backend.suspend` frees what they allocated
-by cuMem, which the ranks turn off because SGLang does, and weights are sent over them meanwhile.
+NCCL's communicators keep their memory. `torch.distributed.Backend.suspend` frees what they
+allocated by cuMem, which the ranks turn off as SGLang does, and weights are sent over them meanwhile.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
