@@ -32,6 +32,7 @@ MAX_DESCRIPTORS = 1 << 20
 
 RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
+_FILE_BYTES = 1 << 14  # more than the files of a process or a cgroup have
 _START_ROUNDS = 400
 _STATFS_BYTES = 256
 _AT_FDCWD = -100
@@ -114,6 +115,15 @@ def write(path: str, text: str, *, mode: int = 0o644, folder: int | None = None)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, mode, dir_fd=folder)
     try:
         os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def read(path: str, *, folder: int | None = None) -> bytes:
+    """Return a small file of the kernel."""
+    fd = os.open(path, os.O_RDONLY, dir_fd=folder)
+    try:
+        return os.read(fd, _FILE_BYTES)
     finally:
         os.close(fd)
 

@@ -77,30 +77,32 @@ class MemoryCounts:
 
 def memory_counts(groups: Mapping[str, Path], name: str) -> MemoryCounts:
     """Read the counters of a sandbox's group; zeros if this kernel or user has none."""
-    folder = groups.get("memory", Path("/nonexistent")) / name
+    folder = f"{groups.get('memory', '/nonexistent')}/{name}"
     for files in (("memory.events",) * 2, ("memory.oom_control", "memory.failcnt")):
         with suppress(OSError, ValueError):  # an old kernel does not count kills
-            kills, hits = ((folder / file).read_text().split() for file in files)
+            kills, hits = (kernel.read(f"{folder}/{file}").split() for file in files)
             # The file of version 1 is a number alone.
-            num_hits = hits[0] if len(hits) == 1 else hits[hits.index("oom") + 1]
-            return MemoryCounts(int(kills[kills.index("oom_kill") + 1]), int(num_hits))
+            num_hits = hits[0] if len(hits) == 1 else hits[hits.index(b"oom") + 1]
+            return MemoryCounts(int(kills[kills.index(b"oom_kill") + 1]), int(num_hits))
     return MemoryCounts()
 
 
 def remove(groups: Mapping[str, Path], name: str) -> bool:
-    """Kill the rest of a dead sandbox and remove its groups; return whether all are gone.
+    """Remove the groups of a dead sandbox, else kill its rest; return whether all are gone.
 
     The kernel refuses as long as it still counts a process that has just died.
     """
     gone = True
     for parent in set(groups.values()):
-        folder = parent / name
+        folder = f"{parent}/{name}"
         try:
-            _kill_group(folder)
-            folder.rmdir()
+            os.rmdir(folder)
+        except FileNotFoundError:
+            continue
         except OSError as error:
-            # A group that is absent counts as removed.
             gone = gone and error.errno != errno.EBUSY
+            with suppress(OSError):
+                _kill_group(folder)
     return gone
 
 
@@ -185,12 +187,12 @@ def _limit_files(name: str, plan: SandboxPlan, *, unified: bool) -> list[tuple[s
     return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
 
 
-def _kill_group(folder: Path) -> None:
-    killer = folder / "cgroup.kill"
-    if killer.exists():
-        killer.write_text("1")
+def _kill_group(folder: str) -> None:
+    killer = f"{folder}/cgroup.kill"
+    if os.path.exists(killer):
+        kernel.write(killer, "1")
         return
-    for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+    for pid in map(int, Path(folder, "cgroup.procs").read_text().split()):
         if pid:  # 0 is a process that this one cannot see
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -42,7 +42,6 @@ _LONGEST_POLL_S = 3600.0
 _RLIMIT_LOCKS = 10
 _MARK_BASE = 1 << 40
 _PF_EXITING = 4
-_FILE_BYTES = 1 << 14  # more than `stat` and `limits` of a process have
 _OOM_SCORE = 500
 """Under memory pressure the kernel kills a command before the supervisor, whose score is 0."""
 _ROOT_SPACE = 3
@@ -365,7 +364,7 @@ def _init_is_ending(proc: int) -> bool:
 
 def _mark_of(folder: int) -> int:
     """Return the number of the command that a process belongs to, from its /proc folder."""
-    for line in _read(folder, "limits").splitlines():
+    for line in kernel.read("limits", folder=folder).splitlines():
         if line.startswith(b"Max file locks"):
             soft = line.split()[3]
             return 0 if soft == b"unlimited" else int(soft) - _MARK_BASE
@@ -374,12 +373,4 @@ def _mark_of(folder: int) -> int:
 
 def _stat(folder: int, name: str = "stat") -> list[bytes]:
     """Return the fields of `stat` in a /proc folder after the program's name, the state first."""
-    return _read(folder, name).rpartition(b")")[2].split()
-
-
-def _read(folder: int, name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY, dir_fd=folder)
-    try:
-        return os.read(fd, _FILE_BYTES)
-    finally:
-        os.close(fd)
+    return kernel.read(name, folder=folder).rpartition(b")")[2].split()
