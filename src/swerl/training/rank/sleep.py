@@ -6,7 +6,7 @@ storage has grown back. Gradients are not copied. Weights and checkpoints are re
 copy, so sending them takes one tensor of GPU memory at a time.
 
 NCCL's communicators keep their memory. `torch.distributed.Backend.suspend` frees what they
-allocated by cuMem, which the ranks turn off as SGLang does, and weights are sent over them meanwhile.
+allocated by cuMem, which the ranks turn off as SGLang does; meanwhile weights are sent over them.
 """
 
 # heavy imports: this file only runs in the trainer's own processes
