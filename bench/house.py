@@ -42,9 +42,9 @@ VAGUE_NAMES = {
 BOUNDS = {
     "rooms": 17,
     "root modules": 2,
-    "files": 332,  # `training/retake.py`, and `engines/families/renderers.py` for more model lines
-    "lines": 72_540,  # `training/retake.py`: a loss on recorded steps; nothing went for it
-    "lines of tests": 60_810,
+    "files": 333,  # a loss on recorded steps, synthetic bugs, more model lines: a file each
+    "lines": 72_730,  # the same; nothing went for them
+    "lines of tests": 60_870,
     "lines of bench": 4_190,
     "names that fit everything": 205,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds
@@ -59,7 +59,7 @@ BOUNDS = {
     "long files": 0,
     "where per 1,000 words": 0.5,
     "docstrings that begin with What": 5,
-    "most options of a command": 10,
+    "most options of a command": 11,  # `tasks from-repo --mutate`
     "pages for readers": 36,
     "pages not in the index": 0,
     "words of guides": 14_000,
@@ -78,7 +78,7 @@ MEASURED_BY_RUNNING = {
 ROOM_BOUNDS = {
     "core": 4_170,
     "recipe": 1_210,
-    "tasks": 3_370,
+    "tasks": 3_520,
     "images": 4_350,
     "sandboxes": 10_080,
     "harnesses": 2_500,
@@ -89,10 +89,10 @@ ROOM_BOUNDS = {
     "cluster": 1_610,
     "plan": 2_440,
     "rollout": 3_150,
-    "training": 10_210,
+    "training": 10_220,
     "checks": 2_950,
     "view": 2_560,
-    "cli": 5_820,
+    "cli": 5_860,
 }
 """Room -> the most lines of all languages in it. `swerl reward` and uploads to the hub, in rollout,
 cli, tasks and recipe, are paid for by images and by the keys of recipes that left. vLLM, in engines

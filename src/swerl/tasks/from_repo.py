@@ -113,12 +113,7 @@ def _objection(
     files = _changed_lines(repo, base, commit)
     if not any(map(is_test, files)):
         return "it changes no test"
-    source = {
-        path: count
-        for path, count in files.items()
-        if not is_test(path) and not _FOREIGN.search(path)
-        if not _TEXTS.fullmatch(PurePosixPath(path).name)
-    }
+    source = {path: count for path, count in files.items() if is_source(path, is_test)}
     if not source:
         return "it changes no source file"
     if len(source) > MAX_FILES:
@@ -129,6 +124,12 @@ def _objection(
     if num_lines > MAX_LINES:
         return f"it changes more than {MAX_LINES} lines of source"
     return "" if num_lines else "it only moves files"
+
+
+def is_source(path: str, is_test: Callable[[str], bool]) -> bool:
+    """Return True unless a file is a test, text for people, vendored or generated."""
+    is_code = not _FOREIGN.search(path) and not _TEXTS.fullmatch(PurePosixPath(path).name)
+    return is_code and not is_test(path)
 
 
 def _changed_lines(repo: Path, base: str, commit: str) -> dict[str, int | None]:
@@ -189,7 +190,8 @@ def prompt_of(
 ) -> tuple[str, dict[str, Json]]:
     """Return the prompt, and where it comes from with what is doubtful about it.
 
-    It is the linked issue, else the commit's message, else the names of the failing tests.
+    It is the linked issue, else the commit's message, else the names of the failing tests, as of a
+    synthetic bug.
     """
     numbers = _NUMBER.findall(candidate.message)
     linked = next((issues[number] for number in numbers if number in issues), "")
@@ -222,6 +224,6 @@ def _doubts(text: str, source: str, candidate: Candidate) -> list[Json]:
     doubts = [f"it names {path}, which the solution changes" for path in names]
     if any(len(line) >= _MIN_CODE_CHARS and line in text for line in added):
         doubts.append("it has code of the solution")
-    if source == "template":
+    if source == "template" and candidate.message:
         doubts.append("the commit's message is too short to describe the problem")
     return [*doubts]

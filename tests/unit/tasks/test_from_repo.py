@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from swerl.cli.main import typer_app
 from swerl.core.errors import InputError
 from swerl.core.task import read_tasks
 from swerl.grading.accept import is_test
+from swerl.tasks.bugs import bugs
 from swerl.tasks.from_repo import Candidate, Commits, Dropped, candidates, prompt_of
 
 RUNNER = """\
@@ -175,6 +177,66 @@ def test_a_prompt_comes_from_issue_message_or_tests(
     found = about["prompt_doubts"]
     assert isinstance(found, list) and len(found) == len(doubts)
     assert all(part in str(doubt) for part, doubt in zip(doubts, found, strict=True))
+
+
+GRADES = """\
+LIMIT = 60
+def grade(points, bonus=False):
+    # points > 100 are "points == 100"
+    if points >= LIMIT and not points > 100:
+        return 1 if bonus or points == 100 else 2
+    return 3
+"""
+
+
+def test_a_bug_changes_one_operator_and_its_solution_restores_the_file(
+    repo: Repo, tmp_path: Path
+) -> None:
+    files = {"grades.py": GRADES, "tests/test_grades.py": "import grades\n", "other.py": GRADES}
+    repo.commit("Grades", {**files, "grades.md": "1 + 1\n", "tests/grades.py": "1 + 1\n"})
+    found = bugs(repo.root, tmp_path / "clone", 9, is_test)
+    assert found == bugs(repo.root, tmp_path / "clone", 9, is_test)
+    changed = {
+        line for bug in found for line in bug.solution.splitlines() if re.match(r"[-+]\s*\w", line)
+    }
+    removed = {line[1:].strip() for line in changed if line[0] == "-"}
+    assert removed == {
+        "return a - b",
+        "return add(*values) / 3",
+        "LIMIT = 61",
+        "def grade(points, bonus=True):",
+        "if points > LIMIT and not points > 100:",
+        "return 2 if bonus or points == 100 else 2",
+        "return 4",
+    }
+    for bug in found:
+        assert not bug.tests and not bug.message
+        clone = str(tmp_path / "clone")
+        assert repo.git("-C", clone, "rev-list", "--count", bug.base) == "1"
+        repo.git("-C", clone, "checkout", "-q", bug.base)
+        patch = tmp_path / "solution.diff"
+        patch.write_text(bug.solution)
+        repo.git("-C", clone, "apply", "--index", str(patch))
+        tree = repo.git("-C", clone, "write-tree")
+        assert tree == repo.git("rev-parse", "HEAD^{tree}")
+        repo.git("-C", clone, "reset", "-q", "--hard")
+
+
+@pytest.mark.integration
+def test_synthetic_bugs_become_certified_tasks(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
+    repo.commit("Mean", {"calc.py": FIXED, "tests/test_mean.py": f"{MEAN}# calc\n"})
+    out = tmp_path / "tasks.jsonl"
+    command = ["tasks", "from-repo", str(repo.root), "--test", "python3 run.py", "-o", str(out)]
+    result = CliRunner().invoke(typer_app, [*command, "--image", "host", "--mutate", "1"])
+    assert result.exit_code == 0, result.output
+    [task] = read_tasks(out)
+    assert task.certificate and "These tests" in task.prompt
+    assert task.metadata["prompt_doubts"] == []
+    assert task.grading.fail_to_pass and task.grading.pass_to_pass
+    assert set(task.grading.test_files) == {"tests/test_sum.py"}
 
 
 @pytest.mark.integration
