@@ -133,13 +133,18 @@ class SandboxPool:
                 if image:
                     await _refresh_index(sandbox, task)
                 else:
-                    is_complete = await self._prepare(sandbox, task, stage, build)
+                    is_complete = await self._prepare(sandbox, task, stage, mounts, build)
                     if build:
                         build.is_kept.set_result(is_complete)
             yield PreparedSandbox(sandbox, task, key if image else None, since_s, self._trees)
 
     async def _prepare(
-        self, sandbox: Sandbox, task: Task, stage: Stage, build: SnapshotBuild | None
+        self,
+        sandbox: Sandbox,
+        task: Task,
+        stage: Stage,
+        mounts: Sequence[Mount],
+        build: SnapshotBuild | None,
     ) -> bool:
         """Prepare a sandbox and keep it as a snapshot; return True if that is complete."""
         writes = bool(build and (task.setup or task.files))
@@ -154,8 +159,13 @@ class SandboxPool:
             return False
         if writes and await _unkept(sandbox) != unkept:
             return False
+        keys: list[SnapshotKey | None] = [build.key]
+        if stage is Stage.AGENT and not (mounts or hidden.removed or task.grading.test_setup):
+            # Grading would leave some of the files that were looked for here, and there are none.
+            keys.append(await self._snapshots.key(self._backend, task, Stage.GRADING, ()))
         try:
-            await sandbox.snapshot(build.key.name)
+            for key in filter(None, keys):
+                await sandbox.snapshot(key.name)
         except SandboxLostError:
             raise
         except SandboxError:

@@ -444,27 +444,20 @@ def _is_derived(path: str) -> bool:
 async def _read(
     sandbox: Sandbox, workdir: str, entries: Mapping[str, TreeEntry]
 ) -> dict[str, TreeFile] | None:
-    """Read files; None if one of them changed meanwhile.
-
-    A large file, and a few small ones, are read without a command, others in commands of limited
-    output. Such a command also reads the small ones if one of them is not what the entry says.
-    """
+    """Read files, few or large ones without a command; None if one of them changed meanwhile."""
     files: dict[str, TreeFile] = {}
     for chunk in _chunks(entries):
         part = {path: entries[path] for path in chunk}
         is_large = part[chunk[0]].size > _CHUNK_BYTES
-        read = await _read_directly(sandbox, workdir, part) if is_large or _is_few(part) else None
+        is_small = all(each.kind == "f" and each.size <= _FEW_BYTES for each in part.values())
+        is_direct = is_large or (is_small and len(part) <= _FEW_FILES)
+        read = await _read_directly(sandbox, workdir, part) if is_direct else None
         if read is None and not is_large:
             read = await _read_chunk(sandbox, workdir, chunk)
         if read is None:
             return None
         files.update(read)
     return files
-
-
-def _is_few(entries: Mapping[str, TreeEntry]) -> bool:
-    is_small = all(each.kind == "f" and each.size <= _FEW_BYTES for each in entries.values())
-    return is_small and len(entries) <= _FEW_FILES
 
 
 def _chunks(entries: Mapping[str, TreeEntry]) -> Iterator[list[str]]:

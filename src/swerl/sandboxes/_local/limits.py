@@ -53,7 +53,7 @@ def enter(groups: Mapping[str, Path], plan: SandboxPlan) -> set[str]:
     """Create the sandbox's groups and move this process in; return the limits in force."""
     held = set()
     for parent in set(groups.values()):
-        folder, unified = f"{parent}/{plan.id}", _is_unified(parent)
+        folder, unified = f"{parent}/{plan.id}", os.path.exists(f"{parent}/cgroup.controllers")
         names = [name for name in groups if groups[name] == parent]
         with suppress(OSError):
             with suppress(FileExistsError):
@@ -151,10 +151,6 @@ def _delegating(folder: Path, name: str, point: Path) -> Path | None:
             if name in controllers and os.access(parent / "cgroup.procs", os.W_OK):
                 return parent
     return None
-
-
-def _is_unified(folder: Path) -> bool:
-    return (folder / "cgroup.controllers").exists()
 
 
 def _set_limit(folder: str, name: str, plan: SandboxPlan, *, unified: bool) -> bool:

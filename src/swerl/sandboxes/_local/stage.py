@@ -17,10 +17,9 @@ import functools
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -219,8 +218,6 @@ class _Builder:
     user: HostUser
     root: int = -1
     """Descriptor of the tree's root."""
-    numbers: Iterator[int] = field(default_factory=count)
-    """Of the folders that are shown to the user."""
 
     def build(self) -> int | None:
         with kernel.acting_as(self.user.uid):
@@ -301,10 +298,11 @@ class _Builder:
         for folder in folders:
             if folder in self.user.views:
                 # The layers of a store and snapshots are all named `tree`.
-                target = f"{STAGE}/view.{next(self.numbers)}"
+                view = self.user.views[folder]
+                target = f"{STAGE}/view.{view}"
                 os.mkdir(target)
                 place = os.open(target, os.O_PATH)
-                kernel.attach(self.user.views[folder], place)
+                kernel.attach(view, place)
                 os.close(place)
                 folder = target
             shown.append(folder)
