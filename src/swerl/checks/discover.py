@@ -2,7 +2,7 @@
 
 The tests run before and after the known solution, several times each, in clean sandboxes. A test
 whose results differ between equal runs is flaky and left out. The log parser is the one that finds
-the most tests.
+the most tests that pass.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:
             parser = parser or await _best_parser(grade.log)
             if not parser:
                 last = grade.log.strip().rpartition("\n")[2][:200]
-                return Discovery(problem=f"no log parser finds a test in the output: {last}")
+                return Discovery(problem=f"no test passes with the solution; its log ends: {last}")
             results.append(await _statuses(parser, grade.log))
         # More runs cannot make up for a solution that fixes nothing.
         tests = _tests(task, before, after)
@@ -104,8 +104,11 @@ def _undeclared(task: Task) -> Task:
 
 
 async def _best_parser(log: str) -> str:
-    """Return the parser that finds the most tests in a log; empty if none finds one."""
-    counts = {name: len(await _statuses(name, log)) for name in (*_FIRST, *PARSERS)}
+    """Return the parser that finds the most passing tests in a log; empty if none finds one."""
+    counts = {}
+    for name in (*_FIRST, *PARSERS):
+        statuses = await _statuses(name, log)
+        counts[name] = sum(status.passes for status in statuses.values())
     best = max(counts, key=counts.__getitem__)
     return best if counts[best] else ""
 

@@ -62,7 +62,7 @@ async def test_each_test_is_sorted_by_its_results() -> None:
     [
         ("--- PASS: TestA (0.00s)\n--- PASS: TestB (0.00s)\n", "go_test"),
         ("test sum::adds ... ok\ntest sum::mean ... ok\n", "cargo"),
-        ("PASSED a\nPASSED b\n", "pytest"),
+        ("PASSED a\nPASSED b\nERROR c - it breaks\n", "pytest"),
     ],
 )
 async def test_the_parser_that_finds_the_most_tests_reads_the_log(log: str, parser: str) -> None:
@@ -77,7 +77,12 @@ async def test_the_parser_that_finds_the_most_tests_reads_the_log(log: str, pars
         (
             "no\nresult\n",
             Verdict.UNSOLVED,
-            "no log parser finds a test in the output: result",
+            "no test passes with the solution; its log ends: result",
+        ),
+        (
+            "ERROR a - x\nend\n",
+            Verdict.UNSOLVED,
+            "no test passes with the solution; its log ends: end",
         ),
         ("PASSED a\n", Verdict.TIMEOUT, "a reason"),
         ("", Verdict.UNSOLVED, "a reason"),
