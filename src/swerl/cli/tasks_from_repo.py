@@ -33,7 +33,7 @@ from swerl.core.files import read_json
 from swerl.core.jobs import run_jobs
 from swerl.core.secrets import cache_dir
 from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.grading.accept import is_test
+from swerl.grading.accept import holds_tests, is_test
 from swerl.images.build import build_repository, copy_repository
 from swerl.tasks.bugs import MAX_FAILING, bugs, test_files
 from swerl.tasks.from_repo import (
@@ -57,6 +57,10 @@ _TRIES = 4
 """Bugs to try for each one that is wanted: tests do not notice every one."""
 _TESTS = "{tests}"
 """Stands for the changed test files in the test command."""
+_CODE = re.compile(
+    r".*\.([cm]?[jt]sx?|py|rs|go|java|kt|scala|rb|php|cs|swift|c|cc|cpp|exs|pl|t|lua|dart|sh)"
+)
+"""Files that a runner takes; it may fail on the tests' data."""
 
 
 def from_repo(
@@ -164,9 +168,13 @@ class _Maker:
         return ""
 
     def _draft(self, candidate: Candidate) -> Task:
-        command = self.spec.test_command.replace(_TESTS, join(touched(candidate.tests)))
-        spec = replace(self.spec, test_patch=candidate.tests, test_command=command)
         place, image = self.place, self.place.image_of(candidate.base)
+        # A runner would not find a file that the commit removes.
+        tree = git(place.repo, "ls-tree", "-r", "-z", "--name-only", candidate.commit).split("\0")
+        paths = {*tree}.intersection(touched(candidate.tests))
+        files = sorted(path for path in paths if holds_tests(path) and _CODE.fullmatch(path))
+        command = self.spec.test_command.replace(_TESTS, join(files))
+        spec = replace(self.spec, test_patch=candidate.tests, test_command=command)
         # A built image is installed already; any other one is set up in each sandbox.
         setup = place.setup if place.image else ""
         return make_task(candidate, repo=place.name, image=image, setup=setup, spec=spec)
@@ -178,6 +186,8 @@ def _candidates(repo: Path, commits: Commits, limit: int) -> tuple[list[Candidat
     for result in candidates(repo, commits, is_test):
         if isinstance(result, Dropped):
             dropped.append(result)
+        elif not any(map(holds_tests, touched(result.tests))):
+            dropped.append(Dropped(result.commit, "it changes no test"))
         else:
             chosen.append(result)
         if len(chosen) == limit:

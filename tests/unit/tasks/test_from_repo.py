@@ -245,17 +245,31 @@ def test_a_history_becomes_certified_tasks_and_goes_on_after_an_end(
 ) -> None:
     monkeypatch.setenv("SWERL_CACHE", str(tmp_path / "cache"))
     message = "The mean of more than two numbers fails with a TypeError"
-    commit = repo.commit(message, {"calc.py": FIXED, "tests/test_mean.py": MEAN})
+    repo.commit("Data", {"tests/test_old.py": ""})
+    tests = {"tests/test_old.py": None, "tests/data.json": "1", "tests/test_mean.py": MEAN}
+    commit = repo.commit(message, {"calc.py": FIXED, **tests})
     repo.commit("No fix", {"calc.py": f"{FIXED}\nx = 1\n", "tests/test_sum.py": f"{SUM}\n"})
+    repo.commit("No test", {"calc.py": FIXED, ".github/workflows/ci.yml": "x"})
     out = tmp_path / "tasks.jsonl"
-    command = ["tasks", "from-repo", str(repo.root), "--test", "python3 run.py", "-o", str(out)]
+    command = [
+        "tasks",
+        "from-repo",
+        str(repo.root),
+        "--test",
+        "python3 run.py {tests}",
+        "-o",
+        str(out),
+    ]
     result = CliRunner().invoke(typer_app, [*command, "--image", "host"])
     assert result.exit_code == 0, result.output
-    assert "makes no test pass that failed before" in " ".join(result.output.split())
+    output = " ".join(result.output.split())
+    assert "makes no test pass that failed before" in output
+    assert "2 candidates" in output and "left out: it changes no test" in output
     [task] = read_tasks(out)
     assert task.metadata["commit"] == commit
     assert task.certificate and message in task.prompt
     spec = task.grading
+    assert spec.test_command == "python3 run.py tests/test_mean.py"
     assert (spec.fail_to_pass, spec.pass_to_pass) == (("test_mean",), ("test_add", "test_two"))
     journal = tmp_path / "tasks.discovered.jsonl"
     before = journal.read_bytes()
