@@ -292,16 +292,13 @@ _TEST_FILE = re.compile(
 
 def is_test(path: str) -> bool:
     """Return True if a file of any project belongs to its tests, or decides how they run."""
-    return _is_named_test(path) or _steers(path)
+    name = posixpath.basename(path)
+    return bool(_test_folder(path) or _TEST_FILE.fullmatch(name)) or _steers(path)
 
 
 def holds_tests(path: str) -> bool:
     """Return True if a file of any project belongs to its tests, and not to how they run."""
-    return _is_named_test(path) and not _steers(path)
-
-
-def _is_named_test(path: str) -> bool:
-    return bool(_test_folder(path) or _TEST_FILE.fullmatch(posixpath.basename(path)))
+    return is_test(path) and not _steers(path)
 
 
 def _steers(path: str) -> bool:

@@ -28,9 +28,7 @@ _FOREIGN = re.compile(
     r"|(\.lock|-lock\.(json|yaml)|\.min\.js|_pb2\.py|\.pb\.go|\.snap|go\.sum)$"
 )
 """Vendored and generated files."""
-_TRAILER = re.compile(
-    r"^(?:[A-Z][\w-]*-by:|Change-Id:|Merge (?:pull request #|branch )).*$", re.MULTILINE
-)
+_TRAILER = re.compile(r"^(?:[A-Z][\w-]*-by:|Change-Id:|Merge (?:pull request #|branch )).*$", re.M)
 _NUMBER = re.compile(r"#(\d+)\b")
 _MIN_WORDS = 8
 """Words of a message below which it does not describe a problem."""

@@ -63,6 +63,7 @@ async def test_each_test_is_sorted_by_its_results() -> None:
         ("--- PASS: TestA (0.00s)\n--- PASS: TestB (0.00s)\n", "go_test"),
         ("test sum::adds ... ok\ntest sum::mean ... ok\n", "cargo"),
         ("PASSED a\nPASSED b\nERROR c - it breaks\n", "pytest"),
+        ("  app\n    ✔ adds\n    ✔ counts (45ms)\n", "mocha"),
     ],
 )
 async def test_the_parser_that_finds_the_most_tests_reads_the_log(log: str, parser: str) -> None:
