@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +17,8 @@ def _shared_tokenizers() -> Iterator[None]:
         shared = functools.lru_cache(maxsize=8)(_tokenizer.SplitTokenizer)
         patch.setattr(_tokenizer, "SplitTokenizer", shared)
         yield
+
+
+@pytest.fixture(scope="session")
+def tokenizers(shared_dir: Path) -> Path:
+    return shared_dir / "tokenizers"

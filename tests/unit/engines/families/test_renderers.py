@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 from swerl.cli.main import _known
 from swerl.core import plugins
-from swerl.core.chat import ChatRequest, Message, Role, Tool, ToolCall
+from swerl.core.chat import ChatRequest, Message, Role, ToolCall
 from swerl.core.errors import InputError, UnknownNameError
 from swerl.engines.families._tokenizer import SplitTokenizer
 from swerl.engines.families.renderers import RendererFamily, RendererTemplate
+from tests.unit.engines.families import test_templates as templates
+from tests.unit.engines.families.test_templates import START, TOOLS
 
 renderers = pytest.importorskip("renderers", reason="the package renderers is not installed")
-_SPEC = importlib.util.spec_from_file_location(
-    "families_templates", Path(__file__).with_name("test_templates.py")
-)
-assert _SPEC is not None and _SPEC.loader is not None
-templates: Any = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(templates)
-
-TOOLS = (Tool("bash", "Run it.", {"type": "object", "properties": {"cmd": {"type": "string"}}}),)
-START = (Message(Role.SYSTEM, "Be brief."), Message(Role.USER, "Fix it."))
 CALLS = (ToolCall("c1", "bash", {"cmd": "ls"}), ToolCall("c2", "bash", {"cmd": "pwd"}))
 RESULTS = [Message(Role.TOOL, f"ok {call.id}", tool_call_id=call.id) for call in CALLS]
 SAME = {
@@ -46,11 +38,6 @@ OTHER_TAIL = {"deepseek-r1", "deepseek-v4", "laguna-m.1", "laguna-xs.2"}
 TYPES = get_args(get_args(renderers.RendererConfig)[0])
 NAMES = {config.model_fields["name"].default for config in TYPES} - {"auto", "custom", "default"}
 LINES = sorted(NAMES - REFUSED)
-
-
-@pytest.fixture(scope="module")
-def tokenizers(shared_dir: Path) -> Path:
-    return shared_dir / "tokenizers"
 
 
 class _Asked:
@@ -91,17 +78,14 @@ def _tokenizer(tokenizers: Path) -> SplitTokenizer:
     return SplitTokenizer(json.dumps(spec))
 
 
-@pytest.fixture(params=SAME)
-def both(request: pytest.FixtureRequest, tokenizers: Path, tmp_path: Path) -> tuple[Any, Any]:
-    """Return swerl's family of a template, and the renderer's."""
-    name, stops = templates.FAMILIES[request.param]
-    templates.write_model(tmp_path, tokenizers, request.param, stops)
-    theirs = plugins.family(f"renderers:{SAME[request.param]}", tmp_path)
-    return plugins.family(name, tmp_path), theirs
-
-
-def test_the_package_is_the_referee_of_our_families(both: tuple[Any, Any]) -> None:
-    ours, theirs = both
+@pytest.mark.parametrize("template", SAME)
+def test_the_package_is_the_referee_of_our_families(
+    tokenizers: Path, tmp_path: Path, template: str
+) -> None:
+    name, stops = templates.FAMILIES[template]
+    templates.write_model(tmp_path, tokenizers, template, stops)
+    ours = plugins.family(name, tmp_path)
+    theirs = plugins.family(f"renderers:{SAME[template]}", tmp_path)
     call = ToolCall("c1", "bash", {"cmd": "ls 'é' <|im_end|> </think>"})
     for thinking in ("", "Hm.\n\nI list files."):
         reply = Message(Role.ASSISTANT, "Let me look.", thinking, (call,))
@@ -133,9 +117,8 @@ def test_a_tail_is_what_the_packages_own_bridge_appends(tokenizers: Path, line: 
     if line in OTHER_TAIL:
         return
     results = [
-        {"role": "tool", "content": result.text, "tool_call_id": f"functions.bash:{n}"}
-        | {"name": "bash"}
-        for n, result in enumerate(RESULTS)
+        {"role": "tool", "content": r.text, "tool_call_id": f"functions.bash:{n}", "name": "bash"}
+        for n, r in enumerate(RESULTS)
     ]
     bridge = chosen._renderer.bridge_to_next_turn(prompt, said, results)
     assert bridge.token_ids == [*prompt, *said, *tail]
@@ -158,17 +141,10 @@ def test_text_is_never_a_special_token(tokenizers: Path, line: str) -> None:
     assert chosen.text(ids).count(names) == 2
 
 
-@pytest.mark.parametrize("line", sorted(REFUSED - {"gpt-oss"}))
-def test_a_line_whose_tail_cannot_be_known_is_refused(tokenizers: Path, line: str) -> None:
-    with pytest.raises(InputError):
-        family(tokenizers, line)
-
-
 def test_a_malformed_call_stays_text_and_is_counted(tokenizers: Path) -> None:
     chosen = family(tokenizers, "qwen3")
-    ids = _tokenizer(tokenizers).encode(
-        RendererTemplate(_tokenizer(tokenizers), "").split('Look.<tool_call>{"name": </tool_call>')
-    )
+    pieces = chosen._template.split('Look.<tool_call>{"name": </tool_call>')
+    ids = chosen._tokenizer.encode(pieces)
     read = chosen.parse([*ids, chosen.stop_ids[0]], TOOLS)
     assert (read.calls, read.malformed_calls) == ((), 1)
     assert "Look." in read.text and '{"name":' in read.text
@@ -177,6 +153,9 @@ def test_a_malformed_call_stays_text_and_is_counted(tokenizers: Path) -> None:
 def test_what_does_not_fit_is_one_error(
     tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for line in REFUSED - {"gpt-oss"}:
+        with pytest.raises(InputError):
+            family(tokenizers, line)
     templates.write_model(tmp_path, tokenizers, "qwen3", templates.CHATML)
     for name in ("renderers:qwen9", "renderers", "renderers:"):
         with pytest.raises(UnknownNameError) as caught:

@@ -1,0 +1,1 @@
+"""swerl's Episodes as an agent loop of verl."""
