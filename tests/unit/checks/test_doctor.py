@@ -81,7 +81,7 @@ async def test_program_that_hangs_counts_as_absent(
 
 
 async def test_broken_installation_of_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_TRAINER", "raise ImportError")
+    monkeypatch.setattr(doctor, "_TORCH", "raise ImportError")
     found = await doctor._trainer()
     assert found.state is State.MISSING
     assert "[twin]" in found.fix
