@@ -44,7 +44,7 @@ BOUNDS = {
     "root modules": 2,
     "files": 333,  # a loss on recorded steps, synthetic bugs, more model lines: a file each
     "lines": 72_760,  # the same; nothing went for them
-    "lines of tests": 61_080,
+    "lines of tests": 61_090,
     "lines of bench": 4_190,
     "names that fit everything": 205,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +16,3 @@ def _shared_tokenizers() -> Iterator[None]:
         shared = functools.lru_cache(maxsize=8)(_tokenizer.SplitTokenizer)
         patch.setattr(_tokenizer, "SplitTokenizer", shared)
         yield
-
-
-@pytest.fixture(scope="session")
-def tokenizers(shared_dir: Path) -> Path:
-    return shared_dir / "tokenizers"

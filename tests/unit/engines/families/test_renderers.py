@@ -40,6 +40,11 @@ NAMES = {config.model_fields["name"].default for config in TYPES} - {"auto", "cu
 LINES = sorted(NAMES - REFUSED)
 
 
+@pytest.fixture(scope="module")
+def tokenizers(shared_dir: Path) -> Path:
+    return shared_dir / "tokenizers"
+
+
 class _Asked:
     """A tokenizer that notes the special tokens that a renderer asks for."""
 

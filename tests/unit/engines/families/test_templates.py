@@ -54,6 +54,11 @@ REPLIES = (
 
 
 @pytest.fixture(scope="session")
+def tokenizers(shared_dir: Path) -> Path:
+    return shared_dir / "tokenizers"
+
+
+@pytest.fixture(scope="session")
 def make_family(tokenizers: Path, tmp_path_factory: pytest.TempPathFactory) -> MakeFamily:
     """Make a model folder of a template and Qwen3's tokenizer, GLM's special tokens added."""
     made: dict[str, TemplateFamily] = {}
