@@ -28,7 +28,7 @@ _FOREIGN = re.compile(
     r"|(\.lock|-lock\.(json|yaml)|\.min\.js|_pb2\.py|\.pb\.go|\.snap|go\.sum)$"
 )
 """Vendored and generated files."""
-_TRAILER = re.compile(r"^(?:[A-Z][\w-]*-by:|Change-Id:|Merge (?:pull request #|branch )).*$", re.M)
+_TRAILER = re.compile(r"^(?:\w[\w-]*-by:|Change-Id:|Merge (?:pull request|branch) |-{9}).*$", re.M)
 _NUMBER = re.compile(r"#(\d+)\b")
 _MIN_WORDS = 8
 """Words of a message below which it does not describe a problem."""
@@ -220,8 +220,9 @@ def _doubts(text: str, source: str, candidate: Candidate) -> list[Json]:
         for line in candidate.solution.splitlines()
         if line.startswith("+") and not line.startswith("+++")
     )
-    names = [path for path in touched(candidate.solution) if PurePosixPath(path).name in text]
-    doubts = [f"it names {path}, which the solution changes" for path in names]
+    names = {PurePosixPath(path).name: path for path in touched(candidate.solution)}
+    code = (name for name in names if name in text and not _TEXTS.fullmatch(name))
+    doubts = [f"it names {names[name]}, which the solution changes" for name in code]
     if any(len(line) >= _MIN_CODE_CHARS and line in text for line in added):
         doubts.append("it has code of the solution")
     if source == "template" and candidate.message:

@@ -169,7 +169,8 @@ def test_a_folder_without_history_is_refused_in_one_line(repo: Repo, tmp_path: P
     [
         ("Fix the mean (#3)", "issue", "The mean of three numbers is wrong.", []),
         (
-            "The mean of more than two numbers is wrong. (#4)\n\nSigned-off-by: A <a@b>",
+            "As NEWS.md says, the mean of more than two numbers is wrong. (#4)\n\n---------\n"
+            "Signed-off-by: A <a@b>",
             "message",
             "two numbers is wrong.\n</issue>",
             [],
@@ -187,11 +188,12 @@ def test_a_prompt_comes_from_issue_message_or_tests(
     message: str, source: str, has: str, doubts: list[str]
 ) -> None:
     diff = "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-x\n"
-    candidate = Candidate("c", "b", message, f"{diff}+sum(values) / len(values)\n", "")
+    diff = f"{diff.replace('calc.py', 'NEWS.md')}+x\n{diff}+sum(values) / len(values)\n"
+    candidate = Candidate("c", "b", message, diff, "")
     issues = {"3": "The mean of three numbers is wrong."}
     prompt, about = prompt_of(candidate, ("test_mean",), issues)
     assert about["prompt_source"] == source
-    assert has in prompt and "Signed-off" not in prompt and "(#" not in prompt
+    assert has in prompt and not any(part in prompt for part in ("Signed-off", "(#", "----"))
     found = about["prompt_doubts"]
     assert isinstance(found, list) and len(found) == len(doubts)
     assert all(part in str(doubt) for part, doubt in zip(doubts, found, strict=True))
