@@ -189,11 +189,12 @@ def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _distinctive_words(task: Task) -> list[str]:
-    """Return long words that the solution adds; they survive in compiled files."""
+    """Return long words that the solution adds to Python; they survive in compiled files."""
     old, new = set(), set()
     for edit in edits(task.gold_patch):
-        old |= set(_WORD.findall(edit.old))
-        new |= set(_WORD.findall(edit.new))
+        if edit.path.endswith(".py"):
+            old |= set(_WORD.findall(edit.old))
+            new |= set(_WORD.findall(edit.new))
     return sorted(new - old)
 
 
