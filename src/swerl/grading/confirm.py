@@ -171,7 +171,14 @@ class _Unit:
     noticed: list[Candidate] = field(default_factory=list)
 
     def next(self, number: int) -> Candidate | None:
-        """Return a new candidate, or after some runs one that the known solution noticed."""
+        """Return a new candidate, or after some runs one that the known solution noticed.
+
+        Values come first. An object that equals everything fails a negated assertion as a right
+        answer does, so none is tried where another value was noticed.
+        """
+        has_value = any(candidate.is_value for candidate in self.noticed)
+        if has_value and self.untried and not self.untried[0].is_value:
+            self.untried.clear()
         if number < _NUM_TRIALS and self.untried and len(self.noticed) < NUM_VERSIONS:
             return self.untried.pop(0)
         return self.noticed[number % len(self.noticed)] if self.noticed else None

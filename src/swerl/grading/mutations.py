@@ -538,7 +538,7 @@ def _others(old: str, pool: dict[str, list[str]], rng: random.Random) -> Iterato
         # No other test gets it: a value that two tests expect would be a sign.
         pool[_form(old)].remove(each)
         yield each
-    made = {old}
+    made = {old, *values}
     for number in range(10):
         new = _made(old, pool[_WORDS] if number < 5 else [], rng)
         if new not in made:
@@ -572,7 +572,9 @@ def _made(old: str, words: Sequence[str], rng: random.Random) -> str:
     if first < 0:
         return prefix + digits.replace("0", str(rng.randint(2, 9)), 1) + rest
     lead = int(digits[first])
-    new = rng.randint(2, 9) if lead == 1 else rng.randint(1, max(1, int(lead * 0.6)))
+    # A smaller one is more often possible than a larger one.
+    near = range(1, int(lead * 0.6) + 1)
+    new = rng.choice(near if lead > 3 else [*near, *range(2 * lead, 10)])
     # A round number stays round.
     tail = re.sub(r"[1-9]", lambda _: str(rng.randint(1, 9)), digits[first + 1 :])
     return prefix + digits[:first] + str(new) + tail + rest

@@ -119,6 +119,21 @@ def test_other_places_are_tried_if_no_test_notices_a_value(make: Callable[..., T
     assert len(search.protection().versions) == 2
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_an_assertion_is_negated_only_if_no_other_value_was_noticed(
+    make: Callable[..., Task], is_noticed: bool
+) -> None:
+    text = 'def test_a():\n    assert f() == ""\n'
+    search = confirm.Search(make(fail_to_pass=("test_a",)), {"/repo/test_x.py": text.encode()}, {})
+    tried = []
+    while found := search.next():
+        tried += [edit.new for edit in found.edits]
+        is_value = not tried[-1].startswith("not")
+        search.learn(found, {"test_a"} if is_value is is_noticed else set(), has_run=True)
+    assert any(new.startswith("not") for new in tried) is not is_noticed
+    assert search.protection().versions
+
+
 async def test_the_solution_is_measured_confirmed_and_kept_in_the_row(
     make: Callable[..., Task],
 ) -> None:
