@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path, PurePosixPath
 
 from swerl.core.changes import touched
@@ -29,6 +30,12 @@ _FOREIGN = re.compile(
 )
 """Vendored and generated files."""
 _TRAILER = re.compile(r"^(?:\w[\w-]*-by:|Change-Id:|Merge (?:pull request|branch) |-{9}).*$", re.M)
+_LOG = (
+    *("--first-parent", "--diff-merges=first-parent", "-M", "-z", "--numstat"),
+    *("--ignore-submodules=none", "--format=%x1e%H%x1f%P%x1f%B%x1f"),
+)
+_PAGE = 1000
+"""Commits that one call of git reads."""
 _NUMBER = re.compile(r"#(\d+)\b")
 _MIN_WORDS = 8
 """Words of a message below which it does not describe a problem."""
@@ -76,51 +83,56 @@ def candidates(
         hint = f"git -C {repo} fetch --unshallow"
         raise InputError(f"{repo} is a shallow clone, without its history", hint=hint)
     is_single = commits.names and ".." not in commits.names
-    which = [*(["-1"] if is_single else []), commits.names or "HEAD"]
+    size = 1 if is_single else _PAGE
     since = [f"--since={commits.since}"] if commits.since else []
-    form = "--format=%x1e%H%x1f%P%x1f%B"
-    log = git(repo, "log", "--first-parent", form, *since, *which, "--")
-    for entry in log.split("\x1e")[1:]:
-        commit, parents, message = entry.split("\x1f")
-        base = parents.partition(" ")[0]
-        if reason := _objection(repo, base, commit, message, is_test):
-            yield Dropped(commit, reason)
-            continue
-        # A name that git quotes would not match its own path.
-        paths = git(repo, "diff", "-z", "--no-renames", "--name-only", base, commit).split("\0")
-        tests = [path for path in paths if path and is_test(path)]
-        sides = [
-            git(repo, "diff", "--binary", "--full-index", "--no-renames", base, commit, "--", *side)
-            for side in (
-                [".", *(f":(top,exclude,literal){path}" for path in tests)],
-                [f":(top,literal){path}" for path in tests],
-            )
-        ]
-        if "\n+Subproject commit " in sides[0]:
-            yield Dropped(commit, "it changes a submodule")
-            continue
-        yield Candidate(commit, base, message.strip(), sides[0] + "\n", sides[1] + "\n")
+    for page in count():
+        part = [f"--max-count={size}", f"--skip={page * size}", commits.names or "HEAD", "--"]
+        entries = git(repo, "log", *_LOG, *since, *part).split("\x1e")[1:]
+        for entry in entries:
+            yield _judged(repo, entry, is_test)
+        if is_single or len(entries) < size:
+            return
+
+
+def _judged(repo: Path, entry: str, is_test: Callable[[str], bool]) -> Candidate | Dropped:
+    """Return the candidate that an entry of the log becomes, or why it becomes none."""
+    commit, parents, message, changes = entry.split("\x1f", 3)
+    base = parents.partition(" ")[0]
+    if reason := _objection(base, message, _changed_lines(changes), is_test):
+        return Dropped(commit, reason)
+    # A name that git quotes would not match its own path.
+    paths = git(repo, "diff", "-z", "--no-renames", "--name-only", base, commit).split("\0")
+    tests = [path for path in paths if path and is_test(path)]
+    sides = [
+        git(repo, "diff", "--binary", "--full-index", "--no-renames", base, commit, "--", *side)
+        for side in (
+            [".", *(f":(top,exclude,literal){path}" for path in tests)],
+            [f":(top,literal){path}" for path in tests],
+        )
+    ]
+    if "\n+Subproject commit " in sides[0]:
+        return Dropped(commit, "it changes a submodule")
+    return Candidate(commit, base, message.strip(), sides[0] + "\n", sides[1] + "\n")
 
 
 def _objection(
-    repo: Path, base: str, commit: str, message: str, is_test: Callable[[str], bool]
+    base: str, message: str, files: Mapping[str, int | None], is_test: Callable[[str], bool]
 ) -> str:
     """Return why a commit cannot become a Task; empty if it may."""
     if not base:
         return "it has no parent"
     if re.match(r"Revert\b", message):
         return "it is a revert"
-    files = _changed_lines(repo, base, commit)
     if not any(map(is_test, files)):
         return "it changes no test"
-    source = {path: count for path, count in files.items() if is_source(path, is_test)}
+    source = {path: lines for path, lines in files.items() if is_source(path, is_test)}
     if not source:
         return "it changes no source file"
     if len(source) > MAX_FILES:
         return f"it changes more than {MAX_FILES} source files"
     if None in source.values():
         return "it changes a binary file"
-    num_lines = sum(count or 0 for count in source.values())
+    num_lines = sum(lines or 0 for lines in source.values())
     if num_lines > MAX_LINES:
         return f"it changes more than {MAX_LINES} lines of source"
     return "" if num_lines else "it only moves files"
@@ -132,11 +144,10 @@ def is_source(path: str, is_test: Callable[[str], bool]) -> bool:
     return is_code and not is_test(path)
 
 
-def _changed_lines(repo: Path, base: str, commit: str) -> dict[str, int | None]:
+def _changed_lines(numstat: str) -> dict[str, int | None]:
     """Return the changed lines of each file; None if it is binary. Moves change no line."""
-    diff = git(repo, "diff", "-M", "-z", "--numstat", "--ignore-submodules=none", base, commit)
     files: dict[str, int | None] = {}
-    fields = iter(diff.split("\0"))
+    fields = iter(numstat.strip("\0\n").split("\0"))
     for entry in fields:
         if not entry:
             continue
