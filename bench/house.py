@@ -43,8 +43,8 @@ BOUNDS = {
     "rooms": 17,
     "root modules": 2,
     "files": 333,  # a loss on recorded steps, synthetic bugs, more model lines: a file each
-    "lines": 72_760,  # the same; nothing went for them
-    "lines of tests": 61_090,
+    "lines": 72_770,  # the same; nothing went for them
+    "lines of tests": 61_110,
     "lines of bench": 4_190,
     "names that fit everything": 205,
     "commands": 34,  # `reward`: a researcher tries a reward in seconds
@@ -84,7 +84,7 @@ ROOM_BOUNDS = {
     "harnesses": 2_500,
     "engines": 6_880,
     "gateway": 4_340,
-    "grading": 3_610,
+    "grading": 3_600,
     "runs": 3_360,
     "cluster": 1_610,
     "plan": 2_440,
@@ -92,7 +92,7 @@ ROOM_BOUNDS = {
     "training": 10_220,
     "checks": 2_950,
     "view": 2_560,
-    "cli": 5_870,
+    "cli": 5_880,
 }
 """Room -> the most lines of all languages in it. `swerl reward` and uploads to the hub, in rollout,
 cli, tasks and recipe, are paid for by images and by the keys of recipes that left. vLLM, in engines

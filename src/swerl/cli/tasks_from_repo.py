@@ -33,7 +33,7 @@ from swerl.core.files import read_json
 from swerl.core.jobs import run_jobs
 from swerl.core.secrets import cache_dir
 from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.grading.accept import holds_tests, is_test
+from swerl.grading.accept import is_test, steers
 from swerl.images.build import build_repository, copy_repository
 from swerl.tasks.bugs import MAX_FAILING, bugs, test_files
 from swerl.tasks.from_repo import (
@@ -172,12 +172,17 @@ class _Maker:
         # A runner would not find a file that the commit removes.
         tree = git(place.repo, "ls-tree", "-r", "-z", "--name-only", candidate.commit).split("\0")
         paths = {*tree}.intersection(touched(candidate.tests))
-        files = sorted(path for path in paths if holds_tests(path) and _CODE.fullmatch(path))
+        files = sorted(path for path in paths if _holds_tests(path) and _CODE.fullmatch(path))
         command = self.spec.test_command.replace(_TESTS, join(files))
         spec = replace(self.spec, test_patch=candidate.tests, test_command=command)
         # A built image is installed already; any other one is set up in each sandbox.
         setup = place.setup if place.image else ""
         return make_task(candidate, repo=place.name, image=image, setup=setup, spec=spec)
+
+
+def _holds_tests(path: str) -> bool:
+    """Return True if a file belongs to the tests, and not only to how they run."""
+    return is_test(path) and not steers(path)
 
 
 def _candidates(repo: Path, commits: Commits, limit: int) -> tuple[list[Candidate], list[Dropped]]:
@@ -186,7 +191,7 @@ def _candidates(repo: Path, commits: Commits, limit: int) -> tuple[list[Candidat
     for result in candidates(repo, commits, is_test):
         if isinstance(result, Dropped):
             dropped.append(result)
-        elif not any(map(holds_tests, touched(result.tests))):
+        elif not any(map(_holds_tests, touched(result.tests))):
             dropped.append(Dropped(result.commit, "it changes no test"))
         else:
             chosen.append(result)

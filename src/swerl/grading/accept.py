@@ -214,7 +214,7 @@ class _Rules:
         if path in self._allowed:
             return False
         is_new = file is not None and old is None
-        return _steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
+        return steers(path) or self._is_protected(path) or (is_new and self._precedes(path, file))
 
     def _leads_out(self, path: str, target: bytes) -> bool:
         inside = target.removeprefix(self._workdir)
@@ -293,15 +293,10 @@ _TEST_FILE = re.compile(
 def is_test(path: str) -> bool:
     """Return True if a file of any project belongs to its tests, or decides how they run."""
     name = posixpath.basename(path)
-    return bool(_test_folder(path) or _TEST_FILE.fullmatch(name)) or _steers(path)
+    return bool(_test_folder(path) or _TEST_FILE.fullmatch(name)) or steers(path)
 
 
-def holds_tests(path: str) -> bool:
-    """Return True if a file of any project belongs to its tests, and not to how they run."""
-    return is_test(path) and not _steers(path)
-
-
-def _steers(path: str) -> bool:
+def steers(path: str) -> bool:
     """Return True if the path decides how tests run, whatever the Task."""
     parts = PurePosixPath(path).parts
     *folders, name = parts

@@ -171,15 +171,11 @@ class _Unit:
     noticed: list[Candidate] = field(default_factory=list)
 
     def next(self, number: int) -> Candidate | None:
-        """Return a new candidate, or after some runs one that the known solution noticed.
-
-        Values come first. An object that equals everything fails a negated assertion as a right
-        answer does, so none is tried where another value was noticed.
-        """
+        """Return a new candidate, or after some runs one that the known solution noticed."""
+        # Values come first. An object that equals everything fails where an assertion is negated.
         has_value = any(candidate.is_value for candidate in self.noticed)
-        if has_value and self.untried and not self.untried[0].is_value:
-            self.untried.clear()
-        if number < _NUM_TRIALS and self.untried and len(self.noticed) < NUM_VERSIONS:
+        has_next = bool(self.untried) and (self.untried[0].is_value or not has_value)
+        if has_next and number < _NUM_TRIALS and len(self.noticed) < NUM_VERSIONS:
             return self.untried.pop(0)
         return self.noticed[number % len(self.noticed)] if self.noticed else None
 
@@ -270,10 +266,8 @@ class Search:
             f"{len(credited)} of {len(tests)} tests to fix assert a value that code has to compute"
         )
         if share < 1:
-            weak = len(mutated) - len(credited)
-            reason += (
-                f"; {weak} only what can be guessed or read: a bound, a truth value, an exception"
-            )
+            weak, kinds = len(mutated) - len(credited), "a bound, a truth value, an exception"
+            reason += f"; {weak} only what can be guessed or read: {kinds}"
             reason += f"; {len(tests) - len(mutated)} are not mutated"
         return Protection(tuple(self._versions.values()), strength, share, reason)
 

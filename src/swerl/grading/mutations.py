@@ -573,8 +573,7 @@ def _made(old: str, words: Sequence[str], rng: random.Random) -> str:
         return prefix + digits.replace("0", str(rng.randint(2, 9)), 1) + rest
     lead = int(digits[first])
     # A smaller one is more often possible than a larger one.
-    near = range(1, int(lead * 0.6) + 1)
-    new = rng.choice(near if lead > 3 else [*near, *range(2 * lead, 10)])
+    new = rng.choice([*range(1, int(lead * 0.6) + 1), *range(2 * lead, 10 if lead <= 3 else 0)])
     # A round number stays round.
     tail = re.sub(r"[1-9]", lambda _: str(rng.randint(1, 9)), digits[first + 1 :])
     return prefix + digits[:first] + str(new) + tail + rest
