@@ -18,6 +18,7 @@ from swerl.cli._output import console, counted, print_json, safe, simple_table
 from swerl.core import plugins
 from swerl.core.episode import Episode, Group
 from swerl.core.errors import InputError, SwerlError
+from swerl.core.events import ignore
 from swerl.core.files import read_json
 from swerl.core.task import Task, read_tasks
 from swerl.recipe.load import read_settings, recorded
@@ -120,7 +121,7 @@ def _take_again(
     before = history.read(run.root / "events.jsonl").steps.get(number, {})
     with _run.waiting(f"taking step {number} again with {safe(recipe.algorithm.title)}"):
         after = _run.run(
-            retake.retake(recipe, run.root, number, groups, lambda _: None),
+            retake.retake(recipe, run.root, number, groups, ignore),
             after="nothing was written",
         )
     if as_json:
