@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -16,15 +14,13 @@ from swerl.cli import _run
 from swerl.cli._options import JsonOption, RunsOption
 from swerl.cli._output import console, counted, print_json, safe, simple_table
 from swerl.core import plugins
-from swerl.core.episode import Episode, Group
 from swerl.core.errors import InputError, SwerlError
-from swerl.core.events import ignore
 from swerl.core.files import read_json
 from swerl.core.task import Task, read_tasks
 from swerl.recipe.load import read_settings, recorded
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import PluginSection
-from swerl.rollout import record, rescore, wiring
+from swerl.rollout import rescore, wiring
 from swerl.rollout.rescore import Comparison, Distribution
 from swerl.rollout.reward import reward_of
 from swerl.runs import history
@@ -109,19 +105,11 @@ def _take_again(
 ) -> None:
     from swerl.training import retake
 
-    members: dict[str, list[Episode]] = defaultdict(list)
-    for scored in comparison.episodes:
-        episode = record.read(scored.folder)
-        members[scored.group].append(replace(episode, reward=scored.reward))
-    groups = [
-        Group(episodes[0].task_id, tuple(episodes), episodes[0].agent)
-        for episodes in members.values()
-    ]
     number = retake.step_to_retake(run.root, step)
     before = history.read(run.root / "events.jsonl").steps.get(number, {})
     with _run.waiting(f"taking step {number} again with {safe(recipe.algorithm.title)}"):
         after = _run.run(
-            retake.retake(recipe, run.root, number, groups, ignore),
+            retake.retake(recipe, run.root, number, comparison.episodes),
             after="nothing was written",
         )
     if as_json:

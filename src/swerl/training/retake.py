@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from swerl.cluster.open import open_nodes
-from swerl.core.episode import Group
+from swerl.core.episode import Episode, Group
 from swerl.core.errors import InputError, RunError
-from swerl.core.events import Emit, Notice
 from swerl.core.learning import Batch, StepStats
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import INITIAL_MODEL
+from swerl.rollout import record
+from swerl.rollout.rescore import Rescored
 from swerl.rollout.wiring import algorithm_of
 from swerl.runs.export import steps_of
 from swerl.runs.layout import RunFolder
@@ -47,54 +49,61 @@ def step_to_retake(run: Path, step: int | None = None) -> int:
 
 
 async def retake(
-    recipe: Recipe, run: Path, step: int, groups: Sequence[Group], emit: Emit
+    recipe: Recipe, run: Path, step: int, episodes: Sequence[Rescored]
 ) -> Mapping[str, float]:
-    """Return the figures of a step under the recipe's algorithm and the Groups' rewards.
+    """Return the figures of a step under the recipe's algorithm and the Episodes' new rewards.
 
-    Raises InputError if the Groups lack an Episode of the step, and TrainerError.
+    Raises InputError if an Episode of the step is not among them, RunError and TrainerError.
     """
     folder = RunFolder(run)
-    batch = _with_advantages(batches.read(folder.samples(step)), groups, recipe)
+    recorded = batches.read(folder.samples(step))
+    batch = _with_advantages(recorded, _groups(recorded, run, episodes), recipe)
     model = recipe.model.path or run / INITIAL_MODEL
     if not model.is_dir():
         raise RunError(f"the run's first model {model} is gone", hint="restore the folder")
     logs = Path(tempfile.mkdtemp(prefix="swerl-retake-"))
     async with (
-        open_nodes(recipe, notify=lambda text: emit(Notice(text))) as nodes,
+        open_nodes(recipe) as nodes,
         trainer_of(recipe, folder, model, logs, nodes.trainer) as trainer,
     ):
         if step:
             await trainer.restore(step)
         parts = updates.split(batch, recipe.trainer.updates_per_batch)
-        parts = await updates.with_base(trainer, parts)
-        stats = updates.join_stats([await trainer.step(part) for part in parts])
+        reports = [await trainer.step(part) for part in await updates.with_base(trainer, parts)]
     shutil.rmtree(logs)  # An error names these logs.
+    stats = updates.join_stats(reports)
     return _figures(stats) if stats else {}
 
 
+def _groups(batch: Batch, run: Path, episodes: Sequence[Rescored]) -> list[Group]:
+    """Return the Groups that have an Episode in the Batch, with the new rewards."""
+    folders = {run / "episodes" / sample.episode for sample in batch.samples}
+    names = {scored.group for scored in episodes if scored.folder in folders}
+    members: dict[str, list[Episode]] = defaultdict(list)
+    for scored in episodes:
+        if scored.group in names:
+            episode = record.read(scored.folder)
+            members[scored.group].append(replace(episode, reward=scored.reward))
+    return [Group(group[0].task_id, tuple(group), group[0].agent) for group in members.values()]
+
+
 def _with_advantages(batch: Batch, groups: Sequence[Group], recipe: Recipe) -> Batch:
-    trained = {sample.episode for sample in batch.samples}
-    groups = [group for group in groups if any(member.id in trained for member in group.episodes)]
     rows = batches.advantages_of(groups, algorithm_of(recipe))
     advantage_of = {
         episode.id: advantage
         for group, row in zip(groups, rows, strict=True)
         for episode, advantage in zip(group.episodes, row, strict=True)
     }
-    if missing := sorted(trained - advantage_of.keys()):
+    if missing := sorted({sample.episode for sample in batch.samples} - advantage_of.keys()):
         raise InputError(
             f"{len(missing)} Episodes of step {batch.step} have no reward, such as {missing[0]}",
             hint="episodes/ of the run must hold them, undamaged",
         )
-    samples = tuple(
-        replace(sample, advantage=advantage_of[sample.episode]) for sample in batch.samples
-    )
-    return replace(batch, samples=samples)
+    samples = (replace(row, advantage=advantage_of[row.episode]) for row in batch.samples)
+    return replace(batch, samples=tuple(samples))
 
 
 def _figures(stats: StepStats) -> dict[str, float]:
     """Return what a step says of its loss, without its speed and memory."""
-    values = {"loss": stats.loss, "grad_norm": stats.grad_norm, "mismatch": stats.mismatch}
-    return values | {
-        name: value for name, value in stats.extra.items() if not name.endswith(_COSTS)
-    }
+    extra = {name: value for name, value in stats.extra.items() if not name.endswith(_COSTS)}
+    return {"loss": stats.loss, "grad_norm": stats.grad_norm, "mismatch": stats.mismatch, **extra}
