@@ -24,14 +24,17 @@ def take(pid):
     # Only a process that is a copy of the supervisor runs Python and is no spinner.
     exe, folder = f"/proc/{pid}/exe", f"/proc/{pid}"
     words = open(folder + "/cmdline").read()
+    def is_spinner():  # or one inside exec or at its end, which has no words
+        words = open(folder + "/cmdline").read()
+        return not words or "SPINNER" in words
     if "swerl-supervisor" in words and "host" in words:
         found.add("image")
     # Its words last: a spinner may have called exec since the first look.
-    if "python" not in os.readlink(exe) or "SPINNER" in open(folder + "/cmdline").read():
+    if "python" not in os.readlink(exe) or is_spinner():
         return
     found.add("program")
     with open(folder + "/mem", "r+b", 0):
-        if "python" in os.readlink(exe) and "SPINNER" not in open(folder + "/cmdline").read():
+        if "python" in os.readlink(exe) and not is_spinner():
             found.add("memory")
     for fd in os.listdir(folder + "/fd"):
         target = os.readlink(f"{folder}/fd/{fd}")
