@@ -16,6 +16,7 @@ SwerlError
 │   └── BrokenImageError  it exists, but no Task can run in it
 ├── GatewayError          the gateway refused or could not answer a request
 ├── EngineError           the engine answered wrongly
+│   ├── EngineTimeoutError  it gave no reply in time
 │   └── EngineLostError   the engine is gone
 ├── TrainerError          the trainer failed
 │   └── NotFiniteError    a step has no finite loss or gradient; the weights are unchanged
@@ -154,6 +155,10 @@ class GatewayError(SwerlError, RuntimeError):
 
 class EngineError(SwerlError, RuntimeError):
     """The engine answered wrongly."""
+
+
+class EngineTimeoutError(EngineError, TimeoutError):
+    """The engine gave no reply in time."""
 
 
 class EngineLostError(EngineError, ConnectionError):

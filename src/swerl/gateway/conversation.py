@@ -22,7 +22,7 @@ from functools import partial
 from secrets import token_hex
 
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool
-from swerl.core.errors import BudgetError, EngineError, GatewayError, Refusal
+from swerl.core.errors import EngineError, EngineTimeoutError, GatewayError, Refusal
 from swerl.core.turn import Sampling, Trajectory, Turn, reply_seed
 from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
 from swerl.gateway.limits import LongWork, SessionAdmission, SessionLimits, T, is_long
@@ -91,7 +91,7 @@ class Conversation:
         long_work: LongWork | None = None,
     ) -> None:
         """`long_work`: the threads that all Sessions share; None: threads of its own."""
-        self.failure: EngineError | BudgetError | None = None
+        self.failure: EngineError | None = None
         """Error of the engine's last call; None if it worked."""
         self.limits = limits
         self.admission = SessionAdmission(limits)
@@ -223,15 +223,15 @@ class Conversation:
             async with asyncio.timeout(budget_s):
                 sampled = await self._prompter.sample(prompt, self.limits, sampling)
         except TimeoutError as error:
+            # `max_new_tokens` bounds a reply, so the engine is slow, and not the policy.
+            message = f"the engine gave no reply within {budget_s:g} s"
             hint = "raise budgets.model_call_s, or add engines"
-            self.failure = BudgetError(f"the engine gave no reply within {budget_s:g} s", hint=hint)
+            self.failure = EngineTimeoutError(message, hint=hint)
             # An abort stops the whole Session, so it waits until no other branch samples.
             if len(self._running) == 1:
-                try:
+                with suppress(EngineError, TimeoutError):
                     async with asyncio.timeout(_ANSWER_S):
                         await self._prompter.abort()
-                except (EngineError, TimeoutError):  # the engine is broken, the reply not too long
-                    self.failure = EngineError(f"{self.failure} and does not answer", hint=hint)
             raise self.failure from error
         except EngineError as error:
             self.failure = error
@@ -402,7 +402,7 @@ class Answer:
     async def reply(self) -> ChatReply:
         """Return the reply and add it to the tree.
 
-        Raises EngineError, BudgetError after `model_call_s`, GatewayError if it was aborted.
+        Raises EngineError, also after `model_call_s`, and GatewayError if it was aborted.
         """
         if not self._task.done():
             await asyncio.wait({self._task})

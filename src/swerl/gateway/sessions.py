@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from swerl.core.contracts import Endpoint
-from swerl.core.errors import BudgetError, EngineError
+from swerl.core.errors import EngineError
 from swerl.core.turn import Trajectory
 from swerl.gateway.bodies import Replays
 from swerl.gateway.conversation import Conversation, closed
@@ -47,7 +47,7 @@ class Session:
         self._closing: asyncio.Task[Trajectory] | None = None
 
     @property
-    def failure(self) -> EngineError | BudgetError | None:
+    def failure(self) -> EngineError | None:
         """Error of the engine's last call; None if it worked."""
         return self.conversation.failure
 

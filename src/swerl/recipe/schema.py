@@ -181,7 +181,8 @@ class BudgetsSection(Section):
     """Time budgets in seconds, each inside the next."""
 
     model_call_s: float = Field(30, gt=0)
-    """One reply of the model."""
+    """One reply of the model. `rollout.max_new_tokens` bounds its length, so a reply that takes
+    longer is the engine's fault: the attempt is `infra` and repeated."""
     tool_s: float = Field(60, gt=0)
     """One tool call of the agent; the built-in agent enforces it."""
     agent_s: float = Field(120, gt=0)

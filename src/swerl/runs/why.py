@@ -278,7 +278,7 @@ def _is_readable(run: Evidence, turn: RecordedTurn) -> bool:
 
 
 _LOST = re.compile(
-    r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
+    r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|EngineTimeout|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
     r"|the sandbox failed:|an unexpected error:|test command did not start"
 )
 """Reasons that only infrastructure gives. A plain SandboxError may be the agent's own."""
@@ -313,7 +313,9 @@ def failed_infrastructure(run: Evidence) -> Symptom | None:
         lost = [episode for episode in step.episodes if episode.verdict and not episode.learnable]
         if len(lost) >= 2 and len(lost) > 0.2 * num:
             reason = _most_frequent(episode.reason for episode in lost)[:_REASON_CHARS]
-            return Symptom(step.number, (f"{len(lost)} of {num} Episodes, most often: {reason}",))
+            text = f"{len(lost)} of {num} Episodes, most often: {reason}"
+            key = "budgets.model_call_s" if "gave no reply within" in reason else ""
+            return Symptom(step.number, (text,), key=key)
     if "episodes were lost" in run.error:
         return Symptom(run.last, (run.error[:300],))
     return None
@@ -472,8 +474,7 @@ def short_budgets(run: Evidence) -> Symptom | None:
 def _late(step: RecordedStep, episodes: Sequence[RecordedEpisode]) -> Symptom:
     reason = _most_frequent(episode.reason for episode in episodes)
     match = _BUDGET.search(reason)
-    name = "model_call_s" if "gave no reply within" in reason else "agent_s"
-    name = match[1] if match else name
+    name = match[1] if match else "agent_s"
     text = f"{len(episodes)} of {len(step.learnable)} Episodes: {reason}"
     return Symptom(
         step.number,

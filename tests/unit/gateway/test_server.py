@@ -310,19 +310,3 @@ async def test_a_session_id_is_open_once(open_session: OpenSession) -> None:
         open_session("same")
     await session.close()
     open_session("same")
-
-
-async def test_an_engine_that_does_not_even_answer_an_abort_is_broken(
-    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def lost(session: str) -> None:
-        raise EngineLostError("gone")
-
-    engine.gate = asyncio.Event()
-    monkeypatch.setattr(engine, "abort", lost)
-    session = open_session(model_call_s=0.05)
-
-    await post(session, json=body())
-
-    assert isinstance(session.failure, EngineError)
-    assert "no reply within 0.05 s and does not answer" in str(session.failure)

@@ -152,11 +152,13 @@ async def test_an_engine_that_dies_mid_turn_is_infra_and_keeps_finished_turns(ta
     assert len(result.trajectory.turns) == 1
 
 
-async def test_a_model_call_over_budget_is_a_timeout(task: Task) -> None:
+async def test_a_model_call_over_budget_is_infra(task: Task) -> None:
+    """Tokens bound the policy's reply; time bounds the engine."""
     engine = Replies(*gold(task), delay_s=0.5)
     tight = BUDGETS.model_copy(update={"model_call_s": 0.1})
     result = await attempt(task, engine, tight)
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.verdict is Verdict.INFRA
+    assert "no reply within 0.1 s" in result.error
     assert engine.num_open == 0
 
 

@@ -245,10 +245,12 @@ CASES: Mapping[str, Case] = {
     "slow tests": Case(
         "budget-too-small", "budgets.grading_s", episode=late("budgets.grading_s = 2 s ran out")
     ),
-    "slow model": Case(
-        "budget-too-small",
+    "slow engine": Case(
+        "infrastructure",
         "budgets.model_call_s",
-        episode=late("BudgetError: the engine gave no reply within 1 s"),
+        episode=lambda e: graded(
+            e, Verdict.INFRA, "EngineTimeoutError: the engine gave no reply within 1 s"
+        ),
     ),
     "few replies": Case(
         "budget-too-small", "rollout.max_turns", episode=at_limit, recipe=rollout(max_turns=2)

@@ -131,6 +131,17 @@ def test_a_large_message_is_sealed_and_arrives() -> None:
     assert packet and packet.body == {"text": "x" * 100_000}
 
 
+def test_the_last_message_arrives_although_a_request_is_unread() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            wire.send(ours, {"number": 1})
+            wire.send(theirs, {"lost": "its lifetime is over"})
+        packet = wire.receive(ours)
+        assert packet and packet.body == {"lost": "its lifetime is over"}
+        assert wire.receive(ours) is None
+
+
 @pytest.mark.parametrize("answer", [{}, {"exit_code": "0"}, {"exit_code": True}, {"port": 1}])
 async def test_an_answer_without_its_number_ends_the_sandbox(answer: dict[str, object]) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -16,8 +16,8 @@ import orjson
 from swerl.core.chat import Json, Message, Role, Tool, ToolCall, joined
 from swerl.core.contracts import WireReply
 from swerl.core.errors import (
-    BudgetError,
     EngineError,
+    EngineTimeoutError,
     GatewayError,
     InputError,
     Refusal,
@@ -261,7 +261,7 @@ def failure(error: Exception) -> Failure:
         return Failure(_STATUSES[error.refusal], str(error), headers)
     if isinstance(error, InputError):
         return Failure(400, str(error), _NO_RETRY)
-    if isinstance(error, BudgetError):
+    if isinstance(error, EngineTimeoutError):
         return Failure(504, str(error), _NO_RETRY)
     if isinstance(error, EngineError):
         headers = _RETRY_SOON if error.retryable else _NO_RETRY

@@ -127,8 +127,8 @@ def receive(sock: socket.socket) -> Packet | None:
     room = socket.CMSG_SPACE(_MAX_FDS * array("i").itemsize)
     try:  # `socket.recv_fds` ignores its flags, and a command would inherit every descriptor
         data, parts, _, _ = sock.recvmsg(_PACKET_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-    except ConnectionError:
-        return None
+    except ConnectionResetError:  # the other end left a message unread; what it sent comes next
+        return receive(sock)
     fds = [fd for _, _, part in parts for fd in array("i", part)]
     if not data:
         return None
