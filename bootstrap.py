@@ -75,6 +75,8 @@ def main(arguments: list[str]) -> int:
     _check_git()
     _make_venv(_choose_python())
     _install(EXTRAS[job])
+    # Where PYTHONDONTWRITEBYTECODE is set, every start of swerl would compile its sources.
+    subprocess.call([str(VENV / "bin" / "python"), "-m", "compileall", "-q", "src"], cwd=ROOT)
     _install_debian_packages(DEBIAN_PACKAGES[job])
     if job not in COMMANDS:
         _say("ready: .venv/bin/swerl --help")
