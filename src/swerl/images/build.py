@@ -31,6 +31,7 @@ from swerl.core.errors import ImageError, InputError, SwerlError, TaskError
 from swerl.core.files import unpack_tarball
 from swerl.core.secrets import cache_dir
 from swerl.core.task import Task
+from swerl.images.local import host_settings
 from swerl.images.wheels import Python, fetch_sdist, fetch_wheels, find_python
 from swerl.tasks.datasets import find_converter
 from swerl.tasks.rows import file_rows, hub_rows
@@ -39,16 +40,7 @@ WORKDIR = "/testbed"
 VENV = "/opt/venv"
 _STEP_S = 1200.0
 """Time limit of one step: 20 times the slowest install known."""
-_SYSTEM = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/etc/alternatives",
-    "/etc/ld.so.cache",
-)
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl", "/etc/pip.conf")
 _NETWORK_ENV = re.compile(
     r"PIP_|.*_proxy$|SSL_CERT_|REQUESTS_CA_BUNDLE$|NPM_CONFIG_", re.IGNORECASE
@@ -426,7 +418,7 @@ def _bubblewrap(layer: SourceLayer) -> list[str]:
         argv.append("--share-net")
         argv += [word for path in _NETWORK for word in ("--ro-bind-try", path, path)]
         env |= {name: value for name, value in os.environ.items() if _NETWORK_ENV.match(name)}
-    for path in _SYSTEM:
+    for path in (*_SYSTEM, *map(str, host_settings())):
         if Path(path).is_symlink():
             argv += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).exists():

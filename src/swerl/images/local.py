@@ -34,7 +34,7 @@ from swerl.images.store import Snapshot, StoredImage, default_store
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
 _SETTINGS = (
     "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
-    "protocols", "services",
+    "protocols", "services", "java-*-openjdk", "maven/m2.conf", "maven/logging",
 )  # fmt: skip
 NETWORK_FILES = {
     "/etc/hosts": "127.0.0.1 localhost sandbox\n",
@@ -165,7 +165,7 @@ def host() -> LocalImage:
             links[str(path)] = str(path.readlink())
         elif path.is_dir():
             binds.append(Mount(path, str(path)))
-    binds += [Mount(path, str(path)) for name in _SETTINGS if (path := Path("/etc", name)).exists()]
+    binds += [Mount(path, str(path)) for path in host_settings()]
     python = Path(sys.base_prefix).resolve()
     path_variable = SYSTEM_PATH
     # A Python elsewhere is in none of the program folders.
@@ -174,6 +174,11 @@ def host() -> LocalImage:
         path_variable = f"{python}/bin:{SYSTEM_PATH}"
     env = {"PATH": path_variable, "SHELL": "/bin/bash", **AGENT_ENV}
     return LocalImage(tuple(binds), links, _FILES, env)
+
+
+def host_settings() -> list[Path]:
+    """Return the files below /etc that programs of this machine need, none with a secret."""
+    return sorted(path for name in _SETTINGS for path in Path("/etc").glob(name))
 
 
 def _resolve_folder(image: str) -> LocalImage:
