@@ -88,6 +88,9 @@ class Scan:
         self.words = set(map(raw, request["words"]))
         self.names = request["names"]
         self.tails = request["tails"]
+        self.installed = request["installed"]
+        files = map(os.path.basename, request["tails"] + request["tests"])
+        self.stems = {"/" + file.lstrip(".").split(".")[0] + "." for file in files}
         self.deadline = time.time() + request["budget_s"]
         self.hits = []  # type: list[dict[str, Any]]
         self.unchecked = set()  # type: set[str]
@@ -273,7 +276,7 @@ class Scan:
         rows = rows_of(data)
         for label, lines in self.lines.items():
             common = lines & set(rows)
-            if common and len(common) >= min(3, len(lines)):
+            if self.is_copy(path, len(common), len(lines), least=3):
                 self.hit(path, label, text_of(min(common)), len(common), len(lines))
                 continue
             passages = self.passages[label]
@@ -281,7 +284,8 @@ class Scan:
             if not same and b"\n-" in data:
                 same = common_passages(passages, rows_of(REMOVED.sub(b"", data)))
             # A short fix has few passages, and the end of a file may cut one off.
-            if len(same) >= (1 if len(passages) <= 4 else 2):
+            least = 1 if len(passages) <= 4 else 2
+            if self.is_copy(path, len(same), len(passages), least=least):
                 example = text_of(b" / ".join(min(same)))
                 self.hit(path, label, example, len(same), len(passages))
         # Short lines count if a diff adds them to a file that the solution changes.
@@ -289,6 +293,15 @@ class Scan:
             plus = {line[1:].strip(MARKS) for line in data.split(b"\n") if line[:1] == b"+"}
             if self.added & plus:
                 self.hit(path, "solution", text_of(min(self.added & plus)), 1, len(self.added))
+
+    def is_copy(self, path: str, count: int, total: int, least: int) -> bool:
+        """Return True if a file has enough of what the solution adds."""
+        if count < max(1, min(least, total)):
+            return False
+        # Packages have a few lines of many solutions, which are idioms.
+        is_most = count >= 3 and 2 * count >= total
+        is_named = any(stem in path.replace("!", "/") for stem in self.stems)
+        return is_most or is_named or not any(place in path for place in self.installed)
 
     def judge_pack(self, path: str, data: bytes) -> None:
         """Ask git if a pack or bundle has a solved file; it may build on objects of the base."""
@@ -310,7 +323,7 @@ class Scan:
     def judge_compiled(self, path: str, data: bytes) -> None:
         """Judge compiled Python by its new words, and by comparing its code."""
         common = {word for word in self.words if word in data}
-        if common and len(common) >= min(2, len(self.words)):
+        if self.is_copy(path, len(common), len(self.words), least=2):
             self.hit(path, "solution", text_of(min(common)), len(common), len(self.words))
             return
         stem = os.path.basename(path).split(".")[0]

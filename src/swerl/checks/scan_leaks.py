@@ -7,10 +7,9 @@ the check is reported as unchecked and never counts as clean.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -33,7 +32,10 @@ _MAX_LINES = 400
 _PASSAGE_LINES = 3
 _MIN_PASSAGE_CHARS = 20
 """Shorter passages, such as closing brackets, occur by chance."""
-_INSTALLED = ("/site-packages/", "/dist-packages/", "/node_modules/", "/lib/python", "/.git/")
+_INSTALLED = (
+    "/site-packages/", "/dist-packages/", "/lib/python", "/node_modules/", "/registry/src/",
+    "/pkg/mod/", "/.git/",
+)  # fmt: skip
 _SYSTEM = ("/bin/", "/boot/", "/etc/", "/lib", "/sbin/", "/usr/", "/var/lib/")
 _COMMON_STARTS = ("#", "//", "/*", "*", "import ", "from ", '"""', "'''", "@", "use ", "package ")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]{11,}")
@@ -81,12 +83,15 @@ async def scan(sandbox: Sandbox, task: Task) -> LeakScan:
     request = {
         "workdir": task.workdir,
         "base": task.base_commit,
-        "lines": {"solution": [], "tests": [], **lines},
-        "passages": {"solution": [], "tests": [], **_passages(task)},
+        "lines": lines,
+        "passages": _passages(task),
         "added": sorted(_rows_added(task.gold_patch)),
         **_whole_files(task, solved),
-        "words": _distinctive_words(task),
+        # Long words survive in compiled files.
+        "words": sorted(_added(task.gold_patch, _WORD.findall, ".py")),
         "tails": list(touched(task.gold_patch)),
+        "installed": [*_INSTALLED, "/usr/"],
+        "tests": [*touched(task.grading.test_patch), *task.grading.test_files],
         "names": _names(task),
         "budget_s": _BUDGET_S,
     }
@@ -132,9 +137,12 @@ async def _grep(sandbox: Sandbox, lines: Sequence[str]) -> LeakScan:
 
 def _distinctive_lines(task: Task) -> Mapping[str, list[str]]:
     """Return the lines that only the solution and only the hidden tests add, by that word."""
-    whole = {line for text in task.grading.test_files.values() for line in _telling_lines(text)}
-    lines = {"solution": _added(task.gold_patch), "tests": _added(task.grading.test_patch) | whole}
-    return {label: sorted(texts, key=len)[-_MAX_LINES:] for label, texts in lines.items() if texts}
+    whole = {row for text in task.grading.test_files.values() for row in _rows(text)}
+    tests = _rows_added(task.grading.test_patch) | whole
+    return {
+        label: sorted(filter(_is_telling, rows), key=len)[-_MAX_LINES:]
+        for label, rows in (("solution", _rows_added(task.gold_patch)), ("tests", tests))
+    }
 
 
 def _passages(task: Task) -> Mapping[str, list[list[str]]]:
@@ -150,11 +158,11 @@ def _passages(task: Task) -> Mapping[str, list[list[str]]]:
         old_rows = {rows for old, _ in pairs for rows in _rows_of_three(old)}
         new = dict.fromkeys(rows for _, text in pairs for rows in _rows_of_three(text))
         passages[label] = [list(rows) for rows in new if rows not in old_rows][:_MAX_LINES]
-    return {label: rows for label, rows in passages.items() if rows}
+    return passages
 
 
 def _rows_of_three(text: str) -> Iterator[tuple[str, ...]]:
-    rows = [row for row in (line.strip(_MARKS) for line in text.split("\n")) if row]
+    rows = [row for row in _rows(text) if row]
     length = min(_PASSAGE_LINES, len(rows))
     for start in range(len(rows) - length + 1):
         passage = tuple(rows[start : start + length])
@@ -164,11 +172,14 @@ def _rows_of_three(text: str) -> Iterator[tuple[str, ...]]:
 
 def _rows_added(patch: str) -> set[str]:
     """Return the lines that a patch adds, short ones too."""
-    old, new = set(), set()
-    for edit in edits(patch):
-        old |= {line.strip(_MARKS) for line in edit.old.split("\n")}
-        new |= {line.strip(_MARKS) for line in edit.new.split("\n")}
-    return {line for line in new - old if any(map(str.isalnum, line))}
+    return {line for line in _added(patch, _rows) if any(map(str.isalnum, line))}
+
+
+def _added(patch: str, pieces: Callable[[str], list[str]], suffix: str = "") -> set[str]:
+    """Return the pieces of text that a patch adds to files with this suffix."""
+    changes = [edit for edit in edits(patch) if edit.path.endswith(suffix)]
+    old = {piece for edit in changes for piece in pieces(edit.old)}
+    return {piece for edit in changes for piece in pieces(edit.new)} - old
 
 
 def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
@@ -188,34 +199,14 @@ def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
     return {"blobs": blobs, "sizes": sorted(sizes), "sources": sources}
 
 
-def _distinctive_words(task: Task) -> list[str]:
-    """Return long words that the solution adds to Python; they survive in compiled files."""
-    old, new = set(), set()
-    for edit in edits(task.gold_patch):
-        if edit.path.endswith(".py"):
-            old |= set(_WORD.findall(edit.old))
-            new |= set(_WORD.findall(edit.new))
-    return sorted(new - old)
+def _rows(text: str) -> list[str]:
+    return [line.strip(_MARKS) for line in text.split("\n")]
 
 
-def _added(patch: str) -> set[str]:
-    old, new = set(), set()
-    for edit in edits(patch):
-        old |= _telling_lines(edit.old)
-        new |= _telling_lines(edit.new)
-    return new - old
-
-
-def _telling_lines(text: str) -> set[str]:
-    """Return the lines that are too long and too particular to occur by chance."""
-    stripped = (line.strip(_MARKS) for line in text.split("\n"))
-    return {
-        line
-        for line in stripped
-        if len(line) >= _MIN_CHARS
-        and not line.startswith(_COMMON_STARTS)
-        and sum(map(str.isalpha, line)) >= _MIN_LETTERS
-    }
+def _is_telling(line: str) -> bool:
+    """Return whether a line is too long and too particular to occur by chance."""
+    is_long = len(line) >= _MIN_CHARS and sum(map(str.isalpha, line)) >= _MIN_LETTERS
+    return is_long and not line.startswith(_COMMON_STARTS)
 
 
 def _names(task: Task) -> list[str]:
@@ -227,12 +218,10 @@ def _names(task: Task) -> list[str]:
 
 def _hits(hits: Sequence[Mapping[str, Any]]) -> Iterator[Leak]:
     for hit in hits:
-        evidence = hit["example"]
-        if hit["label"] == "name":
-            yield Leak(LeakKind.NAME, hit["path"], evidence[:_MAX_EVIDENCE])
-            continue
-        evidence = f"{hit['count']} of {hit['total']} lines of the {hit['label']}: {evidence}"
-        yield Leak(LeakKind.TEXT, hit["path"], evidence[:_MAX_EVIDENCE])
+        is_name = hit["label"] == "name"
+        kind = LeakKind.NAME if is_name else LeakKind.TEXT
+        share = "" if is_name else f"{hit['count']} of {hit['total']} lines of the {hit['label']}: "
+        yield Leak(kind, hit["path"], f"{share}{hit['example']}"[:_MAX_EVIDENCE])
 
 
 def _named_variables(environment: Mapping[str, str], task: Task) -> Iterator[Leak]:
@@ -242,6 +231,5 @@ def _named_variables(environment: Mapping[str, str], task: Task) -> Iterator[Lea
             yield Leak(LeakKind.NAME, name, value[:_MAX_EVIDENCE])
 
 
-@functools.cache
 def _program() -> str:
     return Path(__file__).with_name("_scan_inside.py").read_text()

@@ -169,17 +169,12 @@ async def test_every_place_is_cleared_or_found(task: Task) -> None:
         vetted = replace(task, certificate={"removed": files})
         await hide_future(sandbox, vetted)
         rest = (await scan(sandbox, vetted)).leaks
-        assert {leak.name for leak in rest} == {
-            f"{path}/total.py" for path in map(_path, INSTALLED)
-        }
+        packages = {f"{PLACES[name][0]}/total.py" for name in INSTALLED}
+        assert {leak.name for leak in rest} == packages
 
 
 def _is_at(found: str, path: str) -> bool:
     return found == path or found.startswith((f"{path}/", f"{path}!"))
-
-
-def _path(name: str) -> str:
-    return PLACES[name][0]
 
 
 @pytest.mark.integration
@@ -205,8 +200,10 @@ async def test_copies_of_the_base_and_other_projects_are_no_alarm(task: Task, sc
 async def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     task = short_task(tmp_path / "image")
     async with opened(task) as sandbox:
-        await sh(sandbox, "mkdir -p /opt; printf '7z\\274\\257\\047\\034 closed' >/opt/a.7z")
-        await sh(sandbox, "printf 'PK\\003\\004 broken' >/opt/b.zip")
+        files = (
+            "'7z\\274\\257\\047\\034 closed' >/opt/a.7z; printf 'PK\\003\\004 broken' >/opt/b.zip"
+        )
+        await sh(sandbox, f"mkdir -p /opt; printf {files}")
         await hide_future(sandbox, task)
         found = await scan(sandbox, task)
         assert [line.rpartition("/opt/")[2][:4] for line in found.unchecked] == ["a.7z", "b.zi"]

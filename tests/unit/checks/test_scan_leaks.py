@@ -17,7 +17,7 @@ from swerl.core.sandbox import Exec
 from swerl.core.task import Task
 from swerl.tasks.hide_future import hide_future
 
-from .leaks import FIXED, MAKE_FIX, SECRET_TEST, make_repository, opened, sh
+from .leaks import FIXED, GOLD, MAKE_FIX, SECRET_TEST, make_repository, opened, sh
 
 
 @pytest.fixture
@@ -75,8 +75,7 @@ class Without:
 async def test_variables_with_the_task_are_found(task: Task) -> None:
     async with opened(task) as sandbox:
         await hide_future(sandbox, task)
-        marked = Without(sandbox, INSTANCE=task.id, DATA=task.dataset)
-        found = await scan(marked, task)
+        found = await scan(Without(sandbox, INSTANCE=task.id, DATA=task.dataset), task)
     names = {(LeakKind.NAME, "INSTANCE"), (LeakKind.NAME, "DATA")}
     assert {(leak.kind, leak.name) for leak in found.leaks} == names
 
@@ -90,9 +89,7 @@ async def test_without_python_plain_files_are_searched(task: Task) -> None:
         await sh(sandbox, f"for t in {TOOLS}; do ln -s $(command -v $t) /opt/lib; done")
         await hide_future(sandbox, task)
         found = await scan(Without(sandbox, "python3", PATH="/opt/lib"), task)
-    assert [(leak.kind, leak.name) for leak in found.leaks] == [
-        (LeakKind.TEXT, "/opt/lib/total.py")
-    ]
+    assert found.leaks == (Leak(LeakKind.TEXT, "/opt/lib/total.py"),)
     assert any("python3" in reason for reason in found.unchecked)
 
 
@@ -122,3 +119,25 @@ async def test_a_word_of_another_file_is_no_leak_in_compiled_python(task: Task) 
     news = "diff --git a/NEWS.md b/NEWS.md\n--- a/NEWS.md\n+++ b/NEWS.md\n@@ -1 +1 @@\n-a\n+"
     task = replace(task, gold_patch=f"{news}specification\n")
     assert not await leaks_after(task, {"/srv/__pycache__/a.pyc": b"\0\0specification\0\0"})
+
+
+IDIOM = "{0}_type{1}{0}_value{1}{0}_traceback{1}".format("exc", ": BaseException | None,\n")
+OWN = "".join(f"    registered_sums_{number}.close_quietly()\n" for number in range(9))
+SITE = "/opt/venv/lib/python3.9/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "is_found"),
+    [
+        (f"{SITE}/other/lock.py", IDIOM, False),
+        (f"{SITE}/other/lock.pyc", "\0exc_traceback\0BaseException\0", False),
+        (f"{SITE}/pkg/total.py", IDIOM, True),
+        (f"{SITE}/pkg/renamed.py", IDIOM + OWN, True),
+        ("/srv/notes", IDIOM, True),
+    ],
+)
+async def test_idioms_are_no_leak(task: Task, path: str, text: str, is_found: bool) -> None:
+    added = "".join(f"+{line}\n" for line in (IDIOM + OWN).splitlines())
+    task = replace(task, gold_patch=f"{GOLD.partition('@@')[0]}@@ -0,0 +1,12 @@\n{added}")
+    found = await leaks_after(task, {path: text.encode()})
+    assert [leak.name for leak in found] == [path] * is_found
