@@ -1,16 +1,18 @@
 """Discover the tests of a Task: those that its solution fixes, and those that it keeps.
 
 The tests run before and after the known solution, several times each, in clean sandboxes. A test
-whose results differ between equal runs is flaky and left out. The log parser is the one that finds
-the most tests that pass.
+whose results differ between equal runs is flaky and left out. The log parser is the one of the
+runner, or the one that finds the most tests that pass.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from swerl.checks.vet import Runs
 from swerl.core.certificate import row_digest
@@ -22,8 +24,22 @@ from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_log
 
 _UNKNOWN = "swerl: unknown test"
 """A declared test that no log has, so that no run counts as solved and is confirmed."""
-_FIRST = ("pytest", "status_lines", "cargo")
-"""Parsers to prefer among those that find the same number of tests."""
+_RUNNERS = {
+    r"=+ .*\bin \d+\.\d+s": "pytest",
+    r"Ran \d+ tests? in": "django",
+    r" +\d+ passing \(": "mocha",
+    r"Tests: .*, \d+ total": "jest",
+    r" +Tests  \d": "vitest",
+    r"\W tests \d": "tap mocha",
+    r"(ok|FAIL)\s+\S+\s+[\d.]+s": "go_test",
+    r"test result: ": "cargo",
+    r"BUILD (SUCCESSFUL|FAILED) in|(\[\w+\] )?Tests run: \d+, F": "gradle junit",
+    r"\d+ examples?, \d+ failures?": "rspec junit",
+    r"(OK \(|Tests: )\d+.*, .*ssertions": "phpunit junit",
+    r"\d+% tests passed": "ctest",
+}
+"""Start of a line that only one runner writes -> the parsers of its logs. Parsers read other lines,
+too: unittest's takes any text before ` ... ok`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,11 @@ class Discoveries:
         """Read the journal, if there is one. Raises InputError on a file of something else."""
         self._runs, self._journal = runs, journal
         hint = f"move {journal} away"
-        self._results = dict(read_results(journal, _from_row, kind="discovery", hint=hint))
+        from_row = TypeAdapter(Discovery).validate_python
+        rows = read_results(
+            journal, lambda row: (row["key"], from_row(row)), kind="discovery", hint=hint
+        )
+        self._results: dict[str, Discovery] = dict(rows)
 
     async def of(self, task: Task) -> Discovery:
         """Return the tests of a Task. Raises SandboxError."""
@@ -55,24 +75,17 @@ class Discoveries:
         return self._results[key]
 
 
-def _from_row(row: Mapping[str, Any]) -> tuple[str, Discovery]:
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in row.items()
-        if name not in ("key", "task")
-    }
-    return row["key"], Discovery(**fields)
-
-
 async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:
     """Run the tests before and after the solution. Raises SandboxError."""
     parser = task.grading.log_parser
+    undeclared = replace(task.grading, fail_to_pass=(_UNKNOWN,), log_parser="pytest")
+    trial = replace(task, grading=undeclared)
     before: list[Mapping[str, TestStatus]] = []
     after: list[Mapping[str, TestStatus]] = []
     for _ in range(num_runs):
         # The solution first: its log shows the parser, and most commits fail here.
         for patch, results in ((task.gold_patch, after), ("", before)):
-            grade = (await runs.grade(_undeclared(task), patch)).grade
+            grade = (await runs.grade(trial, patch)).grade
             if grade.verdict is not Verdict.UNSOLVED or not grade.log:
                 return Discovery(problem=grade.reason)
             parser = parser or await _best_parser(grade.log)
@@ -97,22 +110,14 @@ def declared(spec: GradingSpec, tests: Discovery) -> GradingSpec:
     )
 
 
-def _undeclared(task: Task) -> Task:
-    return replace(
-        task, grading=replace(task.grading, fail_to_pass=(_UNKNOWN,), log_parser=_FIRST[0])
-    )
-
-
 async def _best_parser(log: str) -> str:
-    """Return the parser that finds the most passing tests in a log; empty if none finds one."""
+    """Return the runner's parser that finds the most passing tests; empty if none finds one."""
+    runners = [names for start, names in _RUNNERS.items() if re.search(f"^({start})", log, re.M)]
     counts = {}
-    for name in (*_FIRST, *PARSERS):
+    for name in " ".join(runners).split() or ("pytest", *PARSERS):
         statuses = await _statuses(name, log)
-        # `None` stands for a suite that PHPUnit would name: the log is of another runner.
-        passing = (test for test, status in statuses.items() if status.passes)
-        counts[name] = sum(not test.startswith("None > ") for test in passing)
-    best = max(counts, key=counts.__getitem__)
-    return best if counts[best] else ""
+        counts[name] = sum(status.passes for status in statuses.values())
+    return max(filter(counts.get, counts), key=counts.__getitem__, default="")
 
 
 async def _statuses(parser: str, log: str) -> Mapping[str, TestStatus]:

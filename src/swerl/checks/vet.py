@@ -570,14 +570,7 @@ def append_to_journal(journal: Path, vetted: Vetted) -> None:
 def as_row(vetted: Vetted) -> dict[str, Any]:
     """Return a result as JSON types."""
     certificate = to_json(vetted.certificate) if vetted.certificate else None
-    return {
-        "task": vetted.task,
-        "ok": vetted.ok,
-        "rigour": asdict(vetted.rigour),
-        "seconds": vetted.seconds,
-        "failure": vetted.failure,
-        "certificate": certificate,
-    }
+    return {**asdict(vetted), "ok": vetted.ok, "certificate": certificate}
 
 
 def write_results(tasks: Path, out: Path, results: Mapping[str, Vetted]) -> tuple[int, int]:
