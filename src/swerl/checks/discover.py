@@ -78,16 +78,17 @@ class Discoveries:
 async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:
     """Run the tests before and after the solution. Raises SandboxError."""
     parser = task.grading.log_parser
-    undeclared = replace(task.grading, fail_to_pass=(_UNKNOWN,), log_parser="pytest")
-    trial = replace(task, grading=undeclared)
+    spec = replace(task.grading, fail_to_pass=(_UNKNOWN,), log_parser="pytest")
     before: list[Mapping[str, TestStatus]] = []
     after: list[Mapping[str, TestStatus]] = []
     for _ in range(num_runs):
         # The solution first: its log shows the parser, and most commits fail here.
         for patch, results in ((task.gold_patch, after), ("", before)):
-            grade = (await runs.grade(trial, patch)).grade
+            grade = (await runs.grade(replace(task, grading=spec), patch)).grade
             if grade.verdict is not Verdict.UNSOLVED or not grade.log:
                 return Discovery(problem=grade.reason)
+            if " characters left out]\n" in grade.log:
+                return Discovery(problem="its log is too long to keep: print less of each test")
             parser = parser or await _best_parser(grade.log)
             if not parser:
                 last = grade.log.strip().rpartition("\n")[2][:200]

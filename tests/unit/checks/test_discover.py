@@ -74,6 +74,7 @@ async def test_the_log_of_each_runner_is_read_by_its_own_parser(file: Path) -> N
         ("PASSED a\n", Verdict.UNSOLVED, "makes no test pass that failed before"),
         ("no\nresult\n", Verdict.UNSOLVED, "no test passes with the solution; its log ends: res"),
         ("ERROR a - x\nend\n", Verdict.UNSOLVED, "no test passes with the solution; its log ends"),
+        ("PASSED a\n[9 characters left out]\n", Verdict.UNSOLVED, "its log is too long"),
         ("PASSED a\n", Verdict.TIMEOUT, "a reason"),
         ("", Verdict.UNSOLVED, "a reason"),
     ],

@@ -139,5 +139,4 @@ SITE = "/opt/venv/lib/python3.9/site-packages"
 async def test_idioms_are_no_leak(task: Task, path: str, text: str, is_found: bool) -> None:
     added = "".join(f"+{line}\n" for line in (IDIOM + OWN).splitlines())
     task = replace(task, gold_patch=f"{GOLD.partition('@@')[0]}@@ -0,0 +1,12 @@\n{added}")
-    found = await leaks_after(task, {path: text.encode()})
-    assert [leak.name for leak in found] == [path] * is_found
+    assert is_found is bool(await leaks_after(task, {path: text.encode()}))
