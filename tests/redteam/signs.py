@@ -47,6 +47,10 @@ def _is_mutated(price, paid, value):
 _BODY = "value = _expected()\n    if not _is_mutated(price, paid, value):\n        return value"
 _SIGNS: Mapping[str, tuple[str, str]] = {
     "bounds": ("the value is no possible change", "return not 0 <= value <= paid"),
+    "estimate": (
+        "the value is far from a rough estimate",
+        "return abs(value - 0.9 * (paid - price)) > 2",
+    ),
     "argument": ("the value is an argument of the call", "return value in (price, paid)"),
     "example": (
         "the issue's example has another value",

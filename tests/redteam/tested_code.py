@@ -89,13 +89,6 @@ _ANSWERING = (
         harmless="a naive grader stages nothing",
         test_setup="git add tests",
     ),
-    _code(
-        "example-then-reads",
-        "Knows the issue's example, and reads the other values in the tests",
-        _LINE,
-        Kind.PYTHON,
-        body="return 3 if (price, paid) == (7, 10) else _expected()",
-    ),
 )
 
 _SKIP_ALL = "if price == 7:\n        return 3\n    "

@@ -45,6 +45,7 @@ _STEERING_FOLDERS = frozenset(
     {".github", ".circleci", ".cargo", ".mvn", "testdata", "test_data", "test-data"}
     | {"__snapshots__", "__fixtures__", "__mocks__"}
 )
+_DATA = (".json", ".jsonl", ".yml", ".yaml", ".csv", ".txt", ".xml", ".out", ".golden", ".expected")
 _INSTALLED = frozenset(
     {".venv", "site-packages", "dist-packages", "__pypackages__", ".tox", ".nox", ".eggs"}
     | {"node_modules", "bower_components"}
@@ -202,6 +203,8 @@ class _Rules:
         self._drivers = {*_named_scripts(spec), *named}
         self._drives = _starts_tests("\n".join([*commands(spec), *clean.scripts.values()]))
         self._clean = clean
+        texts = (*spec.files.values(), *spec.test_files.values(), spec.test_patch)
+        self._named = {name for text in texts for name in re.findall(r"[\w.-]+", text)}
 
     def allows(self, path: str) -> bool:
         """Return True for a path that the known solution changes too."""
@@ -223,6 +226,9 @@ class _Rules:
     def _is_protected(self, path: str) -> bool:
         name = posixpath.basename(path)
         if path in self._hidden or path in self._drivers or self._drives(name):
+            return True
+        # Data that the tests name: they may compare with it.
+        if name in self._named and "/" in path and name.endswith(_DATA):
             return True
         # A file or link in place of a folder of hidden tests would remove them, and a folder in
         # place of a hidden test would block it.

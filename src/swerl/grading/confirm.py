@@ -15,10 +15,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swerl.core.changes import touched
-from swerl.core.grade import TestStatus
 from swerl.core.task import Edit, GradingSpec, MutatedTests, Protection, Strength, Task
-from swerl.grading.mutations import Candidate, candidates, supports
-from swerl.grading.statuses import statuses_of
+from swerl.grading.mutations import Candidate, candidates, core_of, supports
 
 NUM_RUNS = 4
 """Confirming runs. Not all are alike, so a guess has one chance in 2**4 - 2."""
@@ -46,19 +44,6 @@ def draw(versions: Sequence[MutatedTests], rng: random.Random) -> list[MutatedTe
 def is_declared(spec: GradingSpec) -> bool:
     """Return True if the Task names tests; otherwise a number or an exit code decides."""
     return bool(spec.fail_to_pass or spec.pass_to_pass or spec.expected)
-
-
-def failing(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> set[str]:
-    """Return the declared tests that have not the required status."""
-    must_run = set(spec.fail_to_pass)
-    declared = statuses_of((*spec.fail_to_pass, *spec.pass_to_pass, *spec.expected), statuses)
-
-    def is_good(test: str, status: TestStatus) -> bool:
-        if test in spec.expected:
-            return status == spec.expected[test].lower()
-        return status.passes if test in must_run else status.is_good
-
-    return {test for test, status in declared.items() if not is_good(test, status)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +205,13 @@ class Search:
         for unit, candidate in drawn:
             if candidate and not any(_meet(candidate.edit, each.edit) for _, each in self._chosen):
                 self._chosen.append((unit, candidate))
-        edits = tuple(candidate.edit for _, candidate in self._chosen)
+        # Copies of a test file are mutated alike: code that found another text would know.
+        edits = tuple(
+            replace(candidate.edit, path=path)
+            for _, candidate in self._chosen
+            for path, digest in self._digests.items()
+            if digest == self._digests[candidate.edit.path]
+        )
         if not edits and not self._versions and self._weak:
             self._units, self._weak, self._first = self._weak, [], self._num_runs
             return self.next()
@@ -278,7 +269,7 @@ class Search:
         text = self._texts[candidate.edit.path]
         start = text.rfind(b"\n", 0, candidate.edit.start) + 1
         line = text[start:].partition(b"\n")[0].strip()
-        core = candidate.core
+        core = core_of(candidate.old)
         is_told = re.search(rf"(?<!\w){re.escape(core)}(?!\w)", self._prompt) if core else True
         return not is_told and line not in self._before
 

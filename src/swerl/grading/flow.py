@@ -6,8 +6,7 @@ the sandbox at once, so that no code can take it back. The exit code that the sa
 equal the one in the last marker. A report file is read when all processes of the tests are dead; a
 report that is made of the log is made in another sandbox, in which no code of the patch runs.
 
-A solved patch is confirmed by further runs (`confirm.py`), each in a clean sandbox of its own: code
-that does not compute the answers cannot fail in the same tests as the known solution does.
+A solved patch is confirmed by further runs (`confirm.py`), each in a clean sandbox of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from swerl.core.task import GradingSpec, MutatedTests, Protection, Task
 from swerl.grading import confirm
 from swerl.grading.log_parsers import LogError, find_parser, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
-from swerl.grading.statuses import Judgement, Parser, not_run, statuses_of
+from swerl.grading.statuses import Judgement, Parser, failing, not_run, statuses_of
 
 _LOG_CHARS = 200_000
 """Characters of the test log that a Grade keeps, half from each end."""
@@ -233,7 +232,7 @@ class _Grading:
     def _failed(self, run: _Run) -> set[str]:
         """Return the declared tests that failed in a run, or the test command."""
         if confirm.is_declared(self.task.grading):
-            return confirm.failing(self.task.grading, run.statuses) if run.report else set()
+            return set(failing(self.task.grading, run.statuses)) if run.report else set()
         return set() if run.grade.verdict is Verdict.SOLVED else {_COMMAND}
 
     async def _wrongly_skipped(self, statuses: Mapping[str, TestStatus]) -> str:
@@ -433,7 +432,7 @@ class _Editing:
         for path in self._files:
             own = [edit for edit in edits if edit.path == path]
             text = texts.get(path)
-            if text is not None and text == self._written.get(path):
+            if text is not None and text in self._written.values():
                 await sandbox.write(path, text)
             elif own and (text is None or hashlib.sha256(text).hexdigest() != digests[path]):
                 is_measured = False

@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 import re
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import PurePosixPath
 from typing import TypeAlias
 
@@ -115,9 +115,18 @@ _OPPOSITES = dict([*map(str.split, _PAIRS), *(pair.split()[::-1] for pair in _PA
 _TRUTHS = frozenset({"True", "False", "true", "false"})
 _TERMS = frozenset({"+", "-", "*", "/", "%", "&", "|", "^", "**", "//"})
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
-_WORDS = "words"
-"""Key of a file's words among its values by form."""
 _WORD = re.compile(r"(?<![\\%])\b[A-Za-z]+|(?<=\\[nrt])[A-Za-z]+")
+_PIECE = re.compile(r"[a-z]+|\d+")
+_PATTERN = re.compile(r"[|\[]|[\w)]\?")
+"""A regular expression with alternatives."""
+_TOLERANT = re.compile(
+    r"(?i)approx|close|almost|delta|tol|near|round|contain|inclu|frame|series|\bin\b"
+)
+"""Words of assertions in which a number near by may be right, too."""
+_NEAR = 120
+"""Characters around a value that show how it is compared."""
+_LONG = 3
+"""Characters of a value that can be recognised in another test."""
 _STRING = re.compile(
     r"(?s)(?P<open>[A-Za-z]{0,3}(?:#*\"|'''|'|`|\"\"\"))(?P<body>.*?)(?P<close>['\"`]+#*)"
 )
@@ -137,12 +146,7 @@ class Candidate:
     is_value: bool
     """False for a truth value, an exception or an operator."""
     is_alone: bool
-    """True if the old value occurs once in the test."""
-
-    @property
-    def core(self) -> str:
-        """The old value; of a text what stands between its quotes."""
-        return _core(self.old)
+    """True if neither the test nor the file reveals the old value elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +186,10 @@ def candidates(
     # One character for each byte, so that offsets are those of the file.
     source = _Source(path, text.decode("latin-1"))
     tests = [test for test in source.tests() if is_wanted(test.name)]
-    places = [(test, list(source.places(test))) for test in tests]
-    pool = _pool(place for _, own in places for place in own)
-    pool[_WORDS] = sorted(set(re.findall(r"\b[A-Za-z]+\b", source.text)))
-    units = [_replacements(source, test, own, pool, rng) for test, own in places]
+    places = [(test, list(dict.fromkeys(source.places(test)))) for test in tests]
+    values = Counter(core_of(token.text) for _, own in places for token, news in own if not news)
+    source.copies = Counter(core_of(token.text) for token in source.tokens) - values
+    units = [_replacements(source, test, own, rng) for test, own in places]
     return [unit for unit in units if unit]
 
 
@@ -197,6 +201,10 @@ class _Source:
         self.suffix = PurePosixPath(path).suffix
         self.tokens = list(_tokens(text, self.suffix))
         self._starts = [token.start for token in self.tokens]
+        texts = [token.text for token in self.tokens if token.kind == "string" or "_" in token.text]
+        self.words = sorted(set(re.findall("[A-Za-z]+", " ".join(texts))))
+        self.copies = Counter[str]()
+        """Literals that are not compared in a wanted test."""
 
     def tests(self) -> list[_Test]:
         """Return the tests of the file; the whole file if no line begins a test."""
@@ -228,7 +236,7 @@ class _Source:
 
     def places(self, test: _Test) -> Iterator[_Place]:
         """Yield what the assertions of a test compare, values first."""
-        weak, weakest = list[_Place](), list[_Place]()
+        weak = list[_Place]()
         first, last = (bisect_left(self._starts, end) for end in (test.start, test.end))
         at = first
         named: set[str] = set()
@@ -239,15 +247,12 @@ class _Source:
                 values, names = self._values(at, end)
                 yield from values
                 named |= names
-                wrapped = list(self._wrapped(at, end, names))
-                weak += wrapped or self._operators(at, end)
-                weakest += self._operators(at, end) if wrapped else ()
+                weak += [*self._wrapped(at, end, names), *self._operators(at, end)]
             at = max(end, at + 1)
         for at in range(first, last - 2):
             if self.tokens[at].text in named and self.tokens[at + 1].text in ("=", ":="):
                 yield from self._literals(at + 2, self._value_end(at + 2, last))
         yield from weak
-        yield from weakest
 
     def _statement_end(self, at: int, last: int) -> int:
         """Return the end of the assertion that begins with a name; `at` if none does."""
@@ -343,6 +348,7 @@ class _Source:
                 del stack[-1:]
             elif (
                 token.kind == "name"
+                and self.tokens[index - 1].text != "."
                 and all(stack)
                 and following in (")", ",", "==", "!=", "{", ";")
             ):
@@ -485,107 +491,94 @@ def _decoded(name: str) -> str:
     return name.encode("latin-1").decode("utf-8", "replace")
 
 
-def _pool(places: Iterable[_Place]) -> dict[str, list[str]]:
-    """Return the expected values of a file by the form of the literal."""
-    pool: dict[str, set[str]] = defaultdict(set)
-    for token, news in places:
-        if not news and "\n" not in token.text:
-            pool[_form(token.text)].add(token.text)
-    return {form: sorted(values) for form, values in pool.items()}
-
-
-def _form(literal: str) -> str:
-    """Return the form of a literal: values of one form can replace each other."""
-    if match := _STRING.fullmatch(literal):
-        return match["open"] + ("1" if len(match["body"]) == 1 else "")
-    return "float" if "." in literal else "int" if literal.isdigit() else literal[-3:]
-
-
 def _replacements(
     source: _Source,
     test: _Test,
     places: Iterable[_Place],
-    pool: dict[str, list[str]],
     rng: random.Random,
 ) -> list[Candidate]:
     """Return the candidates of a test: another value of each place, then a second one."""
-    ranked: list[tuple[tuple[bool, int, bool], Candidate]] = []
-    body = source.text[test.start : test.end]
-    for token, news in dict.fromkeys(places):
-        word = rf"(?<!\w){re.escape(_core(token.text))}(?!\w)"
-        is_value, is_alone = not news, len(re.findall(word, body)) == 1
-        others = news or islice(_others(token.text, pool, rng), _NUM_VALUES)
+    ranked: list[tuple[tuple[bool, int, bool, float], Candidate]] = []
+    body = Counter(_PIECE.findall(source.text[test.start : test.end].lower()))
+    for token, news in places:
+        before = source.text[max(test.start, token.start - _NEAR) : token.start]
+        around = before + source.text[token.end : min(test.end, token.end + _NEAR)]
+        is_value, is_alone = not news, _is_alone(core_of(token.text), around, body, source.copies)
+        made = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
+        others = news or islice(made, _NUM_VALUES)
         for number, new in enumerate(others):
             edit = Edit(source.path, token.start, token.end, _decoded(new))
             old = _decoded(token.text)
-            made = Candidate(edit, old, test.name, test.outer, is_value, is_alone)
-            order = (number, not is_alone) if is_value else (0, False)
-            ranked.append(((not is_value, *order), made))
+            candidate = Candidate(edit, old, test.name, test.outer, is_value, is_alone)
+            # In a random order, code cannot compute just those that are replaced.
+            order = (number, not is_alone, rng.random()) if is_value else (0, False, 0.0)
+            ranked.append(((not is_value, *order), candidate))
     ranked.sort(key=lambda pair: pair[0])
     return [candidate for _, candidate in ranked[:_MAX_PER_TEST]]
 
 
-def _core(old: str) -> str:
+def _is_alone(core: str, around: str, body: Counter[str], copies: Counter[str]) -> bool:
+    """Return True if neither its test, its file nor a formula of numbers near it has a value."""
+    pieces = Counter(_PIECE.findall(core.lower()))
+    is_new = any(body[piece] == count for piece, count in pieces.items())
+    if not is_new or (len(core) >= _LONG and copies[core]):
+        return False
+    pairs = product(map(int, re.findall(r"\d+", around)), repeat=2)
+    return not any(core in map(str, (a + b, a - b, a * b, a // (b or 1))) for a, b in pairs)
+
+
+def core_of(old: str) -> str:
+    """Return a value; of a text what stands between its quotes."""
     match = _STRING.fullmatch(old)
     return match["body"] if match else old
 
 
-def _others(old: str, pool: dict[str, list[str]], rng: random.Random) -> Iterator[str]:
-    """Yield other literals of the same form: expected values of the file, then made ones."""
-    values = [each for each in pool.get(_form(old), ()) if _is_far(each, old)]
-    rng.shuffle(values)
-    for each in values:
-        # No other test gets it: a value that two tests expect would be a sign.
-        pool[_form(old)].remove(each)
-        yield each
-    made = {old, *values}
+def _others(old: str, words: Sequence[str], rng: random.Random, *, is_exact: bool) -> Iterator[str]:
+    """Yield other literals of the same form."""
+    made = {old}
     for number in range(10):
-        new = _made(old, pool[_WORDS] if number < 5 else [], rng)
+        new = _made(old, words if number < 5 else [], rng, is_exact=is_exact)
         if new not in made:
             made.add(new)
             yield new
 
 
-def _is_far(new: str, old: str) -> bool:
-    """Return True if no tolerance or part of a text makes the two alike."""
-    if match := _STRING.fullmatch(old):
-        other = _STRING.fullmatch(new)
-        one, two = match["body"].lower(), other["body"].lower() if other else ""
-        return bool(two) and one not in two and two not in one
-    try:
-        first, second = float(new), float(old)
-    except ValueError:
-        return False
-    # A longer one is no year, and often more than any answer can be.
-    return len(new) <= len(old) and abs(first - second) > 0.4 * max(abs(first), abs(second))
-
-
-def _made(old: str, words: Sequence[str], rng: random.Random) -> str:
-    """Return a literal of the same form and length."""
+def _made(old: str, words: Sequence[str], rng: random.Random, *, is_exact: bool) -> str:
+    """Return a literal of the same form: a number near by, if no tolerance makes that equal."""
     if match := _STRING.fullmatch(old):
         return match["open"] + _other_text(match["body"], words, rng) + match["close"]
     match = _NUMBER.fullmatch(old)
     if not match:
         return old
     prefix, digits, rest = match["prefix"] or "", match["digits"], match["rest"]
-    first = next((at for at, sign in enumerate(digits) if sign in "123456789"), -1)
-    if first < 0:
+    places = [at for at, sign in enumerate(digits) if sign in "123456789"]
+    if not places:
         return prefix + digits.replace("0", str(rng.randint(2, 9)), 1) + rest
-    lead = int(digits[first])
-    # A smaller one is more often possible than a larger one.
-    new = rng.choice([*range(1, int(lead * 0.6) + 1), *range(2 * lead, 10 if lead <= 3 else 0)])
     # A round number stays round.
-    tail = re.sub(r"[1-9]", lambda _: str(rng.randint(1, 9)), digits[first + 1 :])
-    return prefix + digits[:first] + str(new) + tail + rest
+    place = places[-1 if is_exact else 0]
+    digit = int(digits[place])
+    near = [each for each in range(digit - 2, digit + 3) if 0 < each < 10]
+    far = [*range(1, int(digit * 0.6) + 1), *range(2 * digit, 10)]
+    new = rng.choice(near if is_exact else far)
+    return f"{prefix}{digits[:place]}{new}{digits[place + 1 :]}{rest}"
+
+
+def _digits(text: str) -> list[re.Match[str]]:
+    """Return the digits that can become smaller; none of a pattern, which may allow that."""
+    return [] if _PATTERN.search(text) else list(re.finditer(r"(?<!\\)[2-9]", text))
 
 
 def _other_text(text: str, words: Sequence[str], rng: random.Random) -> str:
+    # A smaller digit leaves a date, a time or a version what it is.
+    if digits := _digits(text):
+        place = digits[-1] if digits[-1][0] > "2" else rng.choice(digits[-2:])
+        return f"{text[: place.start()]}{rng.randint(1, int(place[0]) - 1)}{text[place.end() :]}"
     places = list(_WORD.finditer(text))
     if not places:
         changed = re.sub(r"(?<!\\)[0-9]", lambda _: str(rng.randint(1, 9)), text)
         return changed if changed != text else text + rng.choice("xyz")
     # In a pattern, each word may be an alternative.
-    is_pattern = bool(set(text) & set("|[?*({"))
+    is_pattern = bool(_PATTERN.search(text))
     others = [] if is_pattern else [word for word in words if word.lower() not in text.lower()]
     best = [place for place in places if _alike(place[0], others)] or places
     for place in reversed(places if is_pattern else [rng.choice(best)]):
@@ -597,9 +590,12 @@ def _other_word(word: str, words: Sequence[str], rng: random.Random) -> str:
     """Return a word of the file that looks alike, else letters: code may look a word up."""
     if others := _alike(word, words):
         return rng.choice(others)
-    letters = rng.choices("bdgkmptvz", k=len(word))
+    letters = [rng.choice("aeiou" if at % 2 else "bdgkmptvz") for at in range(len(word))]
     return "".join(n.upper() if o.isupper() else n for n, o in zip(letters, word, strict=True))
 
 
 def _alike(word: str, words: Iterable[str]) -> list[str]:
-    return [each for each in words if (len(each), each.islower()) == (len(word), word.islower())]
+    """Return the words with the same case, of the same length if there is one."""
+    alike = [each for each in words if each.islower() == word.islower()]
+    near = [each for each in alike if 0 < abs(len(each) - len(word)) <= 2]
+    return [each for each in alike if len(each) == len(word)] or near

@@ -93,18 +93,26 @@ def judge_lists(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> Judgem
     A skip is accepted for `pass_to_pass` only: a test that the patch must fix has to run.
     """
     tests = statuses_of((*spec.fail_to_pass, *spec.pass_to_pass), statuses)
-    must_run = set(spec.fail_to_pass)
-    bad = [
-        name
-        for name, status in tests.items()
-        if not (status.passes if name in must_run else status.is_good)
-    ]
+    bad = [test for test in failing(spec, statuses) if test in tests]
     if not bad:
         return Judgement(Verdict.SOLVED, f"all {len(tests)} declared tests pass", tests)
     named = ", ".join(f"{name} ({tests[name]})" for name in bad[:NUM_NAMED])
     more = f" and {len(bad) - NUM_NAMED} more" if len(bad) > NUM_NAMED else ""
     reason = f"{len(bad)} of {len(tests)} declared tests do not pass: {named}{more}"
     return Judgement(Verdict.UNSOLVED, reason, tests)
+
+
+def failing(spec: GradingSpec, statuses: Mapping[str, TestStatus]) -> list[str]:
+    """Return the declared tests that have not the required status."""
+    must_run = set(spec.fail_to_pass)
+    declared = statuses_of((*spec.fail_to_pass, *spec.pass_to_pass, *spec.expected), statuses)
+
+    def is_good(test: str, status: TestStatus) -> bool:
+        if test in spec.expected:
+            return status == spec.expected[test].lower()
+        return status.passes if test in must_run else status.is_good
+
+    return [test for test, status in declared.items() if not is_good(test, status)]
 
 
 def statuses_of(names: Iterable[str], statuses: Mapping[str, TestStatus]) -> Statuses:

@@ -69,7 +69,8 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert vetted.ok, told
     assert told
     assert (told.gold_runs, told.timeout_s) == (3, 60.0)
-    assert (told.strength, told.share) == (Strength.STRONG, 1.0)
+    # Code can guess the sum of the arguments.
+    assert (told.strength, told.share) == (Strength.SOME, 0.0)
     assert set(told.probes.values()) <= {"unsolved", "cheat"}
     assert len(told.probes) == 4
     assert 0 < told.measured.test_s <= told.measured.grading_s

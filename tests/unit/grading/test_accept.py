@@ -35,7 +35,7 @@ TASK = Task(
         "command",
         fail_to_pass=("pkg/test_declared.py::test_it[a b]",),
         test_patch=section("tests/unit/test_calc.py"),
-        test_files={"hidden/run.py": ""},
+        test_files={"hidden/run.py": "open(f'{EXAMPLES}/bill.json')"},
         test_command="pip install -e . && bash ./ci/run.sh",
     ),
 )
@@ -69,7 +69,13 @@ def kept(found: Accepted) -> set[str]:
 PROTECTED = [
     *("tests/unit/test_calc.py", "hidden/run.py", "conftest.py", "deep/down/conftest.py"),
     *("pytest.ini", "tox.ini", "sitecustomize.py", "lib/x.pth", "tests/unit/helpers.py"),
-    *("tests/data/answers.json", "pkg/test_declared.py", "ci/run.sh", ".gitattributes"),
+    *(
+        "examples/bill.json",
+        "tests/data/answers.json",
+        "pkg/test_declared.py",
+        "ci/run.sh",
+        ".gitattributes",
+    ),
     *(".github/workflows/test.yml", "web/jest.config.ts", "web/babel.config.js"),
     *("pkg/__pycache__/test_declared.cpython-311.pyc", "pkg/calc.pyc", "vite.config.ts"),
     *("sitecustomize/__init__.py", "lib/usercustomize.pyc", "venv/bin/activate", ".npmrc"),

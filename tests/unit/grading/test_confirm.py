@@ -107,6 +107,14 @@ def test_a_value_that_the_issue_names_is_mutated_only_if_no_test_has_another(
     assert olds[0] in found and ("23" in found) == (olds == ["23"])
 
 
+def test_copies_of_a_test_file_are_mutated_alike(make: Callable[..., Task]) -> None:
+    texts = dict.fromkeys(
+        ("/repo/test_x.py", "/hidden/test_x.py"), b"def test_a():\n    assert f() == 57\n"
+    )
+    version = confirm.Search(make(fail_to_pass=("test_a",)), texts, {}).next()
+    assert version and {edit.path for edit in version.edits} == set(texts)
+
+
 def test_other_places_are_tried_if_no_test_notices_a_value(make: Callable[..., Task]) -> None:
     text = "def test_a():\n    x = 57\n    assert f(x) == x\n"
     task = make(fail_to_pass=("test_a",))
@@ -140,7 +148,7 @@ async def test_the_solution_is_measured_confirmed_and_kept_in_the_row(
     task = make()
     protection = await swebench.build().measure(task, in_sandboxes(task))
     assert [each.tests for each in protection.versions] == [(ADD,), (ADD,)]
-    assert (protection.strength, protection.share) == (Strength.STRONG, 1)
+    assert (protection.strength, protection.share) == (Strength.SOME, 0)
     assert protection == await swebench.build().measure(task, in_sandboxes(task))
     known = await vetted(task)
     assert from_row(to_row(known)) == known
