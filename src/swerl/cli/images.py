@@ -1,45 +1,68 @@
-"""`swerl images pull | mirror | ls | gc | prepare`: images of tasks, here and in registries."""
+"""`swerl images`: the images of tasks, here and in registries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import DownloadColumn, Progress, TimeElapsedColumn, TransferSpeedColumn
 
-from swerl.cli._images import (
-    ImagesArgument,
-    RewritesOption,
-    failures,
-    images_of,
-    is_file,
-    read_rewrites,
-    show_failures,
-    shown_bytes,
+from swerl.cli._options import (
+    AgentOption,
+    JsonOption,
+    RecipeSettingsOption,
+    require_made_from,
+    tasks_in,
 )
-from swerl.cli._options import AgentOption, JsonOption, RecipeSettingsOption, tasks_in
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
-from swerl.core.errors import ImageError, InputError, SandboxUnavailableError, SwerlError
+from swerl.core import plugins
+from swerl.core.errors import (
+    ImageError,
+    InputError,
+    SandboxUnavailableError,
+    SwerlError,
+    unknown,
+)
 from swerl.core.events import ignore
-from swerl.core.image_reference import is_local, parse_target
+from swerl.core.image_reference import is_local, parse, parse_target
 from swerl.core.jobs import run_jobs
 from swerl.core.task import Task, write_tasks
-from swerl.images import plan as planning
+from swerl.images import bake as baking
 from swerl.images.archive import import_image
+from swerl.images.bake import AgentLayer, make_layer
+from swerl.images.build import prepare as prepare_instance
+from swerl.images.build import read_specs
 from swerl.images.gc import collect
-from swerl.images.mirror import MirrorOptions, MirrorReport, mirror, rewrite
+from swerl.images.http import RegistryOptions
+from swerl.images.mirror import LockFile, Mirrored, Pinned, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
+from swerl.images.pull import plan as read_plan
 from swerl.images.pull import pull as pull_images
 from swerl.images.store import Named, default_store
 from swerl.sandboxes import docker
+from swerl.tasks.rows import file_rows
+
+ImagesArgument = Annotated[
+    list[str], typer.Argument(metavar="TASKS...", help="Task files, or names of images.")
+]
+RewritesOption = Annotated[
+    list[str] | None,
+    typer.Option("--from", metavar="OLD=NEW", help="Replace the prefix OLD of image names by NEW."),
+]
 
 _ARCHIVE = "oci-archive:"
+_ENDINGS = {".jsonl", ".json", ".txt", ".parquet"}
+_MAX_FAILURES = 5
+"""Failed images that get a line each: an unreachable registry fails all."""
 
 
 def pull(
@@ -119,31 +142,30 @@ def _pull(images: list[str], options: PullOptions) -> list[Pulled]:
 
 def _show_plan(images: list[str], options: PullOptions, *, as_json: bool) -> None:
     with progress_bar("manifests", sum(not is_local(image) for image in images)) as advance:
-        job = planning.plan(images, default_store(), options=options, on_done=lambda _: advance())
+        job = read_plan(images, default_store(), options=options, on_done=lambda _: advance())
         plan = run(job, after="manifests that were read are kept")
-    num_stored = sum(image.is_stored for image in plan.images)
-    registries = sorted({image.registry for image in plan.images if image.registry})
+    unique_bytes = sum(blob.size for blob in plan.blobs)
+    missing_bytes = sum(blob.size for blob in plan.missing)
     if as_json:
         print_json(
             {
-                "num_images": len(plan.images),
-                "num_stored": num_stored,
+                "num_images": plan.num_images,
+                "num_stored": plan.num_stored,
                 "num_local": plan.num_local,
-                "unique_bytes": plan.unique_bytes,
-                "missing_bytes": plan.missing_bytes,
-                "pulls": {name: plan.num_pulls(name) for name in registries},
-                "failed": failures((image.image, image.error) for image in plan.failed),
+                "unique_bytes": unique_bytes,
+                "missing_bytes": missing_bytes,
+                "pulls": plan.pulls,
+                "failed": failures(plan.failed.items()),
             }
         )
     table = simple_table("", "number", "size", numbers={"number", "size"})
-    unique, missing = shown_bytes(plan.unique_bytes), shown_bytes(plan.missing_bytes)
-    table.add_row("images in registries", f"{len(plan.images):,}", unique)
-    table.add_row("  ready on this machine", f"{num_stored:,}", "")
-    table.add_row("blobs to fetch", f"{len(plan.missing):,}", missing)
-    for name in registries:
-        table.add_row(f"pulls from {name}", f"{plan.num_pulls(name):,}", "")
+    table.add_row("images in registries", f"{plan.num_images:,}", shown_bytes(unique_bytes))
+    table.add_row("  ready on this machine", f"{plan.num_stored:,}", "")
+    table.add_row("blobs to fetch", f"{len(plan.missing):,}", shown_bytes(missing_bytes))
+    for registry, count in sorted(plan.pulls.items()):
+        table.add_row(f"pulls from {registry}", f"{count:,}", "")
     console().print(table)
-    show_failures((image.image, image.error) for image in plan.failed if image.error)
+    show_failures([*plan.failed.items()])
     if plan.failed:
         raise typer.Exit(1)
     console().print("next: the same command without --dry-run")
@@ -154,7 +176,8 @@ def _import(argument: str) -> None:
     if not name:
         raise InputError(f"{argument} names no image", hint=f"append a name: {argument}:NAME")
     with stderr().status(f"importing {path}"):
-        image = import_image(Path(path), default_store(), name)
+        job = import_image(Path(path), default_store(), name)
+        image = run(job, after="run the same command again")
     layers = f"{counted(len(image.layers), 'layer')}, {shown_bytes(image.size)}"
     console().print(f"{image.reference}  [dim]{layers}[/]", soft_wrap=True)
 
@@ -165,58 +188,39 @@ def mirror_images(
     *,
     rewrites: RewritesOption = None,
     workers: Annotated[int, typer.Option(min=1, help="Images and blobs at the same time.")] = 4,
-    platform: Annotated[
-        str, typer.Option(metavar="OS/ARCH", help="Platform to keep of multi-platform images.")
-    ] = "linux/amd64",
-    lock: Annotated[
-        Path | None, typer.Option(help="Lock file of digests; TASKS.images.json by default.")
-    ] = None,
     tasks_out: Annotated[
         Path | None, typer.Option(help="Write the tasks again with the mirrored images by digest.")
     ] = None,
 ) -> None:
     """Copy the images of a task file to another registry, by digest; resumes if interrupted."""
-    options = MirrorOptions(
-        workers=workers,
-        rewrites=read_rewrites(rewrites),
-        platform=_platform(platform),
-    )
-    lock = lock or tasks.with_suffix(".images.json")
+    options = RegistryOptions(workers=workers, rewrites=read_rewrites(rewrites))
+    lock = tasks.with_suffix(".images.json")
     task_list = tasks_in(tasks)
     images = list(dict.fromkeys(task.image for task in task_list))
     with progress_bar("images", sum(not is_local(image) for image in images)) as advance:
         job = mirror(images, parse_target(to), lock, options=options, on_done=lambda _: advance())
-        report = run(job, after="the same command skips what is there already")
-    _show(report, lock)
-    if report.failed:
-        raise typer.Exit(1)
+        mirrored = run(job, after="the same command skips what is there already")
+    _show(mirrored, lock, "mirrored")
     if tasks_out:
         write_tasks(tasks_out, rewrite(task_list, lock))
         text = f"tasks:   {tasks_out}\nnext: set tasks.source to it in a recipe"
         console().print(text, soft_wrap=True)
 
 
-def _platform(text: str) -> tuple[str, str]:
-    system, slash, architecture = text.partition("/")
-    if not (system and slash and architecture):
-        raise InputError(
-            f"--platform {text!r} is not OS/ARCH", hint="for example --platform linux/arm64"
-        )
-    return system, architecture
-
-
-def _show(report: MirrorReport, lock: Path) -> None:
-    show_failures((image.image, image.error) for image in report.failed if image.error)
-    unchanged = sum(image.was_there for image in report.images)
+def _show(images: Sequence[Mirrored], lock: Path, what: str) -> None:
+    """Print the results of a mirror run or of baking; exit with 1 if an image failed."""
+    failed = [(image.image, image.error) for image in images if image.error]
+    show_failures(failed)
+    unchanged = sum(image.was_there for image in images)
     console().print(
-        f"{counted(len(report.images) - len(report.failed), 'image')} mirrored "
-        f"({unchanged} already there), {len(report.failed)} failed, {report.num_local} local; "
-        f"{shown_bytes(report.moved_bytes)} moved",
+        f"{counted(len(images) - len(failed), 'image')} {what} ({unchanged} already there), "
+        f"{len(failed)} failed; {shown_bytes(sum(image.moved_bytes for image in images))} moved",
         soft_wrap=True,
     )
     console().print(f"digests: {lock}", soft_wrap=True)
-    if report.failed:
+    if failed:
         console().print("next: run the same command again to retry the failed images")
+        raise typer.Exit(1)
 
 
 def ls(as_json: JsonOption = False) -> None:
@@ -268,9 +272,9 @@ def gc(
             _names([argument])  # a mistyped file name must not remove everything
     result = collect(default_store(), images_of(keep), dry_run=dry_run)
     pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
+    num_outside = 0
     with suppress(SandboxUnavailableError):  # no daemon, no snapshots
-        outside = run(pruning, after="the rest is done")
-        result = replace(result, num_outside=outside)
+        num_outside = run(pruning, after="the rest is done")
     for image in result.removed:
         console().print(f"{image.reference}  [dim]{image.digest[7:19]}[/]", soft_wrap=True)
     for image in result.in_use:
@@ -281,8 +285,8 @@ def gc(
         f"{shown_bytes(result.freed_bytes)} ({result.freed_bytes:,} bytes) {verb}, "
         f"{shown_bytes(result.kept_bytes)} kept"
     )
-    if result.num_outside:
-        console().print(f"{counted(result.num_outside, 'old snapshot')} of docker {verb}")
+    if num_outside:
+        console().print(f"{counted(num_outside, 'old snapshot')} of docker {verb}")
 
 
 def _names(arguments: Sequence[str]) -> list[Named]:
@@ -326,3 +330,154 @@ def prepare(
     )
     if failed:
         raise typer.Exit(1)
+
+
+def build(
+    specs: Annotated[Path, typer.Argument(help="JSON list of instance specs.")],
+    rows: Annotated[Path, typer.Option(help="JSONL or Parquet file with the instances' rows.")],
+    *,
+    instances: Annotated[
+        list[str] | None, typer.Option("--instance", help="Build this one; all by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="File to write.")] = Path("tasks.jsonl"),
+) -> None:
+    """Build instances from their projects' released source archives, and write their Tasks."""
+    by_id = {spec.instance_id: spec for spec in read_specs(specs)}
+    for name in instances or ():
+        if name not in by_id:
+            raise unknown("instance", name, by_id)
+    selected = instances or list(by_id)
+    require_made_from(out, selected)
+    records = list(file_rows(rows))
+    tasks = []
+    for name in selected:
+        started = time.monotonic()
+        try:
+            with stderr().status(name) as status:
+                tasks.append(prepare_instance(by_id[name], records, status.update))
+        except ImageError as error:
+            console().print(f"[red]{name}[/]: {error}\n  {error.hint}", soft_wrap=True)
+            continue
+        duration = f"[dim]{time.monotonic() - started:.1f} s[/]"
+        console().print(f"{tasks[-1].image}  {duration}", soft_wrap=True)
+    if not tasks:
+        raise ImageError("no image could be built", hint="the reasons are above")
+    count = write_tasks(out, tasks)
+    console().print(f"{counted(count, 'task')}: {out}", soft_wrap=True)
+    console().print(f"next: swerl rollout --tasks {out} --instance {tasks[0].id}", soft_wrap=True)
+    if len(tasks) < len(selected):
+        raise typer.Exit(1)
+
+
+def bake(
+    tasks: Annotated[Path, typer.Argument(help="Task file with mirrored images.")],
+    agents: Annotated[
+        list[str], typer.Option("--agent", metavar="NAME[@VERSION]", help="Agent to add.")
+    ],
+    *,
+    tasks_out: Annotated[
+        Path | None, typer.Option(help="Write the tasks again with the baked images by digest.")
+    ] = None,
+) -> None:
+    """Add agents to mirrored images as one shared layer, for sandboxes that mount no folders."""
+    task_list = tasks_in(tasks)
+    images = _mirrored({task.image for task in task_list}, tasks)
+    lock = tasks.with_suffix(".baked.json")
+    with tempfile.TemporaryDirectory() as folder:
+        layer = _layer(agents, Path(folder, "agents.tar.gz"))
+        with progress_bar("images", len(images)) as advance:
+            job = baking.bake(
+                *(images, layer, lock),
+                on_done=lambda _: advance(),
+            )
+            baked = run(job, after="the same command skips what is there already")
+    _show(baked, lock, f"with {', '.join(layer.agents)}")
+    if tasks_out:
+        write_tasks(tasks_out, rewrite(task_list, lock))
+        console().print(f"tasks:   {tasks_out}\nnext: set tasks.source to it", soft_wrap=True)
+
+
+def _mirrored(images: set[str], tasks: Path) -> dict[str, Pinned]:
+    lock = tasks.with_suffix(".images.json")
+    pinned = LockFile(lock).images
+    remote = {image for image in images if not is_local(image)}
+    if missing := sorted(remote - pinned.keys()):
+        more = f", and {len(missing) - 1} more are not" if missing[1:] else ""
+        message = f"image {missing[0]} is not in {lock}{more}"
+        hint = f"mirror them first: swerl images mirror {tasks} --to HOST:PORT/PREFIX"
+        raise InputError(message, hint=hint)
+    return {image: pinned[image] for image in sorted(remote)}
+
+
+def _layer(agents: list[str], path: Path) -> AgentLayer:
+    mounts, labels = [], []
+    for agent in agents:
+        name, _, version = agent.partition("@")
+        module = plugins.module("harnesses", name)
+        if not hasattr(module, "fetch"):
+            raise InputError(
+                f"{name} runs outside of the sandbox and needs no image",
+                hint="bake an agent that is a CLI, such as claude-code",
+            )
+        version = version or module.DEFAULT_VERSION
+        labels.append(f"{name}@{version}")
+        with stderr().status(f"fetching {labels[-1]}"):
+            mounts += module.fetch(version)
+    with stderr().status("packing the layer"):
+        return make_layer(mounts, labels, path)
+
+
+def images_of(arguments: Sequence[str]) -> list[str]:
+    """Return the images of task files and named images, each once, in order of use.
+
+    Raises TaskError on a file without tasks, InputError on an invalid image name.
+    """
+    images: list[str] = []
+    for argument in arguments:
+        if is_file(argument):
+            images += [task.image for task in tasks_in(Path(argument))]
+        else:
+            if not is_local(argument):
+                parse(argument)
+            images.append(argument)
+    return list(dict.fromkeys(images))
+
+
+def is_file(argument: str) -> bool:
+    """True if an argument is a file name, not an image name."""
+    path = Path(argument)
+    return path.is_file() or path.suffix in _ENDINGS or argument.startswith(("/", ".", "~"))
+
+
+def failures(outcomes: Iterable[tuple[str, SwerlError | None]]) -> dict[str, str]:
+    """Return image -> error with its hint, for JSON."""
+    return {image: error.explained() for image, error in outcomes if error}
+
+
+def show_failures(failures: Sequence[tuple[str, SwerlError]]) -> None:
+    """Print the first failures with their remedies, and the number of the others."""
+    for image, error in failures[:_MAX_FAILURES]:
+        text = escape(f"{image}: {error.explained()}")
+        stderr().print(f"[red]failed[/] {text}", soft_wrap=True)
+    if rest := failures[_MAX_FAILURES:]:
+        stderr().print(f"[red]failed[/] {len(rest)} more images", soft_wrap=True)
+
+
+def shown_bytes(count: float) -> str:
+    """Return a number of bytes in a readable unit."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 10 * 2**30 else f"{count / 2**20:,.1f} MiB"
+
+
+def read_rewrites(texts: Iterable[str] | None) -> dict[str, str]:
+    """Return old prefix -> new prefix. Raises InputError on a text that is not OLD=NEW."""
+    return dict(map(_rewrite, texts or ()))
+
+
+def _rewrite(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise InputError(
+            f"--from {text!r} is not OLD=NEW",
+            hint="for example --from docker.io/=127.0.0.1:5000/hub/",
+        )
+    return old, new

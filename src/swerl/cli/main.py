@@ -74,8 +74,8 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     ),
     "images": (
         {
-            "build": "images_build.build",
-            "bake": "images_build.bake",
+            "build": "images.build",
+            "bake": "images.bake",
             "pull": "images.pull",
             "prepare": "images.prepare",
             "ls": "images.ls",

@@ -188,6 +188,7 @@ def _real(instance: str, rows: Path | None) -> Task | None:
     Raises UnknownNameError with the nearest ids, InputError and ImageError.
     """
     from swerl.images.build import prepare, shipped
+    from swerl.tasks.rows import file_rows, hub_rows
 
     specs = shipped()
     if instance not in specs:
@@ -198,7 +199,8 @@ def _real(instance: str, rows: Path | None) -> Task | None:
     def say(step: str) -> None:
         stderr().print(f"{instance}: {step} …", style="dim", markup=False)
 
-    return prepare(specs[instance], rows, say)
+    spec = specs[instance]
+    return prepare(spec, file_rows(rows) if rows else hub_rows(spec.dataset, spec.split), say)
 
 
 def _find(instance: str | None, file: Path | None) -> Task:

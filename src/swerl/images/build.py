@@ -18,23 +18,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from swerl.core.chat import Json
-from swerl.core.errors import ImageError, InputError, SwerlError, TaskError
+from swerl.core.errors import ImageError, InputError, SwerlError
 from swerl.core.files import unpack_tarball
 from swerl.core.secrets import cache_dir
 from swerl.core.task import Task
 from swerl.images.local import host_settings
 from swerl.images.wheels import Python, fetch_sdist, fetch_wheels, find_python
-from swerl.tasks.datasets import find_converter
-from swerl.tasks.rows import file_rows, hub_rows
+from swerl.tasks.datasets import Row, find_converter
 
 WORKDIR = "/testbed"
 VENV = "/opt/venv"
@@ -90,6 +87,9 @@ class SourceSpec(BaseModel):
     """Environment of the install command and of the image."""
     sha256: str = ""
     """Checksum of the source archive; empty to accept any."""
+    dataset: str = ""
+    """Dataset of its row on the hub, and below the split; needed without a file of rows."""
+    split: str = ""
     test_cmd: str
     p2p_exceptions: tuple[TestException, ...] = ()
 
@@ -98,33 +98,26 @@ class SourceSpec(BaseModel):
         return self.frozen or self.requirements
 
 
-class Instance(SourceSpec):
-    """The spec of a real instance that comes with swerl, and its row's place on the hub."""
-
-    dataset: str
-    split: str
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-def shipped() -> dict[str, Instance]:
+def shipped() -> dict[str, SourceSpec]:
     """Return the specs that come with swerl by instance id."""
     text = Path(__file__).with_name("instances.json").read_bytes()
-    return {spec.instance_id: spec for spec in TypeAdapter(list[Instance]).validate_json(text)}
+    return {spec.instance_id: spec for spec in TypeAdapter(list[SourceSpec]).validate_json(text)}
 
 
-def prepare(spec: Instance, rows: Path | None, say: Callable[[str], None]) -> Task:
-    """Read the row, build the image unless it exists, and return the Task.
+def prepare(
+    spec: SourceSpec, rows: Iterable[Row | SwerlError], say: Callable[[str], None] = lambda _: None
+) -> Task:
+    """Find the spec's row, build its image unless it exists, and return its Task.
 
-    `rows` replaces the hub; `say` gets the name of each step. Raises InputError without the row,
-    ImageError if the image cannot be built.
+    `say` gets the name of each step. Raises InputError without the row, TaskError if it is
+    malformed, ImageError if the image cannot be built.
     """
     say("read the row")
-    records = file_rows(rows) if rows else hub_rows(spec.dataset, spec.split)
-    readable = (row for row in records if not isinstance(row, SwerlError))
+    readable = (row for row in rows if not isinstance(row, SwerlError))
     row = next((row for row in readable if row.get("instance_id") == spec.instance_id), None)
     if row is None:
-        message = f"{rows or spec.dataset} has no row {spec.instance_id}"
-        raise InputError(message, hint=f"pass --tasks with rows of {spec.dataset}")
+        message = f"the rows have no instance {spec.instance_id}"
+        raise InputError(message, hint="pass rows of SWE-bench with --tasks or --rows")
     task = make_task(spec, row)
     build(spec, say)
     return task
@@ -150,48 +143,23 @@ def read_specs(path: Path) -> list[SourceSpec]:
 def build(spec: SourceSpec, say: Callable[[str], None] = lambda _: None) -> str:
     """Build the image of a spec unless it exists, and return its reference.
 
-    `say` gets the name of each step. Two builds of one name wait for each other. Raises ImageError.
+    `say` gets the name of each step. Raises ImageError.
     """
-    images = cache_dir() / "images"
-    try:
-        with _alone(images, spec.instance_id):
-            home = images / spec.instance_id
-            if _digest_of(home) != _digest(spec):
-                _build(spec, home, say)
-    except OSError as error:
-        hint = "free some space and build again" if error.errno == errno.ENOSPC else ""
-        raise ImageError(f"cannot build {spec.instance_id}: {error}", hint=hint) from error
-    return f"built:{spec.instance_id}"
 
-
-def _build(spec: SourceSpec, home: Path, say: Callable[[str], None]) -> None:
-    python = find_python(spec.python)
-    wheels = cache_dir() / "wheels" / f"python{spec.python}"
-    say("fetch wheels")
-    fetch_wheels(python, spec.pins, wheels)
-    env = {
-        "PATH": _PATH,
-        "VIRTUAL_ENV": VENV,
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **spec.env,
-    }
-    with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as scratch:
-        part = Path(scratch) / home.name
-        layer = SourceLayer(part / "layer", python, wheels, env)
+    def fill(layer: SourceLayer) -> None:
+        say("fetch wheels")
+        fetch_wheels(layer.python, spec.pins, layer.wheels)
         say("make the environment")
         make_venv(layer, spec.pins)
         say("fetch the source archive")
-        archive = fetch_sdist(layer.venv / "bin" / "python", spec.sdist, cache_dir() / "sdists")
+        archive = fetch_sdist(layer.venv / "bin" / "python", spec.sdist, layer.wheels / "sdist")
         _check_sum(archive, spec.sha256)
         unpack(layer, archive)
         say("install")
         install(layer, spec.install)
-        binds = [str(python.prefix)]
-        _write_description(part, {"layers": ["layer"], "binds": binds, "env": env}, _digest(spec))
-        shutil.rmtree(home, ignore_errors=True)
-        part.rename(home)
+
+    env = {"TZ": "UTC", "PYTHONDONTWRITEBYTECODE": "1", **spec.env}
+    return _make(spec.instance_id, spec.python, _digest(spec), env, fill)
 
 
 def build_repository(repo: Path, commit: str, setup: str, name: str) -> str:
@@ -200,25 +168,45 @@ def build_repository(repo: Path, commit: str, setup: str, name: str) -> str:
     `setup` installs the project into `/opt/venv`, with the network and pip's settings of the user.
     An image of this name that exists is kept. Raises ImageError.
     """
-    home = cache_dir() / "images" / name
-    digest = hashlib.sha256(json.dumps([_FORMAT, setup]).encode()).hexdigest()
-    python = find_python(f"{sys.version_info.major}.{sys.version_info.minor}")
-    with (
-        _alone(home.parent, name),
-        tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{name}.") as scratch,
-    ):
-        if _digest_of(home) == digest:
-            return f"built:{name}"
-        part = Path(scratch) / name
-        env = {"PATH": _PATH, "VIRTUAL_ENV": VENV, "LANG": "C.UTF-8", "TZ": "UTC"}
-        layer = SourceLayer(part / "layer", python, Path(scratch), env, network=True)
+
+    def fill(layer: SourceLayer) -> None:
         make_venv(layer, ())
         _clone(repo, commit, layer.testbed)
-        run_inside(layer, ["bash", "-c", setup])
-        binds = [str(python.prefix)]
-        _write_description(part, {"layers": ["layer"], "binds": binds, "env": env}, digest)
-        shutil.rmtree(home, ignore_errors=True)
-        part.rename(home)
+        run_inside(layer, ["bash", "-c", setup], network=True)
+
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    digest = hashlib.sha256(json.dumps([_FORMAT, setup]).encode()).hexdigest()
+    return _make(name, python, digest, {"TZ": "UTC"}, fill)
+
+
+def _make(
+    name: str,
+    python_version: str,
+    digest: str,
+    env: Mapping[str, str],
+    fill: Callable[[SourceLayer], None],
+) -> str:
+    """Make the image `name` unless one of this digest exists, and return its reference.
+
+    Two builds of one name wait for each other. Raises ImageError.
+    """
+    home = cache_dir() / "images" / name
+    try:
+        with _alone(home.parent, name), _scratch(home) as scratch:
+            if _digest_of(home) != digest:
+                python = find_python(python_version)
+                env = {"PATH": _PATH, "VIRTUAL_ENV": VENV, "LANG": "C.UTF-8", **env}
+                (scratch / "wheels").mkdir()
+                part = scratch / name
+                fill(SourceLayer(part / "layer", python, scratch / "wheels", env))
+                fields = {"layers": ["layer"], "binds": [str(python.prefix)], "env": env}
+                text = json.dumps({**fields, "digest": digest}, indent=1) + "\n"
+                (part / "image.json").write_text(text, encoding="utf-8")
+                shutil.rmtree(home, ignore_errors=True)
+                part.rename(home)
+    except OSError as error:
+        hint = "free some space and build again" if error.errno == errno.ENOSPC else ""
+        raise ImageError(f"cannot build {name}: {error}", hint=hint) from error
     return f"built:{name}"
 
 
@@ -230,9 +218,9 @@ def copy_repository(repo: Path, commit: str, name: str) -> str:
     folder = cache_dir() / "repositories" / name
     with _alone(folder.parent, name):
         if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as scratch:
-                _clone(repo, commit, Path(scratch) / name)
-                (Path(scratch) / name).rename(folder)
+            with _scratch(folder) as scratch:
+                _clone(repo, commit, scratch / name)
+                (scratch / name).rename(folder)
     return f"dir:{folder}"
 
 
@@ -256,13 +244,8 @@ def _check_sum(archive: Path, digest: str) -> None:
     """Raise ImageError if a source archive is not the one that the spec was verified with."""
     actual = hashlib.sha256(archive.read_bytes()).hexdigest()
     if digest and actual != digest:
-        hint = f"remove {archive} and build again, or change the index that pip uses"
-        raise ImageError(f"{archive.name} has another checksum: {actual}", hint=hint)
-
-
-def _write_description(home: Path, fields: Mapping[str, object], digest: str) -> None:
-    text = json.dumps({**fields, "digest": digest}, indent=1) + "\n"
-    (home / "image.json").write_text(text, encoding="utf-8")
+        message = f"{archive.name} has another checksum: {actual}"
+        raise ImageError(message, hint="check the index that pip uses")
 
 
 def _digest(spec: SourceSpec) -> str:
@@ -282,6 +265,13 @@ def _digest_of(home: Path) -> str:
 
 
 @contextmanager
+def _scratch(home: Path) -> Iterator[Path]:
+    """Make a temporary folder beside the folder of an image."""
+    with tempfile.TemporaryDirectory(dir=home.parent, prefix=f".{home.name}.") as folder:
+        yield Path(folder)
+
+
+@contextmanager
 def _alone(images: Path, name: str) -> Iterator[None]:
     """Hold the lock of one image name; the kernel frees it however this process ends."""
     images.mkdir(parents=True, exist_ok=True)
@@ -290,14 +280,9 @@ def _alone(images: Path, name: str) -> Iterator[None]:
         yield
 
 
-def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-bench") -> Task:
-    """Return the Task of a dataset's row, to run in the spec's image. Raises TaskError."""
-    if (row_task := row_id(row, dataset)) != spec.instance_id:
-        raise TaskError(
-            f"the row belongs to {row_task}, the spec to {spec.instance_id}",
-            hint="pass the rows that the specs were written for",
-        )
-    task = find_converter(dataset).to_task(row)
+def make_task(spec: SourceSpec, row: Row) -> Task:
+    """Return the Task of the spec's row, to run in its image. Raises TaskError."""
+    task = find_converter("swe-bench").to_task(row)
     broken = {exception.test for exception in spec.p2p_exceptions}
     passing = tuple(test for test in task.grading.pass_to_pass if test not in broken)
     # The dataset's command would install the project again; its pip settings serve only that.
@@ -307,11 +292,6 @@ def make_task(spec: SourceSpec, row: Mapping[str, Json], dataset: str = "swe-ben
     )
     # The image's repository has one commit of its own, so the dataset's commit is not in it.
     return replace(task, image=f"built:{spec.instance_id}", base_commit="", grading=grading)
-
-
-def row_id(row: Mapping[str, Json], dataset: str) -> str:
-    """Return the id of a row's Task. Raises TaskError if only a whole row contains it."""
-    return str(row.get("instance_id") or find_converter(dataset).to_task(row).id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +304,6 @@ class SourceLayer:
     wheels: Path
     env: Mapping[str, str]
     """Environment of the image."""
-    network: bool = False
-    """True if its commands may use the network."""
 
     @property
     def testbed(self) -> Path:
@@ -353,18 +331,14 @@ def unpack(layer: SourceLayer, archive: Path) -> None:
     """Unpack a source archive, which has one top folder, as `/testbed`. Raises ImageError."""
     into = layer.root / "unpack"
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as file:
-                file.extractall(into)
-        else:
-            unpack_tarball(archive, into)
+        unpack_tarball(archive, into)
         (top,) = into.iterdir()
         layer.testbed.rmdir()
         top.rename(layer.testbed)
         into.rmdir()
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError) as error:
         raise ImageError(
-            f"{archive.name} cannot be unpacked: {error}", hint=f"remove {archive} and build again"
+            f"{archive.name} cannot be unpacked: {error}", hint="check the index that pip uses"
         ) from error
 
 
@@ -380,11 +354,11 @@ def install(layer: SourceLayer, command: str) -> None:
         _commit(layer)
 
 
-def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
-    """Run a command offline, with the layer at its final paths. Raises ImageError."""
+def run_inside(layer: SourceLayer, argv: Sequence[str], *, network: bool = False) -> None:
+    """Run a command with the layer at its final paths, offline by default. Raises ImageError."""
     try:
         process = subprocess.run(
-            [*_bubblewrap(layer), "--", *argv],
+            [*_bubblewrap(layer, network=network), "--", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -404,7 +378,7 @@ def run_inside(layer: SourceLayer, argv: Sequence[str]) -> None:
         )
 
 
-def _bubblewrap(layer: SourceLayer) -> list[str]:
+def _bubblewrap(layer: SourceLayer, *, network: bool) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise ImageError(
@@ -414,7 +388,7 @@ def _bubblewrap(layer: SourceLayer) -> list[str]:
     argv = [program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     argv += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     env = dict(layer.env)
-    if layer.network:
+    if network:
         argv.append("--share-net")
         argv += [word for path in _NETWORK for word in ("--ro-bind-try", path, path)]
         env |= {name: value for name, value in os.environ.items() if _NETWORK_ENV.match(name)}

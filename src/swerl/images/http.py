@@ -13,12 +13,9 @@ import json
 import os
 import random
 import re
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,8 +103,6 @@ async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T
 class RegistryConnection:
     def __init__(self, host: str, http: aiohttp.ClientSession, docker_config: Path) -> None:
         self.host = host
-        self.answered = False
-        """True once the registry has answered."""
         self._http = http
         self._auth = Auth(host, http, docker_config)
 
@@ -130,7 +125,6 @@ class RegistryConnection:
         response = await self._http.request(
             ask.method, URL(url, encoded=True), headers=headers, data=ask.data
         )
-        self.answered = True
         return response
 
     async def _challenged(
@@ -148,13 +142,8 @@ class RegistryConnection:
             return ImageError(message, hint="run the same command again", retryable=True)
         message = f"registry {self.host} does not answer: {_reason(error)}"
         hint = "check the name and the network, then run the same command again"
-        # A name that no server knows stays unknown within the seconds of a retry, and a machine
-        # without a network stays without.
-        why = getattr(error, "os_error", None)
-        unknown = isinstance(why, socket.gaierror) and (
-            why.errno == socket.EAI_NONAME or not self.answered
-        )
-        return ImageError(message, hint=hint, retryable=not unknown)
+        is_unknown = isinstance(error, aiohttp.ClientConnectorDNSError)
+        return ImageError(message, hint=hint, retryable=not is_unknown)
 
 
 def expect(response: aiohttp.ClientResponse, statuses: set[int], *, host: str, what: str) -> None:
@@ -190,24 +179,14 @@ def _reason(error: Exception) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Read a `Retry-After` header: seconds or a date (RFC 9110, section 10.2.3)."""
-    if not retry_after:
-        return None
-    if retry_after.isdecimal():
-        return float(retry_after)
-    try:
-        until = parsedate_to_datetime(retry_after)
-    except ValueError:
-        return None
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)  # as for `-0000`
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())
+    """Read a `Retry-After` header of seconds; a date is ignored."""
+    return float(retry_after) if retry_after and retry_after.isdecimal() else None
 
 
 _CHALLENGE = re.compile(
     r'(?P<name>[\w-]+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\s,"]+))'
     r"|(?P<scheme>[\w-]+)"
 )
-_MAX_TOKEN_BYTES = 1 << 20
 
 
 def read_challenges(headers: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -278,12 +257,7 @@ class Auth:
             async with self._http.request(method, realm, **request) as response:
                 if response.status != 200:
                     raise self._refused(realm, response)
-                body = b""
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > _MAX_TOKEN_BYTES:
-                        break
-                return _read_token(body, realm)
+                return _read_token(await response.read(), realm)
         except ValueError as error:  # no URL
             raise ImageError(
                 f"registry {self._registry} names no address for tokens: {realm!r}",

@@ -2,7 +2,7 @@
 
 The tree belongs to code that nobody trusts and may change while it is read. Every folder and file
 is opened by its name in the descriptor of the folder above, and never through a link, so nothing
-outside is read. Set-user-id bits are dropped.
+outside is read. Set-user-id bits are dropped, and holes are filled.
 """
 
 from __future__ import annotations
@@ -11,11 +11,8 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from swerl.images.layer_folder import fill
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -96,37 +93,20 @@ class _Copy:
             path_of_copy = f"/proc/self/fd/{self.links[key]}"
             os.link(path_of_copy, name, dst_dir_fd=target, follow_symlinks=True)
             return
-        self.left_bytes -= status.st_size
-        if self.left_bytes < 0:
-            message = "its files are larger than disk_mib, holes included"
-            raise OSError(errno.EFBIG, message, os.fsdecode(path))
-        fd = os.open(name, _CREATE, 0o600, dir_fd=target)
-        try:
-            fill(fd, self._pieces(source, status.st_size), status.st_size)
-            _copy_facts(source, fd)
+        with os.fdopen(os.open(name, _CREATE, 0o600, dir_fd=target), "wb") as file:
+            left = status.st_size
+            if left > self.left_bytes:
+                message = "its files are larger than disk_mib, holes included"
+                raise OSError(errno.EFBIG, message, os.fsdecode(path))
+            self.left_bytes -= left
+            while left and (data := os.read(source, min(left, _PIECE))):
+                if self.stop.is_set():
+                    raise OSError(errno.ECANCELED, "it was stopped")
+                left -= file.write(data)
+            file.flush()
+            _copy_facts(source, file.fileno())
             if status.st_nlink > 1:
-                self.links[key] = os.dup(fd)
-        finally:
-            os.close(fd)
-
-    def _pieces(self, fd: int, size: int) -> Iterator[tuple[int, bytes]]:
-        """Yield a file's content by offset, without its holes."""
-        place = 0
-        while place < size:
-            if self.stop.is_set():
-                raise OSError(errno.ECANCELED, "it was stopped")
-            try:
-                place = os.lseek(fd, place, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole is left
-                    return
-                raise
-            end = min(os.lseek(fd, place, os.SEEK_HOLE), place + _PIECE, size)
-            data = os.pread(fd, end - place, place)
-            if not data:
-                return
-            yield place, data
-            place += len(data)
+                self.links[key] = os.dup(file.fileno())
 
 
 def _copy_facts(source: int, target: int) -> None:

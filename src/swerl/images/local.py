@@ -21,14 +21,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from io import FileIO
 from pathlib import Path
 
 from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import is_local, parse
 from swerl.core.sandbox import Mount
 from swerl.core.secrets import cache_dir
-from swerl.images.layer_folder import find
+from swerl.images.layer_folder import OPAQUE
 from swerl.images.store import Snapshot, StoredImage, default_store
 
 _PROGRAM_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix/store")
@@ -223,7 +222,7 @@ def _resolve_built(image: str) -> LocalImage:
 @contextmanager
 def _use_snapshot(image: str) -> Iterator[LocalImage]:
     store, layer_id = default_store(), image.partition(":")[2]
-    with store.owner().using([layer_id]):
+    with store.using([layer_id]):
         snapshot = store.snapshot(layer_id)
         if identify(snapshot.base) != snapshot.identity:
             raise ImageError(
@@ -286,13 +285,13 @@ def _accounts(layers: tuple[Path, ...]) -> dict[str, str]:
     """Return the small files that go over an image, which contain the user `agent`."""
     shell = _shell(layers)
     # The first matching line of an account file counts.
-    passwd = f"agent:x:1000:1000:agent:/home/agent:{shell}\n" + _read(layers, "/etc/passwd")
+    passwd = f"agent:x:1000:1000:agent:/home/agent:{shell}\n" + _read(layers, "passwd")
     files = {
         "/etc/passwd": passwd,
-        "/etc/group": "agent:x:1000:\n" + _read(layers, "/etc/group"),
+        "/etc/group": "agent:x:1000:\n" + _read(layers, "group"),
         **NETWORK_FILES,
     }
-    if not _read(layers, "/etc/gitconfig"):
+    if not _read(layers, "gitconfig"):
         files["/etc/gitconfig"] = GITCONFIG
     return files
 
@@ -306,12 +305,24 @@ def _has(layers: Sequence[Path], path: str) -> bool:
     return any((layer / path.lstrip("/")).is_file() for layer in layers)
 
 
-def _read(layers: Sequence[Path], path: str) -> str:
-    """Return a file's text from the highest layer that has it; empty if that is a link."""
-    with suppress(OSError):
-        place = find(path.encode(), [*reversed(layers)])
-        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with FileIO(fd) as file:
-            text = file.read(_MAX_ACCOUNTS).decode("utf-8", "replace")
-            return text if text.endswith("\n") or not text else text + "\n"
+def _read(layers: Sequence[Path], name: str) -> str:
+    """Return the text of a file of /etc from the highest layer that has it; empty for a link."""
+    with suppress(OSError):  # a link, or the mark of a removed file
+        for layer in reversed(layers):
+            with suppress(FileNotFoundError), _opened(layer / "etc", os.O_DIRECTORY) as etc:
+                with suppress(FileNotFoundError), _opened(name, os.O_NONBLOCK, etc) as fd:
+                    text = os.read(fd, _MAX_ACCOUNTS).decode("utf-8", "replace")
+                    return text if text.endswith("\n") or not text else text + "\n"
+                if any(attribute in OPAQUE for attribute in os.listxattr(etc)):
+                    break
     return ""
+
+
+@contextmanager
+def _opened(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Open a file of a layer, which is never a link."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -44,9 +44,6 @@ class Config:
     diff_ids: tuple[str, ...]
     """Digest of each layer's uncompressed tar, lowest first."""
     env: Mapping[str, str]
-    workdir: str
-    user: str
-    """As in the image: a name or number, with or without a group; empty for root."""
     platform: tuple[str, str] = ("", "")
     """OS and architecture; empty if it names none."""
 
@@ -146,7 +143,6 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
         settings: dict[str, Any] = document.get("config") or {}
         pairs = [str(pair).partition("=") for pair in settings.get("Env") or []]
         platform = str(document.get("os") or ""), str(document.get("architecture") or "")
-        workdir, user = str(settings.get("WorkingDir") or "/"), str(settings.get("User") or "")
     except (KeyError, TypeError, AttributeError) as error:
         raise ImageError(f"{what} has a missing or malformed field: {error}", hint=_ANEW) from error
     num_layers = len(manifest.layers())
@@ -155,7 +151,7 @@ def read_config(body: bytes, manifest: Manifest) -> Config:
             f"{what} lists {len(diff_ids)} layers, but its manifest {num_layers}", hint=_ANEW
         )
     env = {name: value for name, _, value in pairs if name}
-    return Config(tuple(diff_ids), env, workdir, user, platform)
+    return Config(tuple(diff_ids), env, platform)
 
 
 def declared_type(body: bytes) -> str:

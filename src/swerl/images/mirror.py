@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -40,29 +39,7 @@ class Mirrored:
     was_there: bool = False
     """True if the target had the whole image."""
     moved_bytes: int = 0
-    """Bytes streamed from the source."""
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorReport:
-    images: tuple[Mirrored, ...]
-    num_local: int = 0
-    """Number of images that exist only on this machine and need no mirror."""
-
-    @property
-    def failed(self) -> tuple[Mirrored, ...]:
-        return tuple(image for image in self.images if image.error)
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes streamed from source to target."""
-        return sum(image.moved_bytes for image in self.images)
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorOptions(RegistryOptions):
-    platform: tuple[str, str] = PLATFORM
-    """OS and architecture that lists of platforms are reduced to."""
+    """Bytes sent to the target."""
 
 
 async def mirror(
@@ -70,50 +47,40 @@ async def mirror(
     target: Target,
     lock_file: Path,
     *,
-    options: MirrorOptions | None = None,
+    options: RegistryOptions | None = None,
     on_done: Callable[[Mirrored], None] = lambda _: None,
-) -> MirrorReport:
+) -> list[Mirrored]:
     """Mirror images to `target`; an image that fails is reported and stops no other.
 
     Raises ImageError if the target itself cannot be used, and InputError if two images would get
     one name.
     """
-    options = options or MirrorOptions()
-    names = list(dict.fromkeys(images))
-    remote = [name for name in names if not is_local(name)]
+    options = options or RegistryOptions()
+    remote = [name for name in images if not is_local(name)]
     sources = {name: rewritten(name, options.rewrites) for name in remote}
     _refuse_clashes(sources, target)
     lock = LockFile(lock_file)
     lock.save()  # fail before hours of transfer if it cannot be written
     async with http_session() as http:
         run = _MirrorRun(http, target, lock, options)
-        await run.check_target()
+        await run.registries.at(target.registry).ping()  # a wrong address fails at once
         try:
-            mirrored = await run_jobs(
+            return await run_jobs(
                 sources.items(), run.image, limit=options.workers, on_done=on_done
             )
         finally:
             lock.save()
-    return MirrorReport(tuple(mirrored), num_local=len(names) - len(remote))
 
 
 class _MirrorRun:
     """One mirror run: its registries, and the blobs of each repository of the target."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, target: Target, lock: LockFile, options: MirrorOptions
+        self, http: aiohttp.ClientSession, target: Target, lock: LockFile, options: RegistryOptions
     ) -> None:
-        self._registries = Registries(http, options.docker_config, options.patience)
+        self.registries = Registries(http, options)
         self._target = target
         self._lock = lock
-        self._options = options
-        self._homes: dict[str, str] = {}
-        self._moving: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._blobs = asyncio.Semaphore(options.workers)
-
-    async def check_target(self) -> None:
-        """Check the target once, so that a wrong address fails at once."""
-        await self._registries.at(self._target.registry).ping()
 
     async def image(self, item: tuple[str, Reference]) -> Mirrored:
         """Mirror an image, given its name and its source."""
@@ -133,17 +100,17 @@ class _MirrorRun:
         return mirrored
 
     async def _has(self, place: Reference) -> bool:
-        registry = self._registries.at(place.registry)
-        return await self._registries.patiently(
+        registry = self.registries.at(place.registry)
+        return await self.registries.patiently(
             lambda: registry.has_manifest(place.repository, place.digest)
         )
 
     async def _copy(self, image: str, source: Reference, place: Reference) -> Mirrored:
-        manifest = await self._registries.manifest(source, self._options.platform)
+        manifest = await self.registries.manifest(source, PLATFORM)
         blobs = manifest.blobs()
-        moved_bytes = await self._each(source, place.repository, blobs)
-        registry = self._registries.at(place.registry)
-        await self._registries.patiently(
+        moved_bytes = await self._move(source, place, blobs)
+        registry = self.registries.at(place.registry)
+        await self.registries.patiently(
             lambda: registry.put_manifest(place.repository, place.tag, manifest)
         )
         reference = str(place.pinned(manifest.digest))
@@ -151,48 +118,27 @@ class _MirrorRun:
         pinned = Pinned(str(source), manifest.digest, reference, size)
         return Mirrored(image, pinned, moved_bytes=moved_bytes)
 
-    async def _each(self, source: Reference, repository: str, blobs: Sequence[Blob]) -> int:
+    async def _move(self, source: Reference, place: Reference, blobs: Sequence[Blob]) -> int:
         """Copy blobs and return the bytes streamed.
 
-        If one fails, the others finish first and are ready for the next run.
-
-        An upload that is cancelled within a request may stay behind at the registry.
+        If one fails, the others finish first and are ready for the next run: an upload that is
+        cancelled within a request may stay behind at the registry.
         """
-        work = (self._blob(source, repository, blob) for blob in blobs)
-        ends = await asyncio.gather(*work, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, BaseException):
-                raise end
-        return sum(end for end in ends if isinstance(end, int))
+        origin = self.registries.at(source.registry)
+        home = source.repository if source.registry == place.registry else ""
 
-    async def _blob(self, source: Reference, repository: str, blob: Blob) -> int:
-        """Copy a blob unless the target has it; return the bytes streamed."""
-        target = self._registries.at(self._target.registry)
-        async with self._moving[blob.digest], self._blobs:
-            is_there = await self._registries.patiently(
-                lambda: target.has_blob(repository, blob.digest)
-            ) or await self._mount(source, repository, blob)
-            if not is_there:
-                await self._registries.patiently(lambda: self._move(source, repository, blob))
-            self._homes[blob.digest] = repository
-        return 0 if is_there else blob.size
+        async def one(blob: Blob) -> int:
+            read = partial(origin.blob, source.repository, blob)
+            is_moved = await self.registries.push_blob(place, blob, read, home=home)
+            return blob.size if is_moved else 0
 
-    async def _mount(self, source: Reference, repository: str, blob: Blob) -> bool:
-        target = self._registries.at(self._target.registry)
-        home = self._homes.get(blob.digest)
-        if home is None and source.registry == self._target.registry:
-            home = source.repository
-        if home is None:
-            return False
-        return await self._registries.patiently(
-            lambda: target.mount(repository, blob.digest, home=home)
-        )
-
-    async def _move(self, source: Reference, repository: str, blob: Blob) -> None:
-        origin = self._registries.at(source.registry)
-        target = self._registries.at(self._target.registry)
-        async with aclosing(origin.blob(source.repository, blob)) as chunks:
-            await target.upload(repository, blob, chunks)
+        results = await asyncio.gather(*map(one, blobs), return_exceptions=True)
+        moved_bytes = 0
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+            moved_bytes += result
+        return moved_bytes
 
 
 def _refuse_clashes(sources: Mapping[str, Reference], target: Target) -> None:
@@ -277,7 +223,7 @@ class LockFile:
         except OSError as error:
             raise ImageError(
                 f"cannot write lock file {self.path}: {error.strerror}",
-                hint="name another file with --lock",
+                hint="free some space there",
             ) from error
         self._saved_s = time.monotonic()
 
@@ -291,5 +237,5 @@ def _read(path: Path) -> dict[str, Pinned]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is not a lock file of images: {error}",
-            hint="name another file with --lock, or delete it",
+            hint="move it away, or delete it",
         ) from error

@@ -12,21 +12,23 @@ import asyncio
 import errno
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from swerl.core.errors import ImageError
-from swerl.core.image_reference import Reference, is_local, parse
+from swerl.core.image_reference import is_local, parse
 from swerl.core.jobs import run_jobs
-from swerl.images.http import RegistryOptions, http_session
+from swerl.images.http import Patience, RegistryOptions, http_session, patiently
 from swerl.images.manifest import Blob, Manifest, machine_platform, read_config
 from swerl.images.mirror import rewritten
-from swerl.images.registry import Registries, Registry
+from swerl.images.registry import Registries
 from swerl.images.store import Named, Store, StoredImage
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ReadBlob = Callable[[Blob], AsyncGenerator[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,26 @@ class Pulled:
     error: ImageError | None = None
     moved_bytes: int = 0
     """Bytes downloaded for it."""
+
+
+@dataclass(slots=True)
+class PullPlan:
+    """The cost of pulling a set of images, before any layer is fetched."""
+
+    num_images: int
+    """Images of registries."""
+    num_local: int
+    """Images that come from no registry."""
+    num_stored: int = 0
+    """Images that the store has ready to run."""
+    blobs: set[Blob] = field(default_factory=set)
+    """Configs and layers of all images, compressed as they travel."""
+    missing: set[Blob] = field(default_factory=set)
+    """Blobs that the store lacks."""
+    pulls: Counter[str] = field(default_factory=Counter)
+    """Registry -> pulls that it counts: one per image that is not stored."""
+    failed: dict[str, ImageError] = field(default_factory=dict)
+    """Image whose manifest could not be read -> its error."""
 
 
 async def pull(
@@ -64,9 +86,24 @@ async def pull(
         parse(name)
     await asyncio.to_thread(store.remove_leftovers)
     async with http_session() as http:
-        registries = Registries(http, options.docker_config, options.patience, store)
-        run = _PullRun(store, registries, options, on_bytes)
-        return await run_jobs(names, run.image, limit=options.workers, on_done=on_done)
+        registries = Registries(http, options, store)
+        run = _PullRun(store, options, on_bytes)
+
+        async def one(image: str) -> Pulled:
+            if not options.refresh:
+                with suppress(ImageError):
+                    return Pulled(image, store.find(image))
+            try:
+                source = rewritten(image, options.rewrites)
+                manifest = await registries.manifest(source, machine_platform())
+                read = partial(registries.at(source.registry).blob, source.repository)
+                origin = str(source.pinned(manifest.digest))
+                moved = await run.image(str(parse(image)), manifest, read, origin)
+                return Pulled(image, store.find(image), moved_bytes=moved)
+            except ImageError as error:
+                return Pulled(image, error=error)
+
+        return await run_jobs(names, one, limit=options.workers, on_done=on_done)
 
 
 async def pull_one(image: str, store: Store, *, options: PullOptions | None = None) -> StoredImage:
@@ -77,64 +114,92 @@ async def pull_one(image: str, store: Store, *, options: PullOptions | None = No
     return store.find(image)
 
 
-class _PullRun:
-    """One pull: its store, its registries, and the layers under way."""
+async def plan(
+    images: Iterable[str],
+    store: Store,
+    *,
+    options: PullOptions,
+    on_done: Callable[[None], None] = lambda _: None,
+) -> PullPlan:
+    """Read the manifests of images and add up what a pull would fetch.
 
-    def __init__(
-        self,
-        store: Store,
-        registries: Registries,
-        options: PullOptions,
-        on_bytes: Callable[[int], None],
-    ) -> None:
+    The manifests go into the store, and a later pull uses them: a registry that counts pulls counts
+    its manifests.
+    """
+    names = list(dict.fromkeys(images))
+    remote = [name for name in names if not is_local(name)]
+    plan = PullPlan(len(remote), len(names) - len(remote))
+    async with http_session() as http:
+        registries = Registries(http, options, store)
+
+        async def add(name: str) -> None:
+            try:
+                source = rewritten(name, options.rewrites)
+                try:
+                    store.find(name)
+                    manifest = store.manifest(store.named(name))
+                    plan.num_stored += 1
+                except ImageError:
+                    manifest = await registries.manifest(source, machine_platform())
+                    plan.pulls[source.registry] += 1
+                plan.blobs.update(manifest.blobs())
+            except ImageError as error:
+                plan.failed[name] = error
+
+        await run_jobs(remote, add, limit=2 * options.workers, on_done=on_done)
+    plan.missing = {blob for blob in plan.blobs if not store.has_blob(blob)}
+    return plan
+
+
+async def store_image(name: str, manifest: Manifest, read: _ReadBlob, store: Store) -> None:
+    """Store the image of a manifest, unpacked; `read` yields a blob. Raises ImageError."""
+    run = _PullRun(store, PullOptions(patience=Patience(tries=1)), lambda _: None)
+    await run.image(name, manifest, read)
+
+
+class _PullRun:
+    """One pull: its store, and the layers under way."""
+
+    def __init__(self, store: Store, options: PullOptions, on_bytes: Callable[[int], None]) -> None:
         self._store = store
-        self._registries = registries
         self._options = options
         self._on_bytes = on_bytes
         self._layers: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(options.workers)
 
-    async def image(self, image: str) -> Pulled:
-        if not self._options.refresh:
-            with suppress(ImageError):
-                return Pulled(image, self._store.find(image))
+    async def image(self, name: str, manifest: Manifest, read: _ReadBlob, origin: str = "") -> int:
+        """Fetch and unpack what the store lacks; return the bytes moved. Raises ImageError."""
         try:
-            moved = await self._image(image)
-            return Pulled(image, self._store.find(image), moved_bytes=moved)
-        except ImageError as error:
-            return Pulled(image, error=error)
+            return await self._image(name, manifest, read, origin)
         except OSError as error:
-            message = f"cannot write the store {self._store.root}: {error.strerror}"
-            return Pulled(image, error=ImageError(message, hint="check its permissions and space"))
+            message, hint = f"cannot write the store: {error}", "check its permissions"
+            if error.errno in _FULL:
+                message = f"no space is left in {self._store.root}"
+                hint = "free some, or run `swerl images gc --keep TASKS`"
+            raise ImageError(message, hint=hint) from error
 
-    async def _image(self, image: str) -> int:
-        source = rewritten(image, self._options.rewrites)
-        manifest = await self._registries.manifest(source, machine_platform())
+    async def _image(self, name: str, manifest: Manifest, read: _ReadBlob, origin: str) -> int:
         parts = [manifest.digest, *(blob.digest for blob in manifest.blobs())]
-        with self._store.owner().using(parts):
-            moved = await self._blob(source, manifest.config())
-            config = read_config(self._store.read(manifest.config().digest, image), manifest)
-            config.require_platform(machine_platform(), image)
-            with self._store.owner().using(config.diff_ids):
-                moved += await self._all(source, manifest, config.diff_ids)
+        with self._store.using(parts):
+            moved = await self._blob(manifest.config(), read)
+            config = read_config(self._store.read(manifest.config().digest, name), manifest)
+            config.require_platform(machine_platform(), name)
+            layers = dict(zip(config.diff_ids, manifest.layers(), strict=True))
+            with self._store.using(layers):
+
+                async def one(layer: tuple[str, Blob]) -> int:
+                    return await self._layer(*layer, read)
+
+                moved += sum(await run_jobs(layers.items(), one, limit=self._options.workers))
                 digest = self._store.put(manifest.body)
-                origin = str(source.pinned(digest))
-                self._store.name(Named(str(parse(image)), digest, origin, time.time()))
+                self._store.name(Named(name, digest, origin, time.time()))
         return moved
 
-    async def _all(self, source: Reference, manifest: Manifest, diff_ids: tuple[str, ...]) -> int:
-        layers = dict(zip(diff_ids, manifest.layers(), strict=True))
-
-        async def one(layer: tuple[str, Blob]) -> int:
-            return await self._layer(source, *layer)
-
-        return sum(await run_jobs(layers.items(), one, limit=self._options.workers))
-
-    async def _layer(self, source: Reference, diff_id: str, blob: Blob) -> int:
+    async def _layer(self, diff_id: str, blob: Blob, read: _ReadBlob) -> int:
         async with self._layers[diff_id], self._slots:
             if self._store.has_layer(diff_id):
                 return 0
-            moved = await self._blob(source, blob)
+            moved = await self._blob(blob, read)
             stop = threading.Event()
             try:
                 await asyncio.to_thread(self._store.add_layer, blob.digest, diff_id, stop=stop)
@@ -146,41 +211,19 @@ class _PullRun:
                 raise
             return moved
 
-    async def _blob(self, source: Reference, blob: Blob) -> int:
-        registry = self._registries.at(source.registry)
-        return await self._registries.patiently(
-            lambda: download(registry, source.repository, blob, self._store, self._on_bytes)
-        )
+    async def _blob(self, blob: Blob, read: _ReadBlob) -> int:
+        """Fetch a blob unless it exists; return the bytes moved."""
+        if self._store.has_blob(blob):
+            return 0
+        await patiently(lambda: self._download(blob, read), self._options.patience)
+        return blob.size
 
-
-async def download(
-    registry: Registry,
-    repository: str,
-    blob: Blob,
-    store: Store,
-    on_bytes: Callable[[int], None] = lambda _: None,
-) -> int:
-    """Download a blob unless it exists; return the bytes moved, which `on_bytes` gets too.
-
-    One attempt. A blob of another size or digest is discarded. Raises ImageError.
-    """
-    if store.has_blob(blob):
-        return 0
-    try:
-        with store.owner().scratch() as folder:
+    async def _download(self, blob: Blob, read: _ReadBlob) -> None:
+        """Try once to fetch a blob; one of another size or digest is discarded."""
+        with self._store.scratch() as folder:
             with (folder / "blob").open("wb") as file:
-                async with aclosing(registry.blob(repository, blob)) as chunks:
-                    async for chunk in chunks:
-                        file.write(chunk)
-                        on_bytes(len(chunk))
-            store.adopt(folder / "blob", blob.digest)
-    except OSError as error:
-        full = error.errno in _FULL
-        hint = (
-            "free some, or run `swerl images gc --keep TASKS`" if full else "check its permissions"
-        )
-        raise ImageError(
-            f"no space is left in {store.root}" if full else f"cannot write a blob: {error}",
-            hint=hint,
-        ) from error
-    return blob.size
+                async with aclosing(read(blob)) as pieces:
+                    async for piece in pieces:
+                        file.write(piece)
+                        self._on_bytes(len(piece))
+            self._store.adopt(folder / "blob", blob.digest)

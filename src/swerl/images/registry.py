@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode, urljoin
@@ -16,17 +18,21 @@ import aiohttp
 
 from swerl.core.errors import ImageError
 from swerl.core.image_reference import Reference
-from swerl.images.http import ApiCall, Patience, RegistryConnection, expect, patiently
-from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, declared_type, sha256
+from swerl.images.http import ApiCall, RegistryConnection, RegistryOptions, expect, patiently
+from swerl.images.manifest import (
+    IMAGE_TYPES,
+    INDEX_TYPES,
+    MAX_DOCUMENT,
+    Blob,
+    Manifest,
+    declared_type,
+)
 from swerl.images.store import Store
 
 _ACCEPT = {"Accept": ", ".join(IMAGE_TYPES + INDEX_TYPES)}
 _CHUNK = 1 << 20
 _PART = 16 << 20
 """Bytes of one upload request, which are buffered in memory."""
-_MAX_MANIFEST = 4 << 20
-_PATIENCE_S, _LEAST_BYTES_PER_S = 300.0, 64 << 10
-"""A blob has this many seconds, and one more for each 64 KiB."""
 _T = TypeVar("_T")
 
 
@@ -34,11 +40,7 @@ class Registries:
     """The registries of one run, a client per host. Methods raise ImageError."""
 
     def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        docker_config: Path,
-        patience: Patience,
-        store: Store | None = None,
+        self, http: aiohttp.ClientSession, options: RegistryOptions, store: Store | None = None
     ) -> None:
         """With a `store`, keep manifests in it and do not request those again.
 
@@ -46,18 +48,52 @@ class Registries:
         """
         self._store = store
         self._http = http
-        self._docker_config = docker_config
-        self._patience = patience
+        self._options = options
         self._clients: dict[str, Registry] = {}
+        self._homes: dict[tuple[str, str], str] = {}
+        """(registry, blob) -> a repository there that has it."""
+        self._moving: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots = asyncio.Semaphore(options.workers)
 
     def at(self, host: str) -> Registry:
         if host not in self._clients:
-            self._clients[host] = Registry(host, self._http, self._docker_config)
+            self._clients[host] = Registry(host, self._http, self._options.docker_config)
         return self._clients[host]
 
     async def patiently(self, call: Callable[[], Awaitable[_T]]) -> _T:
         """Return the result of `call`; retry after errors that may pass."""
-        return await patiently(call, self._patience)
+        return await patiently(call, self._options.patience)
+
+    async def push_blob(
+        self,
+        place: Reference,
+        blob: Blob,
+        read: Callable[[], AsyncGenerator[bytes]],
+        *,
+        home: str = "",
+    ) -> bool:
+        """Store a blob in a repository unless it has it; return whether it was read.
+
+        It is mounted from another repository of that registry if one is known to have it, such as
+        `home`.
+        """
+        registry, repository = self.at(place.registry), place.repository
+        key = (place.registry, blob.digest)
+
+        async def upload() -> None:
+            async with aclosing(read()) as pieces:
+                await registry.upload(repository, blob, pieces)
+
+        async with self._moving[key], self._slots:
+            is_there = await self.patiently(lambda: registry.has_blob(repository, blob.digest))
+            if not is_there and (origin := self._homes.get(key, home)):
+                is_there = await self.patiently(
+                    lambda: registry.mount(repository, blob.digest, home=origin)
+                )
+            if not is_there:
+                await self.patiently(upload)
+            self._homes[key] = repository
+        return not is_there
 
     async def manifest(self, source: Reference, platform: tuple[str, str]) -> Manifest:
         """Return an image's manifest; of an index, the manifest for a platform."""
@@ -81,15 +117,11 @@ class Registries:
 
 def _stored(store: Store, name: str, digest: str) -> Manifest | None:
     """Return a stored manifest that declares its own media type, or None."""
-    path = store.blob(digest) if digest else None
-    if path is None or not path.is_file():
-        return None
-    body = path.read_bytes()
-    if sha256(body) != digest:  # damaged: the registry's copy replaces it
-        path.unlink(missing_ok=True)
-        return None
-    kind = declared_type(body)
-    return Manifest(name, body, kind) if kind else None
+    with suppress(ImageError):  # missing or damaged: the registry has it
+        body = store.read(digest, name)
+        if kind := declared_type(body):
+            return Manifest(name, body, kind)
+    return None
 
 
 class Registry:
@@ -111,7 +143,7 @@ class Registry:
             self._expect(response, {200}, what)
             async for chunk in response.content.iter_chunked(_CHUNK):
                 body += chunk
-                if len(body) > _MAX_MANIFEST:
+                if len(body) > MAX_DOCUMENT:
                     raise ImageError(
                         f"the manifest of {self.host}/{what} is larger than 4 MiB",
                         hint="images do not need that much; check the registry",
@@ -152,34 +184,11 @@ class Registry:
         # Compressed again on the way, the bytes could not be counted.
         headers = {"Accept-Encoding": "identity"}
         ask = ApiCall("GET", f"{repository}/blobs/{blob.digest}", repository, headers)
-        digest, size, pending = hashlib.sha256(), 0, b""
-        async with (
-            self._connection.send(ask) as response,
-            asyncio.timeout(_PATIENCE_S + blob.size / _LEAST_BYTES_PER_S),
-        ):
+        async with self._connection.send(ask) as response:
             self._expect(response, {200}, what)
-            async for chunk in response.content.iter_chunked(_CHUNK):
-                if pending:
-                    yield pending
-                digest.update(chunk)
-                size += len(chunk)
-                pending = chunk
-                if size > blob.size:
-                    message = f"registry {self.host} sent more than {what}"
-                    hint = f"it has {blob.size} bytes; the registry's copy is damaged"
-                    raise ImageError(message, hint=hint)
-        if size < blob.size:
-            raise ImageError(
-                f"registry {self.host} sent {size} of {blob.size} bytes of {what}",
-                hint="run the same command again",
-                retryable=True,
-            )
-        if f"sha256:{digest.hexdigest()}" != blob.digest:
-            raise ImageError(
-                f"registry {self.host} sent content that does not match {what}",
-                hint="its copy is damaged; push the image there again",
-            )
-        yield pending
+            pieces = response.content.iter_chunked(_CHUNK)
+            async for piece in verified(pieces, blob, source=f"registry {self.host}", what=what):
+                yield piece
 
     async def mount(self, repository: str, digest: str, *, home: str) -> bool:
         """Share a blob of the repository `home` with `repository`; return whether it worked."""
@@ -257,6 +266,34 @@ class Registry:
 
     def _expect(self, response: aiohttp.ClientResponse, statuses: set[int], what: str) -> None:
         expect(response, statuses, host=self.host, what=what)
+
+
+async def verified(
+    pieces: AsyncIterator[bytes], blob: Blob, *, source: str, what: str
+) -> AsyncGenerator[bytes]:
+    """Yield the pieces of a blob; the last one only after the size and digest are verified."""
+    digest, size, pending = hashlib.sha256(), 0, b""
+    async for piece in pieces:
+        if pending:
+            yield pending
+        digest.update(piece)
+        size += len(piece)
+        pending = piece
+        if size > blob.size:
+            message = f"{source} sent more than {what}"
+            raise ImageError(message, hint=f"it has {blob.size} bytes; this copy is damaged")
+    if size < blob.size:
+        raise ImageError(
+            f"{source} sent {size} of {blob.size} bytes of {what}",
+            hint="run the same command again",
+            retryable=True,
+        )
+    if f"sha256:{digest.hexdigest()}" != blob.digest:
+        raise ImageError(
+            f"{source} sent content that does not match {what}",
+            hint="its copy is damaged; push or save the image again",
+        )
+    yield pending
 
 
 async def _parts(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

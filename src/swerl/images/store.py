@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,9 +48,6 @@ class StoredImage:
     layers: tuple[Path, ...]
     """Unpacked layers for overlayfs, lowest first, each once."""
     env: Mapping[str, str]
-    workdir: str
-    user: str
-    """As in the image: a name or number, with or without a group; empty for root."""
     size: int
     """Bytes of its unpacked files."""
 
@@ -66,15 +62,6 @@ class Named:
     source: str = ""
     """Its pinned reference in the registry; empty if it was imported."""
     pulled_unix_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """The record of an unpacked layer, stored as `layer.json`."""
-
-    diff_id: str
-    num_bytes: int
-    """Bytes of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,6 @@ class Store:
     def __init__(self, root: Path) -> None:
         """Open a store; its folders are made with the first image."""
         self.root = root
-        self._own: owners.StoreOwner | None = None
 
     # Reading
 
@@ -114,9 +100,7 @@ class Store:
             digest=name.digest,
             layers=tuple(map(self.layer_tree, ids)),
             env=config.env,
-            workdir=config.workdir,
-            user=config.user,
-            size=sum(self._layer(layer_id, name.reference).num_bytes for layer_id in ids),
+            size=sum(self._layer_bytes(layer_id, name.reference) for layer_id in ids),
         )
 
     def named(self, image: str) -> Named:
@@ -164,10 +148,10 @@ class Store:
         """Return the lower directory of an unpacked layer, present or not."""
         return self.layer(layer_id) / "tree"
 
-    def layer_record(self, layer_id: str) -> StoredLayer:
-        """Return a layer's record. Raises OSError, ValueError, TypeError, KeyError."""
-        note = json.loads((self.layer(layer_id) / "layer.json").read_bytes())
-        return StoredLayer(note["diff_id"], note["num_bytes"])
+    def layer_bytes(self, layer_id: str) -> int:
+        """Return the bytes of a layer's files. Raises OSError, ValueError, TypeError, KeyError."""
+        record = json.loads((self.layer(layer_id) / "layer.json").read_bytes())
+        return int(record["num_bytes"])
 
     def snapshot(self, layer_id: str) -> Snapshot:
         """Return the record of a snapshot. Raises ImageError if there is none, or it is damaged."""
@@ -192,7 +176,7 @@ class Store:
 
     def drop_layer(self, layer_id: str) -> None:
         """Remove a layer, unless a sandbox of any process uses it."""
-        with self.owner().scratch() as bin, self.exclusive() as in_use:
+        with self.scratch() as bin, self.exclusive() as in_use:
             if layer_id not in in_use and self.layer(layer_id).exists():
                 self.layer(layer_id).rename(bin / "layer")
 
@@ -213,7 +197,7 @@ class Store:
         """Find an image and protect its layers from `gc` meanwhile. Raises ImageError."""
         name = self.named(image)
         config = self.config(self.manifest(name))
-        with self.owner().using([name.digest, *config.diff_ids]):
+        with self.using([name.digest, *config.diff_ids]):
             yield self.find(image)
 
     @contextmanager
@@ -222,22 +206,31 @@ class Store:
 
         Other parts may then be renamed away, but never removed in place.
         """
-        self.owner()
-        with owners.locked(self.root, exclusive=True):
+        with owners.locked(self._made_root(), exclusive=True):
             yield owners.used(self.root)
 
-    def owner(self) -> owners.StoreOwner:
-        """Return this process's entry, registered on first use. Raises ImageError."""
-        if self._own is None or self._own.pid != os.getpid():
-            try:
-                self.root.mkdir(parents=True, exist_ok=True)
-                self.root.chmod(0o700)  # images may hold files that other users must not read
-                self._own = owners.StoreOwner(self.root)
-            except OSError as error:
-                message = f"cannot write the image store {self.root}: {error.strerror}"
-                hint = "free some space, correct its permissions, or name another in SWERL_CACHE"
-                raise ImageError(message, hint=hint) from error
-        return self._own
+    @contextmanager
+    def using(self, digests: Iterable[str]) -> Iterator[None]:
+        """Protect the parts with these digests from removal. Raises ImageError."""
+        with owners.using(self._made_root(), digests):
+            yield
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Make a temporary folder that goes with the context or its process. Raises ImageError."""
+        with owners.scratch(self._made_root()) as folder:
+            yield folder
+
+    def _made_root(self) -> Path:
+        try:
+            for folder in (self.root, self.root / "owners", self.root / "work"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.root.chmod(0o700)  # images may hold files that other users must not read
+        except OSError as error:
+            message = f"cannot write the image store {self.root}: {error.strerror}"
+            hint = "free some space, correct its permissions, or name another in SWERL_CACHE"
+            raise ImageError(message, hint=hint) from error
+        return self.root
 
     # Writing
 
@@ -245,7 +238,7 @@ class Store:
         """Store a small blob and return its digest."""
         digest = sha256(data)
         if not self.has_blob(Blob(digest, len(data))):
-            with self.owner().scratch() as folder:
+            with self.scratch() as folder:
                 (folder / "blob").write_bytes(data)
                 self.adopt(folder / "blob", digest)
         return digest
@@ -269,11 +262,11 @@ class Store:
         """
         if self.has_layer(diff_id):
             return
-        with self.owner().scratch() as folder:
+        with self.scratch() as folder:
             tree = folder / "tree"
             tree.mkdir(mode=0o755)
             num_bytes = unpack(self.blob(blob), tree, diff_id, stop=stop)
-            self._place_layer(folder, StoredLayer(diff_id, num_bytes), diff_id)
+            self._place_layer(folder, num_bytes, diff_id)
         if not self.has_layer(diff_id):
             raise ImageError(
                 f"layer {diff_id} cannot be put into {self.root}",
@@ -283,12 +276,12 @@ class Store:
     def add_snapshot(self, folder: Path, layer_id: str, snapshot: Snapshot) -> None:
         """Make a layer of a temporary folder with `tree` in it. Raises OSError."""
         (folder / "snapshot.json").write_text(json.dumps(asdict(snapshot)) + "\n")
-        self._place_layer(folder, StoredLayer(layer_id, _size_of(folder / "tree")), layer_id)
+        self._place_layer(folder, _size_of(folder / "tree"), layer_id)
 
-    def _place_layer(self, folder: Path, record: StoredLayer, layer_id: str) -> None:
+    def _place_layer(self, folder: Path, num_bytes: int, layer_id: str) -> None:
         """Complete a layer's folder and move it to its final path."""
         place = self.layer(layer_id)
-        (folder / "layer.json").write_text(json.dumps(asdict(record)) + "\n")
+        (folder / "layer.json").write_text(json.dumps({"num_bytes": num_bytes}) + "\n")
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not (place / "layer.json").is_file():  # its record is missing
             place.rename(folder / "damaged")
@@ -299,7 +292,7 @@ class Store:
         """Give an image a name; an earlier owner loses it."""
         path = self._name_file(name.reference)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with self.owner().scratch() as folder:
+        with self.scratch() as folder:
             (folder / "name").write_text(json.dumps(asdict(name)) + "\n")
             (folder / "name").replace(path)
 
@@ -311,12 +304,11 @@ class Store:
         """Remove the temporary files of killed processes; return their number."""
         if not self.root.is_dir():
             return 0
-        self.owner()
-        return owners.remove_leftovers(self.root)
+        return owners.remove_leftovers(self._made_root())
 
-    def _layer(self, layer_id: str, image: str) -> StoredLayer:
+    def _layer_bytes(self, layer_id: str, image: str) -> int:
         try:
-            return self.layer_record(layer_id)
+            return self.layer_bytes(layer_id)
         except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
             raise _missing(image, f"image {image} lacks a layer on this machine") from error
 
@@ -343,14 +335,9 @@ def _each_once(layer_ids: Iterable[str]) -> list[str]:
 def _read_named(path: Path) -> Named:
     try:
         return Named(**json.loads(path.read_bytes()))
-    except PermissionError as error:
+    except (PermissionError, ValueError, TypeError) as error:
         raise ImageError(
-            f"no permission to read {path} in the image store",
-            hint="name your own store in SWERL_CACHE",
-        ) from error
-    except (ValueError, TypeError) as error:
-        raise ImageError(
-            f"{path} is damaged: {error}", hint="remove it and pull the image again"
+            f"{path} cannot be read: {error}", hint="remove it and pull the image again"
         ) from error
 
 

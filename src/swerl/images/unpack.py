@@ -7,11 +7,12 @@ dropped: a sandbox has its own devices, and an attribute could forge overlayfs's
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import tarfile
 import threading
 import zlib
-from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -36,10 +37,8 @@ _MALFORMED = {
 }  # fmt: skip
 """Errors caused by the content of a layer, not by the disk."""
 _UNTRUSTED = "do not trust this image; other layers may be worse"
-_PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_DAMAGED = "run the same command again to fetch it again; else push the image again"
 
 
 def unpack(
@@ -52,13 +51,13 @@ def unpack(
     """Unpack a layer file (a tar, plain or gzip or zstd) into an empty folder.
 
     Returns the bytes of its files, holes included. Raises ImageError for damage, another diff id,
-    names that lead out, a hard link to a file that the layer lacks, a full disk, or once `stop` is
-    set; the folder then holds part of the layer.
+    names that lead out or below a link, a hard link to a file that the layer lacks, or once `stop`
+    is set, and OSError for a full disk; the folder then holds part of the layer.
     """
     max_bytes = max(BOMB_FLOOR, BOMB_RATIO * file.stat().st_size)
-    stream = LayerStream(file, max_bytes=max_bytes, stop=stop)
     try:
-        with Folder(into) as folder:
+        with file.open("rb") as packed, Folder(into) as folder:
+            stream = _LayerStream(packed, max_bytes, stop)
             num_bytes = _fill(folder, stream, max_bytes)
             actual = stream.finish()
     except (tarfile.TarError, ValueError, RecursionError) as error:
@@ -66,9 +65,14 @@ def unpack(
             f"a layer is not a tar archive: {error}", hint="push the image again"
         ) from error
     except OSError as error:
-        raise _failed(error, into) from error
-    finally:
-        stream.close()
+        message, hint = f"a layer cannot be unpacked: {error}", ""
+        if error.errno in _MALFORMED:
+            hint = "push the image again: its names or links are inconsistent"
+        elif error.errno in {errno.EOPNOTSUPP, errno.EPERM}:
+            hint = "overlays need attributes and Linux 5.8: set SWERL_CACHE to ext4 or xfs"
+        if not hint:
+            raise
+        raise ImageError(message, hint=hint) from error
     if actual != diff_id:
         raise ImageError(
             f"a layer unpacks to {actual}, not to {diff_id} as the image's config says",
@@ -77,7 +81,7 @@ def unpack(
     return num_bytes
 
 
-def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
+def _fill(folder: Folder, stream: _LayerStream, max_bytes: int) -> int:
     num_bytes = 0
     source = cast(Any, stream)  # tarfile needs only `read` for a stream
     with tarfile.open(
@@ -96,8 +100,10 @@ def _fill(folder: Folder, stream: LayerStream, max_bytes: int) -> int:
                 _whiteout(folder, path, name)
             elif entry.isreg():
                 num_bytes += max(entry.size, 0)
-                _refuse_bomb(num_bytes, max_bytes)
-                folder.write(path, _content(tar, entry), _meta(entry))
+                if num_bytes > max_bytes:  # a sparse file
+                    raise _bomb(max_bytes)
+                file = cast(Any, tar.extractfile(entry)).raw  # its buffer would copy twice
+                folder.write(path, iter(partial(file.read, _BLOCK), b""), _meta(entry))
             else:
                 _special(folder, path, entry)
     return num_bytes
@@ -135,23 +141,8 @@ def _whiteout(folder: Folder, path: bytes, name: bytes) -> None:
         folder.hide(b"/".join(filter(None, (parent, hidden))))
 
 
-def _content(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[tuple[int, bytes]]:
-    """Yield the data of a file by offset; gaps are holes."""
-    stream = cast(Any, tar.fileobj)
-    stream.seek(entry.offset_data)
-    segments = cast(Any, entry.sparse) or [(0, entry.size)]
-    for start, size in segments:
-        num_read = 0
-        while num_read < size:
-            data = stream.read(min(size - num_read, _BLOCK))
-            if not data:
-                raise tarfile.ReadError("it ends within a file")
-            yield start + num_read, data
-            num_read += len(data)
-
-
 def _meta(entry: tarfile.TarInfo) -> FileMeta:
-    return FileMeta(entry.mode, entry.size if entry.isreg() else 0, entry.mtime)
+    return FileMeta(entry.mode, entry.mtime)
 
 
 def _path(name: str) -> bytes:
@@ -166,108 +157,57 @@ def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def _refuse_bomb(num_bytes: int, max_bytes: int) -> None:
-    if num_bytes > max_bytes:
-        message = f"a layer's files take more than {max_bytes >> 20} MiB"
-        hint = "far more than its compressed size allows; do not trust this image"
-        raise ImageError(message, hint=hint)
+def _bomb(max_bytes: int) -> ImageError:
+    message = f"a layer unpacks to more than {max_bytes >> 20} MiB"
+    hint = "far more than its compressed size allows; do not trust this image"
+    return ImageError(message, hint=hint)
 
 
-def _failed(error: OSError, into: Path) -> ImageError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        message = f"no space is left to unpack a layer in {into.parent.parent}"
-        return ImageError(message, hint="free some, or run `swerl images gc --keep TASKS`")
-    message = f"a layer cannot be unpacked: {error}"
-    if error.errno in _MALFORMED:
-        return ImageError(message, hint="push the image again: its names or links are inconsistent")
-    if error.errno in {errno.EOPNOTSUPP, errno.EPERM}:
-        hint = "overlays need attributes and Linux 5.8: set SWERL_CACHE to a folder on ext4 or xfs"
-        return ImageError(message, hint=hint)
-    return ImageError(message, hint=f"check the disk and the permissions of {into.parent}")
+class _LayerStream:
+    """Hashes and counts what is read of a layer's tar."""
 
-
-class LayerStream:
-    """Reads the tar of a layer file: gzip, zstd or plain, identified by its first bytes."""
-
-    def __init__(self, file: Path, *, max_bytes: int, stop: threading.Event | None = None) -> None:
-        """Raises ImageError after `max_bytes` uncompressed bytes or `stop`."""
+    def __init__(self, file: BinaryIO, max_bytes: int, stop: threading.Event | None) -> None:
+        self._source, self._errors = _decompressed(file)
         self._sum = hashlib.sha256()
-        self._pieces = self._read_pieces(file, max_bytes, stop)
-        self._rest = memoryview(b"")
+        self._left_bytes = self._max_bytes = max_bytes
+        self._stop = stop
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes, none at the end. Raises ImageError for damage."""
-        if not self._rest:
-            self._rest = memoryview(next(self._pieces, b""))
-        head, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(head)
+        if self._stop and self._stop.is_set():
+            raise ImageError("unpacking a layer was stopped", hint="run the same command again")
+        try:
+            data = self._source.read(size)
+        except self._errors as error:
+            raise ImageError(
+                f"a layer's compressed data is damaged: {error}",
+                hint="run the same command again to fetch it again; else push the image again",
+            ) from error
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise _bomb(self._max_bytes)
+        self._sum.update(data)
+        return data
 
     def finish(self) -> str:
-        """Read the rest and return the digest of everything. Raises ImageError."""
-        while self.read(_PIECE):
+        """Read the rest and return the digest of everything."""
+        while self.read(_BLOCK):
             pass
         return "sha256:" + self._sum.hexdigest()
 
-    def close(self) -> None:
-        self._pieces.close()
 
-    def _read_pieces(
-        self, path: Path, max_bytes: int, stop: threading.Event | None
-    ) -> Generator[bytes]:
-        size = 0
-        with path.open("rb") as file:
-            for piece in _decompressed(file):
-                if stop and stop.is_set():
-                    hint = "run the same command again"
-                    raise ImageError("unpacking a layer was stopped", hint=hint)
-                size += len(piece)
-                if size > max_bytes:
-                    message = f"a layer unpacks to more than {max_bytes >> 20} MiB"
-                    hint = "far more than its compressed size allows; do not trust this image"
-                    raise ImageError(message, hint=hint)
-                self._sum.update(piece)
-                yield piece
-
-
-def _decompressed(file: BinaryIO) -> Iterator[bytes]:
+def _decompressed(file: BinaryIO) -> tuple[BinaryIO, tuple[type[Exception], ...]]:
+    """Return the tar of a layer file and the errors of damage, by the file's first bytes."""
     head = file.read(4)
     file.seek(0)
     if head.startswith(_GZIP):
-        return _gunzip(file)
+        errors = (EOFError, zlib.error, gzip.BadGzipFile)
+        return cast(BinaryIO, gzip.GzipFile(fileobj=file)), errors
     if head == _ZSTD:
-        return _unzstd(file)
-    return iter(lambda: file.read(_PIECE), b"")
-
-
-def _gunzip(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the content of consecutive gzip members; zeros may follow, as gzip allows."""
-    decoder = zlib.decompressobj(wbits=31)
-    data = b""
-    try:
-        while data := data or file.read(_PIECE // 4):
-            if decoder.eof:
-                data = data.lstrip(b"\0")
-                decoder = zlib.decompressobj(wbits=31) if data else decoder
-                continue
-            if piece := decoder.decompress(data, _PIECE):
-                yield piece
-            data = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-        while piece := decoder.decompress(b"", _PIECE):
-            yield piece
-    except zlib.error as error:
-        raise ImageError(f"a layer's gzip data is damaged: {error}", hint=_DAMAGED) from error
-    if not decoder.eof:
-        raise ImageError("a layer's gzip data is cut short", hint=_DAMAGED)
-
-
-def _unzstd(file: BinaryIO) -> Iterator[bytes]:
-    library = _zstandard()
-    try:
+        library = _zstandard()
         reader = library.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-        while piece := reader.read(_PIECE):
-            yield piece
-    except library.ZstdError as error:
-        raise ImageError(f"a layer's zstd data is damaged: {error}", hint=_DAMAGED) from error
+        return reader, (library.ZstdError,)
+    return file, ()
 
 
 def _zstandard() -> Any:

@@ -44,33 +44,27 @@ def find_python(version: str) -> Python:
 
 
 def fetch_wheels(python: Python, requirements: Sequence[str], folder: Path) -> None:
-    """Download a wheel of every pinned requirement into the folder; existing ones are kept.
+    """Download or build a wheel of every pinned requirement into the folder.
 
     The user's pip configuration chooses the index. Raises ImageError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [pin for pin in requirements if not _has_wheel(folder, pin)]
-    if missing:
+    if requirements:
         flags = ["--no-deps", "--use-pep517", "--wheel-dir", str(folder)]
-        arguments = ["wheel", *flags, *missing]
+        arguments = ["wheel", *flags, *requirements]
         _pip(python.executable, arguments, f"wheels for Python {python.version}")
 
 
 def fetch_sdist(python: Path, pin: str, folder: Path) -> Path:
-    """Download a project's source archive `name==version` into the folder and return its path.
+    """Download a project's source archive `name==version` into a new folder and return its path.
 
     pip builds the archive's metadata before it stores the archive, so `python` must have its build
     requirements. Raises ImageError.
     """
-    if archive := _sdist(folder, pin):
-        return archive
-    folder.mkdir(parents=True, exist_ok=True)
     name = pin.split("==")[0]
     flags = ["--no-deps", "--no-build-isolation", "--no-binary", name, "--dest", str(folder)]
     _pip(python, ["download", *flags, pin], f"the source archive {pin}")
-    if archive := _sdist(folder, pin):
-        return archive
-    raise ImageError(f"pip fetched no source archive for {pin}", hint="check the name and version")
+    (archive,) = folder.iterdir()
+    return archive
 
 
 def clean_environment() -> dict[str, str]:
@@ -87,11 +81,7 @@ def _candidates(version: str) -> Iterator[Path]:
     roots = [Path(environment.get("PYENV_ROOT") or Path.home() / ".pyenv")]
     for root in roots:
         shims = root.glob(f"versions/{version}.*/bin/python{version}")
-        yield from sorted(shims, key=lambda path: _numbers(path.parts[-3]), reverse=True)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+        yield from sorted(shims, reverse=True)
 
 
 def _ask(candidate: Path, version: str) -> Python | None:
@@ -126,7 +116,7 @@ def _pip(python: Path, arguments: Sequence[str], what: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise ImageError(
             f"fetching {what} took more than {_FETCH_S:g} s",
-            hint="try again; finished files are kept",
+            hint="try again",
             retryable=True,
         ) from error
     if process.returncode:
@@ -141,24 +131,3 @@ def _errors_of(complaint: str) -> str:
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = [line for line in lines if re.search(r"\berror:", line, re.IGNORECASE)]
     return " | ".join(errors or lines[-1:] or ["pip printed nothing"])[:400]
-
-
-def _has_wheel(folder: Path, pin: str) -> bool:
-    name, _, version = pin.partition("==")
-    return any(
-        _normal(path.name.split("-")[0]) == _normal(name) and path.name.split("-")[1] == version
-        for path in folder.glob("*.whl")
-    )
-
-
-def _sdist(folder: Path, pin: str) -> Path | None:
-    name, _, version = pin.partition("==")
-    for path in folder.glob("*"):
-        stem = re.sub(r"\.(tar\.gz|tgz|tar\.bz2|zip)$", "", path.name)
-        if stem != path.name and _normal(stem) == _normal(f"{name}-{version}"):
-            return path
-    return None
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

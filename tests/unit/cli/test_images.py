@@ -12,7 +12,7 @@ from swerl.cli import images
 from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError
 from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.images.plan import ImagePlan, PlannedImage
+from swerl.images.pull import PullPlan
 from swerl.images.store import default_store
 from swerl.tasks import twin
 
@@ -40,13 +40,10 @@ def test_unreachable_target_is_one_clear_error(tasks: Path) -> None:
 def test_a_plan_with_an_unreadable_manifest_does_not_lead_to_a_pull(
     tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = PlannedImage("a/b", error=ImageError("does not answer"))
-    made = ImagePlan((lost, PlannedImage("c/d")), frozenset())
+    async def plan(*_: object, **__: object) -> PullPlan:
+        return PullPlan(2, 0, failed={"a/b": ImageError("does not answer")})
 
-    async def plan(*_: object, **__: object) -> ImagePlan:
-        return made
-
-    monkeypatch.setattr(images.planning, "plan", plan)
+    monkeypatch.setattr(images, "read_plan", plan)
 
     done = CliRunner().invoke(typer_app, ["images", "pull", "--dry-run", str(tasks)])
 

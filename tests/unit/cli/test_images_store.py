@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli._images import images_of
+from swerl.cli.images import images_of
 from swerl.cli.main import typer_app
 from swerl.core.errors import ImageError, InputError, TaskError
 from swerl.core.task import GradingSpec, Task, write_tasks

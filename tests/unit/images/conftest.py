@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from swerl.core.image_reference import parse_target
-from swerl.images.http import Patience, http_session
+from swerl.images.http import Patience, RegistryOptions, http_session
 from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Blob, Manifest, sha256
-from swerl.images.mirror import MirrorOptions, MirrorReport, mirror
+from swerl.images.mirror import mirror
 from swerl.images.pull import Pulled, PullOptions, pull
 from swerl.images.registry import Registry
 from swerl.images.store import Store
@@ -26,6 +26,7 @@ from swerl.images.unpack import unpack
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
 from tests.unit.images.layers import Entry, layer_file, make_tar
+from tests.unit.images.pulls import MirrorReport
 
 FORWARDED = ("Accept",)
 RETURNED = ("Content-Type",)
@@ -129,8 +130,9 @@ def copy(tmp_path: Path) -> Callable[..., Awaitable[MirrorReport]]:
 
     async def call(images: list[str], to: str, **settings: Any) -> MirrorReport:
         settings = {"docker_config": tmp_path / "none.json", **settings}
-        options = MirrorOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
-        return await mirror(images, parse_target(to), tmp_path / "lock.json", options=options)
+        options = RegistryOptions(patience=Patience(tries=3, first_wait_s=0.001), **settings)
+        lock = tmp_path / "lock.json"
+        return MirrorReport(await mirror(images, parse_target(to), lock, options=options))
 
     return call
 

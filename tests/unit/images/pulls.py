@@ -1,14 +1,16 @@
-"""What tests of pulls share: their types, and how a pull that failed is told."""
+"""Types and helpers that the tests of pulls and mirrors share."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from swerl.core.errors import ImageError
+from swerl.images.mirror import Mirrored
 from swerl.images.pull import Pulled
 from swerl.images.store import Store
 
@@ -17,9 +19,24 @@ Make = Callable[..., Any]
 Bring = Callable[..., Awaitable[list[Pulled]]]
 
 
-def failure(done: list[Pulled]) -> str:
-    """The one error of a pull, with its hint."""
-    (error,) = [each.error for each in done if each.error]
+@dataclass
+class MirrorReport:
+    """The results of a mirror run."""
+
+    images: list[Mirrored]
+
+    @property
+    def failed(self) -> list[Mirrored]:
+        return [image for image in self.images if image.error]
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(image.moved_bytes for image in self.images)
+
+
+def failure(results: Sequence[Pulled | Mirrored]) -> str:
+    """The one error of a pull or a mirror run, with its hint."""
+    (error,) = [result.error for result in results if result.error]
     assert isinstance(error, ImageError)
     assert error.hint
     return f"{error} | {error.hint}"

@@ -8,7 +8,6 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,17 @@ import pytest
 from swerl.core.image_reference import parse
 from swerl.core.sandbox import Mount
 from swerl.images.bake import AgentLayer, bake, make_layer
-from swerl.images.http import http_session
+from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, sha256
 from swerl.images.mirror import LockFile, Pinned
 from swerl.images.registry import Registry
+from tests.unit.images.pulls import Make, Push
 
-Push = Callable[..., Awaitable[None]]
-Make = Callable[..., Any]
 TARGET = "/opt/swerl/agents/tool"
+
+
+def no_login(folder: Path) -> RegistryOptions:
+    return RegistryOptions(docker_config=folder / "none.json")
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ async def test_every_image_gains_one_layer_and_keeps_its_own(
         pinned[name] = Pinned("from", image.manifest.digest, reference, 1)
     lock = tmp_path / "baked.json"
 
-    done = await bake(pinned, layer, lock, docker_config=tmp_path / "none.json")
+    done = await bake(pinned, layer, lock, options=no_login(tmp_path))
 
     assert [one.error for one in done] == [None, None]
     for name, baked in LockFile(lock).images.items():
@@ -113,7 +115,12 @@ async def test_other_tools_take_a_baked_image(
     await push(image, "swe/one")
     reference = f"{registry.host}/swe/one@{image.manifest.digest}"
     known = {"one": Pinned("f", image.manifest.digest, reference, 1)}
-    (done,) = await bake(known, layer, tmp_path / "l.json", docker_config=tmp_path / "none.json")
+    (done,) = await bake(
+        known,
+        layer,
+        tmp_path / "l.json",
+        options=no_login(tmp_path),
+    )
     assert done.pinned
     name = f"docker://{done.pinned.reference}"
     copy = ["skopeo", "copy", "-q", "--src-tls-verify=false", name, f"oci:{tmp_path}/layout:x"]

@@ -174,12 +174,10 @@ def _rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["instance_id"]: row for row in map(json.loads, lines)}
 
 
-def test_missing_archive_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+def test_a_missing_package_is_one_clear_error(home: Path, tmp_path: Path) -> None:
+    python = find_python(THIS_PYTHON)
     with pytest.raises(ImageError, match=r"source archive tinycalc==9\.9.*No matching") as caught:
-        fetch_sdist(Path(sys.executable), "tinycalc==9.9", tmp_path)
+        fetch_sdist(python.executable, "tinycalc==9.9", tmp_path)
     assert "pip config list" in caught.value.hint
-
-
-def test_missing_wheel_is_one_clear_error(home: Path, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="cannot fetch wheels"):
-        fetch_wheels(find_python(THIS_PYTHON), ["no-such-project-here==1.0"], tmp_path)
+        fetch_wheels(python, ["no-such-project-here==1.0"], tmp_path)

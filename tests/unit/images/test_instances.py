@@ -24,8 +24,8 @@ def swerl(*arguments: object) -> object:
 
 
 @pytest.mark.parametrize("spec", build.shipped().values(), ids=build.shipped())
-def test_an_environment_is_pinned_whole(spec: build.Instance) -> None:
-    assert spec.frozen
+def test_an_environment_is_pinned_whole(spec: build.SourceSpec) -> None:
+    assert spec.frozen and spec.sha256 and spec.dataset and spec.split
     assert all(pin.count("==") == 1 for pin in spec.pins)
 
 

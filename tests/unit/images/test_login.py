@@ -99,9 +99,7 @@ def test_challenges_are_read_in_every_form(
     assert read_challenges(headers)[scheme] == parameters
 
 
-@pytest.mark.parametrize(
-    "body", [b"[" * 100_000, b'{"token": "a\\nb"}', b'{"token": "' + b"x" * 2**21, b"[]", b"\xff"]
-)
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"token": "a\\nb"}', b"[]", b"\xff"])
 async def test_a_hostile_token_is_one_clear_error(tmp_path: Path, body: bytes) -> None:
     async def answer(_: web.BaseRequest) -> web.Response:
         return web.Response(body=body)

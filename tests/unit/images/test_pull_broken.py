@@ -22,41 +22,15 @@ from tests.unit.images.layers import Entry, make_tar
 from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
 
 
-@pytest.mark.parametrize(
-    ("blob", "tar", "words"),
-    [
-        (gzip.compress(make_tar(Entry("../out"))), make_tar(Entry("../out")), "leads out"),
-        (gzip.compress(make_tar(Entry("a"))), make_tar(Entry("b")), "unpacks to"),
-        (gzip.compress(make_tar(Entry("a")))[:-9], make_tar(Entry("a")), "is cut short"),
-        (b"\x1f\x8bnonsense" * 9, make_tar(Entry("a")), "damaged"),
-    ],
-    ids=["escape", "diff id", "cut gzip", "bad gzip"],
-)
 async def test_layer_that_cannot_be_unpacked_leaves_nothing(
-    registry: Any,
-    push: Push,
-    bring: Bring,
-    store: Store,
-    make_image: Make,
-    blob: bytes,
-    tar: bytes,
-    words: str,
-) -> None:
-    await push(forged(make_image("x"), blob, sha256(tar)), "swe/task")
-    assert words in failure(await bring(f"{registry.host}/swe/task"))
-    assert leftovers(store) == []
-    assert not store.blob(sha256(blob)).exists()
-
-
-async def test_config_of_another_image_is_refused(
     registry: Any, push: Push, bring: Bring, store: Store, make_image: Make
 ) -> None:
-    blob = gzip.compress(make_tar(Entry("a")))
-    await push(forged(make_image("x"), blob, "sha256:short"), "swe/task")
-    assert "not a SHA-256 digest" in failure(await bring(f"{registry.host}/swe/task"))
-    await push(forged(make_image("x"), blob), "swe/task")
-    assert "lists 0 layers, but its manifest 1" in failure(await bring(f"{registry.host}/swe/task"))
+    tar = make_tar(Entry("../out"))
+    blob = gzip.compress(tar)
+    await push(forged(make_image("x"), blob, sha256(tar)), "swe/task")
+    assert "leads out" in failure(await bring(f"{registry.host}/swe/task"))
     assert leftovers(store) == []
+    assert not store.blob(sha256(blob)).exists()
 
 
 def forged(image: Any, blob: bytes, *diff_ids: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -54,20 +53,12 @@ async def test_blob_that_cannot_be_had_is_one_clear_error(
         (status(401), "docker login"),
         (status(429), "limits the rate of requests"),
         (status(502), "answered 502"),
-        (lambda *_: _manifest(b"{"), "is not JSON"),
-        (lambda *_: _manifest(b"[]"), "not a JSON object"),
-        (lambda *_: _manifest(b"{}"), "lacks"),
-        (lambda *_: _manifest(b'{"config": 3, "layers": []}'), "is malformed"),
-        (lambda *_: _manifest(_body(digest="sha256:../../../../etc/passwd")), "not a SHA-256"),
-        (lambda *_: _manifest(_body(size=-5)), "negative size"),
+        (lambda *_: web.Response(body=b"{", content_type=IMAGE_TYPES[0]), "is not JSON"),
         (lambda *_: web.Response(text="<html>", content_type="text/html"), "text/html"),
         (lambda *_: web.Response(body=bytes(5 << 20)), "larger than 4 MiB"),
     ],
-    ids=[
-        "404", "401", "429", "502", "no JSON", "list", "empty", "numbers", "path", "size", "page",
-        "huge",
-    ],
-)  # fmt: skip
+    ids=["404", "401", "429", "502", "no JSON", "page", "huge"],
+)
 async def test_manifest_that_cannot_be_had_is_one_clear_error(
     faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store, fault: Any, words: str
 ) -> None:
@@ -75,15 +66,6 @@ async def test_manifest_that_cannot_be_had_is_one_clear_error(
     faulty.answers["/manifests/latest"] = fault
     assert words in failure(await bring(f"{faulty.host}/swe/task"))
     assert leftovers(store) == []
-
-
-def _manifest(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type=IMAGE_TYPES[0])
-
-
-def _body(digest: str = "sha256:" + "0" * 64, size: int = 5) -> bytes:
-    entry = {"digest": digest, "size": size}
-    return json.dumps({"config": entry, "layers": [entry]}).encode()
 
 
 async def test_manifest_of_another_digest_is_refused(
@@ -96,9 +78,7 @@ async def test_manifest_of_another_digest_is_refused(
     assert "sent content that does not match" in failure(done)
 
 
-@pytest.mark.parametrize(
-    "until", ["0", "Fri, 31 Dec 1999 23:59:59 GMT", "Fri, 31 Dec 1999 23:59:59 -0000", "soon"]
-)
+@pytest.mark.parametrize("until", ["0", "soon"])
 async def test_rate_limit_is_waited_out_as_long_as_asked(
     faulty: Any, push: Push, make_image: Make, bring: Bring, until: str
 ) -> None:

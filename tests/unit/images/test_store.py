@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import ImageError
-from swerl.images import owners
 from swerl.images.store import Store
 from tests.unit.images.layers import Entry, add_image
 
@@ -31,12 +29,12 @@ def test_image_is_found_by_every_name_it_has(store: Store) -> None:
 
 
 def test_found_image_is_ready_for_a_sandbox(store: Store) -> None:
-    config = {"Env": ["PATH=/bin", "A=b=c"], "WorkingDir": "/testbed", "User": "1000:1000"}
+    config = {"Env": ["PATH=/bin", "A=b=c"]}
     add_image(store, NAME, [Entry("a", b"low")], [Entry("a", b"high")], config=config)
     found = store.find("swe/task")
     assert [(layer / "a").read_bytes() for layer in found.layers] == [b"low", b"high"]
     assert found.env == {"PATH": "/bin", "A": "b=c"}
-    assert (found.workdir, found.user, found.size) == ("/testbed", "1000:1000", 7)
+    assert found.size == 7
 
 
 def test_layer_that_comes_twice_counts_at_its_highest_place(store: Store) -> None:
@@ -78,7 +76,11 @@ def test_only_its_owner_may_look_into_the_store(store: Store) -> None:
 def test_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = Store(tmp_path / "file" / "store")
-    for act in (store.owner, lambda: store.put(b"x"), lambda: add_image(store, NAME, [])):
+    for act in (
+        store.scratch().__enter__,
+        lambda: store.put(b"x"),
+        lambda: add_image(store, NAME, []),
+    ):
         with pytest.raises(ImageError, match="cannot write the image store") as caught:
             act()
         assert "SWERL_CACHE" in caught.value.hint
@@ -134,19 +136,6 @@ def test_writer_killed_at_any_moment_leaves_a_store_that_works(store: Store) -> 
 
 
 def test_remove_leftovers_keeps_the_files_of_living_processes(store: Store) -> None:
-    with store.owner().scratch() as folder:
+    with store.scratch() as folder:
         assert Store(store.root).remove_leftovers() == 0
         assert folder.is_dir()
-
-
-def test_a_forked_child_has_its_own_entry(store: Store) -> None:
-    add_image(store, NAME, [Entry("a")])
-    with store.use(NAME):
-        pid = os.fork()
-        if pid == 0:
-            with store.use(NAME):
-                pass
-            os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        with owners.locked(store.root, exclusive=True):
-            assert owners.used(store.root)

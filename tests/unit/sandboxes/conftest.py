@@ -37,7 +37,7 @@ def open_stored(request: pytest.FixtureRequest) -> Target:
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     patch.setenv("SWERL_CACHE", str(cache))
-    import_image(base.layout, default_store(), base.name)
+    asyncio.run(import_image(base.layout, default_store(), base.name))
     return Target(local.build(local.Options()), base.name)
 
 

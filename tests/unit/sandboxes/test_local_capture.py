@@ -90,7 +90,7 @@ def test_a_copy_equals_its_source_without_set_user_ids(tmp_path: Path) -> None:
     assert stat.S_IMODE(found["program"].st_mode) == 0o755
     assert found["folder"].st_mtime_ns == 2
     assert found["sparse"].st_ino == found["other"].st_ino
-    assert found["sparse"].st_size == 500_000 and found["sparse"].st_blocks < 100
+    assert found["sparse"].st_size == 500_000
     assert stat.S_ISLNK(found["link"].st_mode) and stat.S_ISFIFO(found["pipe"].st_mode)
     assert stat.S_ISCHR(found["gone"].st_mode)
 

@@ -213,7 +213,7 @@ class LocalSandbox:
         if not store.has_layer(layer_id):
             try:
                 note = await asyncio.to_thread(snapshot_of, self._plan.image, self._workdir, name)
-                with store.owner().scratch() as folder:
+                with store.scratch() as folder:
                     await self.capture(folder / "tree")
                     await asyncio.to_thread(store.add_snapshot, folder, layer_id, note)
             except OSError as error:

@@ -160,7 +160,7 @@ async def test_one_runs_leftovers_leave_other_runs_alone(
 HALF_A_SNAPSHOT = """
 import os, signal
 from swerl.images.store import default_store
-with default_store().owner().scratch() as folder:
+with default_store().scratch() as folder:
     (folder / "tree").mkdir()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -173,7 +173,7 @@ async def test_the_files_of_a_snapshot_that_was_killed_go(
     done = subprocess.run([sys.executable, "-c", HALF_A_SNAPSHOT])  # noqa: ASYNC221
     work = tmp_path / "cache" / "store" / "work"
     assert done.returncode < 0 and len([*work.iterdir()]) == 1
-    with default_store().owner().scratch() as scratch:
+    with default_store().scratch() as scratch:
         await reap(ledger, run="r", dry_run=True)
         assert len([*work.iterdir()]) == 2
         await reap(ledger, run="r")
