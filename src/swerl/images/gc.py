@@ -44,7 +44,7 @@ def collect(store: Store, keep: Iterable[str], *, dry_run: bool = False) -> GcRe
         return GcResult((), (), 0, 0, 0)
     if not dry_run:
         store.remove_leftovers()
-    # Other processes wait meanwhile: about a second for a thousand images.
+    # Other processes wait meanwhile.
     with store.scratch() as bin, store.exclusive() as used:
         snapshots = store.snapshots(since_s=time.time() - _UNUSED_S)
         needed, removed, in_use = set(used), [], []
