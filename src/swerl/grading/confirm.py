@@ -257,7 +257,7 @@ class Search:
             f"{len(credited)} of {len(tests)} tests to fix assert a value that code has to compute"
         )
         if share < 1:
-            weak, kinds = len(mutated) - len(credited), "a bound, a truth value, an exception"
+            weak, kinds = len(mutated) - len(credited), "truth values, exceptions, copies, sums"
             reason += f"; {weak} only what can be guessed or read: {kinds}"
             reason += f"; {len(tests) - len(mutated)} are not mutated"
         return Protection(tuple(self._versions.values()), strength, share, reason)
