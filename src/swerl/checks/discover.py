@@ -20,6 +20,7 @@ from swerl.core.changes import touched
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.jobs import append_result, read_results
 from swerl.core.task import GradingSpec, Task
+from swerl.grading.flow import LOG_CHARS
 from swerl.grading.log_parsers import PARSERS, LogError, find_parser, read_log
 
 _UNKNOWN = "swerl: unknown test"
@@ -87,7 +88,7 @@ async def discover(task: Task, runs: Runs, *, num_runs: int = 3) -> Discovery:
             grade = (await runs.grade(replace(task, grading=spec), patch)).grade
             if grade.verdict is not Verdict.UNSOLVED or not grade.log:
                 return Discovery(problem=grade.reason)
-            if " characters left out]\n" in grade.log:
+            if len(grade.log) > LOG_CHARS:
                 return Discovery(problem="its log is too long to keep: print less of each test")
             parser = parser or await _best_parser(grade.log)
             if not parser:

@@ -203,8 +203,7 @@ class _Rules:
         self._drivers = {*_named_scripts(spec), *named}
         self._drives = _starts_tests("\n".join([*commands(spec), *clean.scripts.values()]))
         self._clean = clean
-        texts = (*spec.files.values(), *spec.test_files.values(), spec.test_patch)
-        self._named = {name for text in texts for name in re.findall(r"[\w.-]+", text)}
+        self._texts = "\n".join((*spec.files.values(), *spec.test_files.values(), spec.test_patch))
 
     def allows(self, path: str) -> bool:
         """Return True for a path that the known solution changes too."""
@@ -228,7 +227,7 @@ class _Rules:
         if path in self._hidden or path in self._drivers or self._drives(name):
             return True
         # Data that the tests name: they may compare with it.
-        if name in self._named and "/" in path and name.endswith(_DATA):
+        if "/" in path and name.endswith(_DATA) and name in re.findall(r"[\w.-]+", self._texts):
             return True
         # A file or link in place of a folder of hidden tests would remove them, and a folder in
         # place of a hidden test would block it.

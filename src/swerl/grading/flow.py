@@ -30,8 +30,8 @@ from swerl.grading.log_parsers import LogError, find_parser, read_log
 from swerl.grading.prepare import bring_files, changes_of, prepare
 from swerl.grading.statuses import Judgement, Parser, failing, not_run, statuses_of
 
-_LOG_CHARS = 200_000
-"""Characters of the test log that a Grade keeps, half from each end."""
+LOG_CHARS = 200_000
+"""Characters of the test log that a Grade keeps, half from each end; one that was cut has more."""
 _REPORT_S = 120.0
 """Seconds for the command that makes a report of a log."""
 _END_S = 30.0
@@ -455,7 +455,7 @@ async def _end_others(sandbox: Sandbox, known: bytes) -> bool:
 
 
 def _capped(log: str) -> str:
-    if len(log) <= _LOG_CHARS:
+    if len(log) <= LOG_CHARS:
         return log
-    half = _LOG_CHARS // 2
+    half = LOG_CHARS // 2
     return f"{log[:half]}\n[{len(log) - 2 * half} characters left out]\n{log[-half:]}"

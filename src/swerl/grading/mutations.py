@@ -116,6 +116,7 @@ _TRUTHS = frozenset({"True", "False", "true", "false"})
 _TERMS = frozenset({"+", "-", "*", "/", "%", "&", "|", "^", "**", "//"})
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _WORD = re.compile(r"(?<![\\%])\b[A-Za-z]+|(?<=\\[nrt])[A-Za-z]+")
+_INTEGER = re.compile(r"0|-?[1-9]\d*")
 _PIECE = re.compile(r"[a-z]+|\d+")
 _PATTERN = re.compile(r"[|\[]|[\w)]\?")
 """A regular expression with alternatives."""
@@ -188,8 +189,8 @@ def candidates(
     tests = [test for test in source.tests() if is_wanted(test.name)]
     places = [(test, list(dict.fromkeys(source.places(test)))) for test in tests]
     values = Counter(core_of(token.text) for _, own in places for token, news in own if not news)
-    source.copies = Counter(core_of(token.text) for token in source.tokens) - values
-    units = [_replacements(source, test, own, rng) for test, own in places]
+    copies = Counter(core_of(token.text) for token in source.tokens) - values
+    units = [_replacements(source, test, own, copies, rng) for test, own in places]
     return [unit for unit in units if unit]
 
 
@@ -203,8 +204,6 @@ class _Source:
         self._starts = [token.start for token in self.tokens]
         texts = [token.text for token in self.tokens if token.kind == "string" or "_" in token.text]
         self.words = sorted(set(re.findall("[A-Za-z]+", " ".join(texts))))
-        self.copies = Counter[str]()
-        """Literals that are not compared in a wanted test."""
 
     def tests(self) -> list[_Test]:
         """Return the tests of the file; the whole file if no line begins a test."""
@@ -495,6 +494,7 @@ def _replacements(
     source: _Source,
     test: _Test,
     places: Iterable[_Place],
+    copies: Counter[str],
     rng: random.Random,
 ) -> list[Candidate]:
     """Return the candidates of a test: another value of each place, then a second one."""
@@ -503,12 +503,11 @@ def _replacements(
     for token, news in places:
         before = source.text[max(test.start, token.start - _NEAR) : token.start]
         around = before + source.text[token.end : min(test.end, token.end + _NEAR)]
-        is_value, is_alone = not news, _is_alone(core_of(token.text), around, body, source.copies)
+        is_value, is_alone = not news, _is_alone(core_of(token.text), around, body, copies)
         made = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
-        others = news or islice(made, _NUM_VALUES)
-        for number, new in enumerate(others):
+        old = _decoded(token.text)
+        for number, new in enumerate(news or islice(made, _NUM_VALUES)):
             edit = Edit(source.path, token.start, token.end, _decoded(new))
-            old = _decoded(token.text)
             candidate = Candidate(edit, old, test.name, test.outer, is_value, is_alone)
             # In a random order, code cannot compute just those that are replaced.
             order = (number, not is_alone, rng.random()) if is_value else (0, False, 0.0)
@@ -523,8 +522,11 @@ def _is_alone(core: str, around: str, body: Counter[str], copies: Counter[str]) 
     is_new = any(body[piece] == count for piece, count in pieces.items())
     if not is_new or (len(core) >= _LONG and copies[core]):
         return False
-    pairs = product(map(int, re.findall(r"\d+", around)), repeat=2)
-    return not any(core in map(str, (a + b, a - b, a * b, a // (b or 1))) for a, b in pairs)
+    if not _INTEGER.fullmatch(core):
+        return True
+    value, numbers = int(core), set(map(int, re.findall(r"\d+", around)))
+    pairs = product(numbers, repeat=2)
+    return not any(value in (a + b, a - b, a * b, a // (b or 1)) for a, b in pairs)
 
 
 def core_of(old: str) -> str:
