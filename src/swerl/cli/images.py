@@ -47,7 +47,7 @@ from swerl.images.mirror import LockFile, Mirrored, Pinned, mirror, rewrite
 from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import plan as read_plan
 from swerl.images.pull import pull as pull_images
-from swerl.images.store import Named, default_store
+from swerl.images.store import default_store
 from swerl.sandboxes import docker
 from swerl.tasks.rows import file_rows
 
@@ -225,7 +225,6 @@ def _show(images: Sequence[Mirrored], lock: Path, what: str) -> None:
 
 def ls(as_json: JsonOption = False) -> None:
     """List the images of the store."""
-
     store = default_store()
     table = simple_table("image", "digest", "layers", "unpacked", "since")
     names, rows, num_damaged = store.names(), [], 0
@@ -267,9 +266,9 @@ def gc(
 
     `--keep host` keeps no image of the store.
     """
-    for argument in keep:
-        if not is_file(argument):
-            _names([argument])  # a mistyped file name must not remove everything
+    for name in images_of([argument for argument in keep if not is_file(argument)]):
+        if not is_local(name):
+            default_store().named(name)  # a mistyped file name must not remove everything
     result = collect(default_store(), images_of(keep), dry_run=dry_run)
     pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
     num_outside = 0
@@ -287,11 +286,6 @@ def gc(
     )
     if num_outside:
         console().print(f"{counted(num_outside, 'old snapshot')} of docker {verb}")
-
-
-def _names(arguments: Sequence[str]) -> list[Named]:
-    """Return the named images. Raises ImageError if one is not in the store."""
-    return [default_store().named(image) for image in images_of(arguments) if not is_local(image)]
 
 
 def prepare(
@@ -386,10 +380,7 @@ def bake(
     with tempfile.TemporaryDirectory() as folder:
         layer = _layer(agents, Path(folder, "agents.tar.gz"))
         with progress_bar("images", len(images)) as advance:
-            job = baking.bake(
-                *(images, layer, lock),
-                on_done=lambda _: advance(),
-            )
+            job = baking.bake(images, layer, lock, on_done=lambda _: advance())
             baked = run(job, after="the same command skips what is there already")
     _show(baked, lock, f"with {', '.join(layer.agents)}")
     if tasks_out:

@@ -73,7 +73,7 @@ async def mirror(
 
 
 class _MirrorRun:
-    """One mirror run: its registries, and the blobs of each repository of the target."""
+    """One mirror run: its registries, target and lock file."""
 
     def __init__(
         self, http: aiohttp.ClientSession, target: Target, lock: LockFile, options: RegistryOptions

@@ -278,7 +278,7 @@ def _is_readable(run: Evidence, turn: RecordedTurn) -> bool:
 
 
 _LOST = re.compile(
-    r"\b(?:SandboxLost|SandboxUnavailable|EngineLost|EngineTimeout|Engine|Cluster|Image|BrokenImage|Sandbox)Error:"
+    r"\b(?:SandboxLost|SandboxUnavailable|Engine(?:Lost|Timeout)?|Cluster|Image|BrokenImage|Sandbox)Error:"
     r"|the sandbox failed:|an unexpected error:|test command did not start"
 )
 """Reasons that only infrastructure gives. A plain SandboxError may be the agent's own."""
