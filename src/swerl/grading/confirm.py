@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from swerl.core.changes import touched
 from swerl.core.task import Edit, GradingSpec, MutatedTests, Protection, Strength, Task
-from swerl.grading.mutations import Candidate, candidates, core_of, supports
+from swerl.grading.mutations import LONG, Candidate, candidates, core_of, supports
 
 NUM_RUNS = 4
 """Confirming runs. Not all are alike, so a guess has one chance in 2**4 - 2."""
@@ -177,23 +177,36 @@ class Search:
         self._prompt = "\n".join([task.prompt, *self._tests])
         self._before = {line.strip() for text in before.values() for line in text.split(b"\n")}
         self._texts = texts
-        units = [
+        self._candidates = [
             unit
             for path, text in texts.items()
             if self._tests or not is_declared(spec)
             for unit in candidates_of(path, text, self._tests)
         ][:_MAX_TESTS]
-        # A replaced value that the issue names would betray the whole version.
-        secret = [[each for each in unit if self._is_secret(each)] for unit in units]
-        others = [[each for each in unit if not self._is_secret(each)] for unit in units]
-        self._units, self._weak = (
-            [_Unit(each) for each in kind if each] for kind in (secret, others)
-        )
+        self.reveal(())
         self._first = 0
         self._chosen: list[tuple[_Unit, Candidate]] = []
         self._num_runs = 0
         self._versions: dict[tuple[Edit, ...], MutatedTests] = {}
         self._used: list[Candidate] = []
+
+    def secrets(self) -> list[str]:
+        """Return the values that a file of the repository could reveal."""
+        cores = {core_of(each.old) for unit in self._units for each in unit.untried}
+        return sorted(core for core in cores if len(core) >= LONG and "\n" not in core)
+
+    def reveal(self, values: Collection[str]) -> None:
+        """Note which values the repository reveals, before the first run."""
+        self._revealed = frozenset(values)
+        # A replaced value that the issue names would betray the whole version.
+        kinds = [
+            [
+                [each for each in unit if self._is_secret(each) == wanted]
+                for unit in self._candidates
+            ]
+            for wanted in (True, False)
+        ]
+        self._units, self._weak = ([_Unit(unit) for unit in kind if unit] for kind in kinds)
 
     def next(self) -> MutatedTests | None:
         """Return the tests of the next run of the known solution; None at the end."""
@@ -271,7 +284,7 @@ class Search:
         line = text[start:].partition(b"\n")[0].strip()
         core = core_of(candidate.old)
         is_told = re.search(rf"(?<!\w){re.escape(core)}(?!\w)", self._prompt) if core else True
-        return not is_told and line not in self._before
+        return not is_told and core not in self._revealed and line not in self._before
 
 
 def _meet(one: Edit, two: Edit) -> bool:

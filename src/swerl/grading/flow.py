@@ -36,6 +36,9 @@ _REPORT_S = 120.0
 """Seconds for the command that makes a report of a log."""
 _END_S = 30.0
 """Seconds for listing or ending all processes."""
+_SEARCH = "grep -rohF -f - . | sort -u"
+"""Print which of the lines of the input stand in a file of the working directory."""
+_SEARCH_S = 120.0
 _COMMAND = "the test command"
 _SIGNAL = 128
 """Exit codes from here on mean a signal."""
@@ -221,6 +224,9 @@ class _Grading:
                 return Protection()
             texts = await _read(sandbox, paths)
         search = confirm.Search(self.task, texts, base)
+        if values := search.secrets():
+            async with self.open_clean() as sandbox:
+                search.reveal(await _known(sandbox, self.task.workdir, values))
         while version := search.next():
             run = await self._run(version)
             # A program that a signal ended may have reported nothing; a compiler's error is no run.
@@ -408,6 +414,13 @@ async def _read(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, bytes]:
         except FileNotFoundError:
             continue
     return found
+
+
+async def _known(sandbox: Sandbox, folder: str, values: Sequence[str]) -> set[str]:
+    """Return the values that a file in the folder holds."""
+    text = "\n".join(values).encode()
+    done = await sandbox.run(["sh", "-c", _SEARCH], cwd=folder, timeout_s=_SEARCH_S, stdin=text)
+    return {line.decode(errors="replace") for line in done.stdout.splitlines()}
 
 
 class _Editing:

@@ -126,8 +126,8 @@ _TOLERANT = re.compile(
 """Words of assertions in which a number near by may be right, too."""
 _NEAR = 120
 """Characters around a value that show how it is compared."""
-_LONG = 3
-"""Characters of a value that can be recognised in another test."""
+LONG = 3
+"""Characters of a value that can be recognised elsewhere."""
 _STRING = re.compile(
     r"(?s)(?P<open>[A-Za-z]{0,3}(?:#*\"|'''|'|`|\"\"\"))(?P<body>.*?)(?P<close>['\"`]+#*)"
 )
@@ -147,7 +147,7 @@ class Candidate:
     is_value: bool
     """False for a truth value, an exception or an operator."""
     is_alone: bool
-    """True if neither the test nor the file reveals the old value elsewhere."""
+    """True if neither the file nor the order of its neighbours reveals the old value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +434,18 @@ class _Source:
         is_template |= "$" in token.text and (self.suffix == ".php" or token.text[0] == "`")
         return not is_template and len(token.text) < _MAX_CHARS
 
+    def keeps_order(self, token: _Token, new: str) -> bool:
+        """Return True unless the neighbours in a list show that this literal was replaced."""
+        at = bisect_left(self._starts, token.start)
+        old, now = _sort_key(token.text), _sort_key(new)
+        for step in (-1, 1):
+            near = self.tokens[at + step : at + 3 * step : step]
+            if len(near) == 2 and near[0].text == "," and near[1].kind == token.kind:
+                other = _sort_key(near[1].text)
+                if (other < old, old < other) != (other < now, now < other):
+                    return False
+        return True
+
     def _wrapped(self, at: int, end: int, names: set[str]) -> Iterator[_Place]:
         """Yield the last compared name, such as a parameter of the test, to be put in a list.
 
@@ -503,11 +515,12 @@ def _replacements(
     for token, news in places:
         before = source.text[max(test.start, token.start - _NEAR) : token.start]
         around = before + source.text[token.end : min(test.end, token.end + _NEAR)]
-        is_value, is_alone = not news, _is_alone(core_of(token.text), around, body, copies)
+        is_value, is_hidden = not news, _is_alone(core_of(token.text), around, body, copies)
         made = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
         old = _decoded(token.text)
         for number, new in enumerate(news or islice(made, _NUM_VALUES)):
             edit = Edit(source.path, token.start, token.end, _decoded(new))
+            is_alone = is_hidden and source.keeps_order(token, new)
             candidate = Candidate(edit, old, test.name, test.outer, is_value, is_alone)
             # In a random order, code cannot compute just those that are replaced.
             order = (number, not is_alone, rng.random()) if is_value else (0, False, 0.0)
@@ -520,13 +533,21 @@ def _is_alone(core: str, around: str, body: Counter[str], copies: Counter[str]) 
     """Return True if neither its test, its file nor a formula of numbers near it has a value."""
     pieces = Counter(_PIECE.findall(core.lower()))
     is_new = any(body[piece] == count for piece, count in pieces.items())
-    if not is_new or (len(core) >= _LONG and copies[core]):
+    if not is_new or (len(core) >= LONG and copies[core]):
         return False
     if not _INTEGER.fullmatch(core):
         return True
     value, numbers = int(core), set(map(int, re.findall(r"\d+", around)))
     pairs = product(numbers, repeat=2)
     return not any(value in (a + b, a - b, a * b, a // (b or 1)) for a, b in pairs)
+
+
+def _sort_key(literal: str) -> tuple[float, str]:
+    """Return what a literal is sorted by: its number, or its text."""
+    try:
+        return float(literal), ""
+    except ValueError:
+        return 0.0, literal
 
 
 def core_of(old: str) -> str:

@@ -94,17 +94,20 @@ def test_a_run_is_compared_with_that_of_the_known_solution(
     assert confirm.difference(chosen, failed, versions) == expected
 
 
-@pytest.mark.parametrize(("other", "olds"), [("== 57", ["57"]), ("in (3, 4)", ["23"])])
-def test_a_value_that_the_issue_names_is_mutated_only_if_no_test_has_another(
-    make: Callable[..., Task], other: str, olds: list[str]
+@pytest.mark.parametrize("prompt", ["f(20) must be 2311.", ""])
+@pytest.mark.parametrize(("other", "olds"), [("== 57", ["57"]), ("in (3, 4)", ["2311"])])
+def test_a_value_that_the_issue_or_a_file_names_is_mutated_only_if_no_test_has_another(
+    make: Callable[..., Task], prompt: str, other: str, olds: list[str]
 ) -> None:
-    text = f"def test_a():\n    assert f(20) == 23\n\n\ndef test_b():\n    assert f(54) {other}\n"
-    task = replace(make(fail_to_pass=("test_a", "test_b")), prompt="f(20) must be 23.")
+    text = f"def test_a():\n    assert f(20) == 2311\n\n\ndef test_b():\n    assert f(54) {other}\n"
+    task = replace(make(fail_to_pass=("test_a", "test_b")), prompt=prompt)
     search = confirm.Search(task, {"/repo/test_x.py": text.encode()}, {})
+    assert search.secrets() == ([] if prompt else ["2311"])
+    search.reveal(search.secrets())
     first = search.next()
     assert first
     found = [text[edit.start : edit.end] for edit in first.edits]
-    assert olds[0] in found and ("23" in found) == (olds == ["23"])
+    assert olds[0] in found and ("2311" in found) == (olds == ["2311"])
 
 
 def test_copies_of_a_test_file_are_mutated_alike(make: Callable[..., Task]) -> None:
@@ -156,6 +159,32 @@ async def test_the_solution_is_measured_confirmed_and_kept_in_the_row(
         found = await grade(each, GOLD)
         assert (found.verdict, found.confirmation) == REAL, found.reason
         assert found.tests == {ADD: PASSED, ZERO: PASSED}
+
+
+FAR_NUMBERS = f"""
+import unittest
+
+import calc
+
+NUMBERS = 4000, 711
+{"#" * 150}
+
+
+class SumTest(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(calc.add(*NUMBERS), 4711)
+"""
+
+
+@pytest.mark.parametrize(("notes", "share"), [("of 4711", 0), ("of 471", 1)])
+async def test_a_value_that_a_file_of_the_repository_holds_gives_no_strength(
+    make: Callable[..., Task], tmp_path: Path, notes: str, share: float
+) -> None:
+    files = {"tests/__init__.py": "", "tests/test_calc.py": FAR_NUMBERS}
+    task = make(test_files=files, pass_to_pass=())
+    (tmp_path / "image" / "NOTES").write_text(notes)
+    protection = await swebench.build().measure(task, in_sandboxes(task))
+    assert protection.versions and protection.share == share
 
 
 FORGERS = {

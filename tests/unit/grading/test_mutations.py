@@ -205,6 +205,16 @@ def test_a_value_that_stands_elsewhere_or_follows_from_numbers_near_it_is_marked
 
 
 @pytest.mark.parametrize(
+    ("items", "shown"), [("52, 53, 54", True), ("20, 53, 91", False), ("'ab', 53, 'cd'", False)]
+)
+def test_a_number_is_marked_if_the_order_of_its_list_shows_the_mutation(
+    items: str, shown: bool
+) -> None:
+    [own] = read("test_a.py", PYTHON.format(f"assert f() == [{items}]"))
+    assert {each.is_alone for each in own if each.old == "53"} == {not shown}
+
+
+@pytest.mark.parametrize(
     ("name", "outer", "test_id", "expected"),
     [
         ("test_a", "", "tests/test_x.py::test_a", True),
