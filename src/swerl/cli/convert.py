@@ -53,7 +53,7 @@ def convert(
     ] = None,
     to: Annotated[
         str,
-        typer.Option("--format", help="slime, harbor or verl-parquet: another trainer's format."),
+        typer.Option("--format", help="slime or verl-parquet: another trainer's format."),
     ] = "",
     push: PushOption = None,
     force: ForceOption = False,
@@ -149,7 +149,7 @@ def _check_output_options(to: str, push: str | None, out: Path | None, *, force:
         raise unknown("format", to, FORMATS)
     if out is None:
         raise InputError(f"--format {to} needs the name of its file", hint="pass it with -o")
-    require_new(out, force=force and to != "harbor")
+    require_new(out, force=force)
 
 
 def _assets(folder: Path | None) -> Path | None:

@@ -111,11 +111,14 @@ def test_a_shown_task_keeps_its_solution_to_itself(place: Path, some: list[Task]
     assert json.loads(swerl(f"{line} --hidden").stdout)["solution"] == some[0].gold_patch
 
 
-def test_a_conversion_prints_its_counts_and_files(place: Path, some: list[Task]) -> None:
-    export = "convert tasks.jsonl --format harbor -o folders"
-    assert swerl(export).exit_code == 0
+def test_a_conversion_prints_its_counts_and_files(place: Path) -> None:
+    files = {"instruction.md": "Mend it.", "tests/test.sh": "true\n"}
+    files["task.toml"] = '[environment]\ndocker_image = "a/b:1"\n'
+    for name, text in files.items():
+        (Path("folders/one") / name).parent.mkdir(parents=True, exist_ok=True)
+        (Path("folders/one") / name).write_text(text)
     found = json.loads(swerl("convert harbor --rows folders -o again.jsonl --json").stdout)
-    assert (found["num_tasks"], found["num_rejects"]) == (len(some), 0)
+    assert (found["num_tasks"], found["num_rejects"]) == (1, 0)
     assert found["tasks"] == "again.jsonl"
     assert found["rejects"] is None
 

@@ -15,8 +15,7 @@ COMMANDS = (
     "images bake {file} --agent claude-code", "images gc --keep {file}",
     "sandbox smoke {file}", "rollout --tasks {file}",
     "tasks show {file}", "tasks filter {file} --sample 1 -o x",
-    "convert {file} --format slime -o x", "convert {file} --format harbor -o x",
-    "convert {file} --format verl-parquet -o x",
+    "convert {file} --format slime -o x", "convert {file} --format verl-parquet -o x",
 )  # fmt: skip
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import InputError, RunError, TaskError
+from swerl.core.errors import RunError, TaskError
 from swerl.core.task import GradingSpec, Task, from_row
 from swerl.tasks.datasets import find_converter
-from swerl.tasks.export import export_harbor, export_slime, export_verl
+from swerl.tasks.export import export_slime, export_verl
 from swerl.tasks.rows import file_rows
 
-OLD = "def add(a, b):\n    return a - b\n"
 FIX = """diff --git a/sums.py b/sums.py
 --- a/sums.py
 +++ b/sums.py
@@ -108,65 +106,6 @@ def test_verl_gets_its_columns_and_the_whole_task(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_harbor_folders_convert_back(tmp_path: Path) -> None:
-    files = {"/tests/test.sh": "echo 1\n", "/tests/data/a.bin": "data:;base64,AP8="}
-    spec = GradingSpec("reward_file", files=files, test_command="bash /tests/test.sh")
-    metadata = {"difficulty": "easy", "solution": {"/solution/solve.sh": "true\n"}}
-    task = replace(bench_task(), grading=spec, gold_patch="", metadata=metadata)
-    export_harbor([task], tmp_path / "out")
-    (row,) = file_rows(tmp_path / "out")
-    assert not isinstance(row, TaskError)
-    again = find_converter("harbor").to_task(row)
-    assert again.grading.files == files
-    assert (again.image, again.workdir, again.prompt) == (task.image, task.workdir, task.prompt)
-    assert again.metadata == metadata
-
-
-@pytest.mark.parametrize(("is_mended", "reward"), [(False, "0\n"), (True, "1\n")])
-def test_harbors_script_judges_declared_tests(tmp_path: Path, is_mended: bool, reward: str) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "sums.py").write_text(OLD)
-    (work / "test_sums.py").write_text("an agent's own")
-    git = "git -c user.name=a -c user.email=a@b"
-    make = f"git init -q && git add sums.py && {git} commit -qm a"
-    subprocess.run(["bash", "-ec", make], cwd=work, check=True)
-    export_harbor([bench_task(str(work))], tmp_path / "out")
-    folder = tmp_path / "out" / "a__b-1"
-    if is_mended:
-        subprocess.run(["git", "apply", folder / "solution/solution.patch"], cwd=work, check=True)
-    script = (folder / "tests" / "test.sh").read_text()
-    moved = script.replace("/logs/", f"{tmp_path}/logs/").replace("/tests/", f"{folder}/tests/")
-    subprocess.run(["bash", "-c", moved], check=True)
-    assert (tmp_path / "logs" / "verifier" / "reward.txt").read_text() == reward
-
-
-def test_what_harbor_cannot_judge_is_left_out(tmp_path: Path) -> None:
-    spec = replace(bench_task().grading, log_parser="django")
-    task = replace(bench_task(), id="d", grading=spec)
-    done = export_harbor([task, bench_task(), bench_task()], tmp_path / "out")
-    assert done.num_tasks == 1
-    assert done.reasons == {
-        "Harbor's test script cannot judge swebench with django": 1,
-        "another task has the same folder": 1,
-    }
-
-
-def test_files_and_setup_go_into_harbors_image(tmp_path: Path) -> None:
-    task = replace(bench_task(), files={"/workspace/seed": "x"}, setup="git reset")
-    export_harbor([task], tmp_path / "out")
-    folder = tmp_path / "out" / "a__b-1" / "environment"
-    assert (folder / "files" / "workspace" / "seed").read_text() == "x"
-    assert (folder / "setup.sh").read_text() == "git reset"
-    assert "COPY files/ /" in (folder / "Dockerfile").read_text()
-    assert "docker_image" not in (folder.parent / "task.toml").read_text()
-
-
-def test_a_folder_that_is_there_is_not_written_into(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="exists already"):
-        export_harbor([bench_task()], tmp_path)
-
-
 def test_an_export_that_fails_leaves_the_last_result(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text("old")
@@ -179,8 +118,3 @@ def test_an_export_that_fails_leaves_the_last_result(tmp_path: Path) -> None:
     with pytest.raises(TaskError):
         export_slime((broken() for _ in range(1)), out)
     assert {path.name for path in tmp_path.iterdir()} == {"out.jsonl"}
-
-
-def test_what_a_killed_export_left_is_no_hindrance(tmp_path: Path) -> None:
-    (tmp_path / "h.part" / "a__b-1").mkdir(parents=True)
-    assert export_harbor([bench_task()], tmp_path / "h").num_tasks == 1
