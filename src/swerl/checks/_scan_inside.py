@@ -1,29 +1,24 @@
 """Search a sandbox's files for parts of a solution; runs inside it, on Python 3.5 or newer.
 
 It reads a JSON object from standard input and prints one; scan_leaks.py has the meaning of both.
-swerl never imports this file. Archives, compressed files, packs and loose objects of git, and texts
-in base64, hex, percent codes, UTF-16 or JSON are opened first. The first bytes of a file decide how
-it is read, never its name.
+swerl never imports this file. Archives, compressed files and texts in JSON are opened first; no
+other encoding is. The first bytes of a file decide how it is read, never its name.
 """
 # Paths are strings: a Path object per file would double the time of a walk.
-# ruff: noqa: B905, SIM115, PTH103, PTH114, PTH118, PTH119, PTH123, PTH202
+# ruff: noqa: B905, SIM115, PTH114, PTH118, PTH123, PTH202
 
-import binascii
 import bz2
 import gzip
 import hashlib
-import importlib.util
 import io
 import json
 import lzma
-import marshal
 import os
 import re
 import stat
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 import zlib
@@ -41,18 +36,13 @@ MARKS = b" \t\r\f\0+->|\xff\xfe\xef\xbb\xbf"
 """Marks of diffs, quotes and the start of a file, at both ends of a line."""
 STARTS = (
     (b"PK\3\4", "zip"), (b"\x1f\x8b", "gz"), (b"BZh", "bz2"), (b"\xfd7zXZ\0", "xz"),
-    (b"PACK\0\0\0", "pack"), (b"# v2 git bundle", "pack"), (b"# v3 git bundle", "pack"),
+    (b"PACK\0\0\0", "closed"), (b"# v2 git bundle", "closed"), (b"# v3 git bundle", "closed"),
     (b"\x28\xb5\x2f\xfd", "closed"), (b"7z\xbc\xaf", "closed"), (b"Rar!", "closed"),
     (b"\x7fELF", "binary"), (b"\x89PNG", "binary"), (b"\xff\xd8\xff", "binary"),
     (b"wOFF", "binary"), (b"wOF2", "binary"), (b"\0\1\0\0\0", "binary"), (b"!<arch>\n", "binary"),
     (b"\xde\x12\x04\x95", "binary"), (b"\xca\xfe\xba\xbe", "binary"), (b"\0asm", "binary"),
 )  # fmt: skip
-BASE64 = re.compile(rb"(?<![A-Za-z0-9+/_\-\r\n])[A-Za-z0-9+/_\-\r\n]{64,}={0,2}")
-HEX = re.compile(rb"(?<![0-9a-fA-F\s])[0-9a-fA-F\s]{128,}")
-PERCENT = re.compile(rb"%([0-9A-Fa-f]{2})")
 REMOVED = re.compile(rb"^-.*\n?", re.MULTILINE)
-OBJECT = re.compile(rb"(blob|tree|commit|tag) \d+\0")
-URL_SAFE = bytes.maketrans(b"-_", b"+/")
 ROOTS = ("/", "/dev/shm", "/tmp", "/var/tmp", "/run", "/home", "/root", "/opt", "/srv")
 DAMAGED = (
     OSError, EOFError, ValueError, RuntimeError, zlib.error, lzma.LZMAError, tarfile.TarError,
@@ -84,7 +74,6 @@ class Scan:
         self.added = set(map(raw, request["added"]))
         self.blobs = request["blobs"]
         self.sizes = set(request["sizes"])
-        self.sources = {path: raw(text) for path, text in request["sources"].items()}
         self.words = set(map(raw, request["words"]))
         self.names = request["names"]
         self.tails = request["tails"]
@@ -198,12 +187,8 @@ class Scan:
             data = stream.read(MAX_MEMBER + 1)
             self.fits(path, "", len(data))
             self.read_bytes(path, data[:MAX_MEMBER], depth)
-        elif kind == "zlib" and size <= MAX_MEMBER:
-            self.judge(path, OBJECT.sub(b"", zlib.decompressobj().decompress(file.read()), 1))
-        elif kind == "pack":
-            self.judge_pack(path, file.read())
         elif kind != "binary":
-            self.read_text(path, file, depth)
+            self.read_text(path, file)
 
     def read_tar(self, path: str, archive: "tarfile.TarFile", depth: int) -> None:
         with archive:
@@ -224,37 +209,15 @@ class Scan:
         except DAMAGED:
             self.judge(path, data)
 
-    def read_text(self, path: str, file: Any, depth: int) -> None:
-        """Search a file in pieces, so that memory stays bounded; also in other encodings."""
+    def read_text(self, path: str, file: Any) -> None:
+        """Search a file in pieces, so that memory stays bounded."""
         before = b""
         for data in iter(lambda: file.read(PIECE), b""):
             if time.time() > self.deadline:
                 self.unchecked.add("out of time for reading " + path)
                 return
-            text = before + data
-            self.judge(path, text)
-            if depth < MAX_DEPTH:
-                self.decode(path, text, depth)
+            self.judge(path, before + data)
             before = data[-OVERLAP:]
-
-    def decode(self, path: str, data: bytes, depth: int) -> None:
-        head = data[:4096]
-        if b"\0" in head:
-            if head.count(b"\0") >= len(head) // 4:
-                self.judge(path, data.replace(b"\0", b""))
-            return
-        if b"%0A" in data or b"%20" in data:
-            self.judge(path, PERCENT.sub(lambda match: bytes([int(match.group(1), 16)]), data))
-        for match in HEX.finditer(data):
-            text = b"".join(match.group().split())
-            self.read_bytes(path, binascii.unhexlify(text[: len(text) // 2 * 2]), depth + 1)
-        for match in BASE64.finditer(data):
-            text = b"".join(match.group().split()).rstrip(b"=").translate(URL_SAFE)
-            try:
-                decoded = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
-            except ValueError:
-                continue
-            self.read_bytes(path, decoded, depth + 1)
 
     def judge(self, path: str, data: bytes) -> None:
         """Note a hit if a text is the solution or holds parts of it."""
@@ -303,34 +266,11 @@ class Scan:
         is_named = any(stem in path.replace("!", "/") for stem in self.stems)
         return is_most or is_named or not any(place in path for place in self.installed)
 
-    def judge_pack(self, path: str, data: bytes) -> None:
-        """Ask git if a pack or bundle has a solved file; it may build on objects of the base."""
-        with tempfile.TemporaryDirectory() as folder:
-            git("init", "-q", "--bare", "--template=", folder)
-            os.makedirs(folder + "/objects/info", exist_ok=True)
-            with open(folder + "/objects/info/alternates", "w") as file:
-                file.write(os.path.join(self.top, ".git/objects"))
-            pack = data[max(data.find(b"PACK"), 0) :]
-            git("--git-dir", folder, "index-pack", "--fix-thin", "--stdin", stdin=pack)
-            ids = "\n".join(self.blobs).encode()
-            for line in git("--git-dir", folder, "cat-file", "--batch-check", stdin=ids).split(
-                b"\n"
-            ):
-                if line.endswith(b" missing") or not line:
-                    continue
-                self.hit(path, "solution", "the file " + text_of(line[:40]) + " in a pack", 1, 1)
-
     def judge_compiled(self, path: str, data: bytes) -> None:
-        """Judge compiled Python by its new words, and by comparing its code."""
+        """Judge compiled Python by its new words."""
         common = {word for word in self.words if word in data}
         if self.is_copy(path, len(common), len(self.words), least=2):
             self.hit(path, "solution", text_of(min(common)), len(common), len(self.words))
-            return
-        stem = os.path.basename(path).split(".")[0]
-        for tail, source in self.sources.items():
-            before = content(os.path.join(self.top, tail))
-            if os.path.basename(tail) == stem + ".py" and is_compiled(data, source, before or b""):
-                self.hit(path, "solution", "compiled from " + tail + " as solved", 1, 1)
 
     def hit(self, path: str, label: str, example: str, count: int, total: int) -> None:
         if (path.split("!")[0], label) not in self.seen:
@@ -344,9 +284,7 @@ def kind_of(head: bytes) -> str:
     for start, kind in STARTS:
         if head.startswith(start):
             return kind
-    if head[257:262] == b"ustar":
-        return "tar"
-    return "zlib" if head[:2] in (b"x\x01", b"x\x5e", b"x\x9c", b"x\xda") else "text"
+    return "tar" if head[257:262] == b"ustar" else "text"
 
 
 def rows_of(data: bytes) -> "list[bytes]":
@@ -370,37 +308,14 @@ def common_passages(
     return common
 
 
-def is_compiled(data: bytes, source: bytes, before: bytes) -> bool:
-    """Return True if compiled Python is of a source and not of another one."""
-    if data[:4] != importlib.util.MAGIC_NUMBER:
-        return False
-    for start in (16, 12):
-        try:
-            shape = shape_of(marshal.loads(data[start:]))
-            solved, base = (
-                shape_of(compile(text, "f", "exec", 0, True)) for text in (source, before)
-            )
-            return bool(shape == solved != base)
-        except (ValueError, EOFError, TypeError, SyntaxError):
-            continue
-    return False
-
-
-def shape_of(code: Any) -> "tuple[Any, ...]":
-    inner = [
-        shape_of(value) if hasattr(value, "co_code") else repr(value) for value in code.co_consts
-    ]
-    return (code.co_code, code.co_names, code.co_varnames, tuple(inner))
-
-
-def git(*words: str, stdin: bytes = b"") -> bytes:
+def git(*words: str) -> bytes:
     """Return git's output; empty after a failure."""
     command = ("git", "-c", "core.fsmonitor=false", "-c", "safe.directory=*", *words)
     env = dict(os.environ, GIT_CONFIG_NOSYSTEM="1", HOME="/nonexistent", GIT_CONFIG_COUNT="1")
     env.update(GIT_CONFIG_KEY_0="safe.directory", GIT_CONFIG_VALUE_0="*")
     try:
         return subprocess.run(
-            command, input=stdin, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ).stdout
     except OSError:
         return b""

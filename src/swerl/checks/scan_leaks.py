@@ -183,7 +183,7 @@ def _added(patch: str, pieces: Callable[[str], list[str]], suffix: str = "") -> 
 
 
 def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the files as the solution leaves them: ids and sizes of all, texts of Python."""
+    """Return the ids and sizes of the files as the solution leaves them."""
     changed = set(touched(task.gold_patch))
     blobs: dict[str, str] = {}
     sizes: set[int] = set()
@@ -193,10 +193,7 @@ def _whole_files(task: Task, solved: Mapping[str, str]) -> Mapping[str, Any]:
             names = object_names(data)
             blobs |= dict.fromkeys(names, "solution" if path in changed else "tests")
             sizes |= {len(data), len(data.replace(b"\n", b"\r\n"))}
-    sources = {
-        path: text for path, text in solved.items() if path in changed and path.endswith(".py")
-    }
-    return {"blobs": blobs, "sizes": sorted(sizes), "sources": sources}
+    return {"blobs": blobs, "sizes": sorted(sizes)}
 
 
 def _rows(text: str) -> list[str]:
