@@ -8,9 +8,9 @@
     python3 bootstrap.py nightly        attack sandboxes and grading; more agents and toolchains
 
 Needs Python 3.11 to 3.13 with venv, and git. As root on a Debian machine it also installs
-bubblewrap, and for the last two commands the programs that their tests start. On other machines
-sandboxes use the kernel's namespaces, and tests without their programs are skipped. Further
-arguments are passed to the command: `python3 bootstrap.py train --set seed=1`.
+bubblewrap, which `swerl images build` needs, and for the last two commands the programs that their
+tests start. On other machines tests without their programs are skipped. Further arguments are
+passed to the command: `python3 bootstrap.py train --set seed=1`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SERVICES = {
     "chromium": "chromium",
 }
 TOOLCHAINS = {"go": "golang-go", "rspec": "ruby-rspec", "phpunit": "phpunit"}
-DEBIAN_PACKAGES = {
-    "train": {"bwrap": "bubblewrap"},
+DEBIAN_PACKAGES: dict[str, dict[str, str]] = {
+    "train": {},
     "setup": {"bwrap": "bubblewrap"},
     "test": {"bwrap": "bubblewrap"},
     "integration": SERVICES,

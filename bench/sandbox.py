@@ -1,8 +1,7 @@
 """Cost of a sandbox: boot, command, whole lives a second, files.
 
 `python bench/sandbox.py [--json FILE] [--rounds 60]`: every kind on the same machine
-in one run. Beside swerl's own stand a bare `bwrap` around one program, the floor for anything with
-these namespaces, and swerl's docker backend on a dockerd of its own, where one can be started.
+in one run: `local`, and `docker` on a dockerd of its own, where one can be started.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -33,10 +31,6 @@ WORKDIR = "/testbed"
 FILE_MIB = 100
 NUM_FILES = 40
 """Files of the small repository, about as many as a generated task has."""
-BARE = (
-    *("bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-all"),
-    *("--die-with-parent", "--new-session", "--cap-drop", "ALL", "true"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +76,12 @@ async def kinds() -> AsyncIterator[list[Kind]]:
 
 
 def local_kinds(repository: Path) -> Sequence[Kind]:
-    """Return every isolator on an empty and on a small workdir."""
+    """Return `local` on an empty and on a small workdir."""
     repository.mkdir()
     for number in range(NUM_FILES):
         (repository / f"{number}.py").write_text("x = 1\n" * 50)
-    isolators = ["bwrap", "unshare"] if shutil.which("bwrap") else ["unshare"]
     return [
-        Kind(f"local/{isolator}, {label}", local.build(options), name)
-        for isolator in isolators
-        for options in [local.Options.model_validate({"isolator": isolator})]
+        Kind(f"local, {label}", local.build(local.Options()), name)
         for label, name in (("host", "host"), ("dir", f"dir:{repository}"))
     ]
 
@@ -146,12 +137,6 @@ async def cost_of(kind: Kind, rounds: int) -> Cost:
         write_mib_s=write_mib_s,
         read_mib_s=read_mib_s,
     )
-
-
-async def bare() -> None:
-    """Run one program in a bubblewrap of its own."""
-    process = await asyncio.create_subprocess_exec(*BARE)
-    assert await process.wait() == 0
 
 
 async def median(rounds: int, step: Callable[[], Awaitable[object]]) -> float:
@@ -223,8 +208,6 @@ def against_docker(costs: list[Cost]) -> dict[str, float]:
 async def measure(rounds: int) -> list[Cost]:
     """Measure every kind, each in a turn of its own."""
     costs = []
-    if shutil.which("bwrap"):
-        costs.append(Cost("bare bwrap, one program", boot_ms=await median(rounds, bare)))
     async with kinds() as found:
         for kind in found:
             few = rounds if kind.name != "docker" else max(5, rounds // 5)

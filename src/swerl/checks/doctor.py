@@ -113,7 +113,7 @@ async def _git() -> Check:
 
 async def _sandbox() -> Check:
     enables = "sandboxes on this machine, without network"
-    fix = "apt-get install -y bubblewrap"
+    fix = "run it again; a busy machine may need longer"
     try:
         module = plugins.load("sandboxes", "local")
         backend = tracked("local", module.Options(), run="doctor")
@@ -135,8 +135,7 @@ async def _sandbox() -> Check:
 
 
 async def _bwrap() -> Check:
-    enables = "local sandboxes if the kernel refuses user namespaces; else not needed"
-    need = _Need("bubblewrap", enables, "apt-get install -y bubblewrap")
+    need = _Need("bubblewrap", "swerl images build", "apt-get install -y bubblewrap")
     return need.present(await _first_line("bwrap", "--version"))
 
 

@@ -1,8 +1,8 @@
 """The `local` sandbox: namespaces on this machine, no daemon, no container engine, no network.
 
-One spawner process per backend forks one supervisor per sandbox. The supervisor makes the sandbox,
-by bubblewrap or by the same system calls, and starts its commands. Mounts and files are in the
-sandbox's own namespaces and disappear with its last process, also after `kill -9`.
+One spawner process per backend forks one supervisor per sandbox. The supervisor makes the sandbox
+by system calls, and starts its commands. Mounts and files are in the sandbox's own namespaces and
+disappear with its last process, also after `kill -9`.
 
 A sandbox is found by its supervisor's command line. If the supervisor and the spawner were both
 killed, the sandbox's cgroups and scratch folder remain; they have its name.
@@ -27,7 +27,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -66,9 +65,6 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    isolator: Literal["auto", "bwrap", "unshare"] = "auto"
-    """Program that makes the namespaces. `auto` uses the kernel's own calls as root, which takes a
-    third less CPU time, and bubblewrap, if it is installed, as another user."""
     scratch: Path | None = None
     """Folder on disk for files that sandboxes write. Default: memory, which is fastest and leaves
     nothing behind; set a folder if memory is too small. `disk_mib` then bounds each file and not
@@ -76,7 +72,6 @@ class Options(BaseModel):
 
 
 def build(options: Options) -> LocalBackend:
-    """Return the backend. Raises SandboxUnavailableError if `isolator` names a missing program."""
     return LocalBackend(options)
 
 
@@ -93,7 +88,6 @@ class LocalBackend:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._bwrap = _find_bwrap(options.isolator)
         self._spawner: socket.socket | None = None
         self._groups: Mapping[str, Path] = {}
         """Cgroups above those of the sandboxes."""
@@ -184,7 +178,6 @@ class LocalBackend:
         return SandboxPlan(
             id=name,
             workdir=workdir,
-            bwrap=self._bwrap,
             layers=[str(path) for path in image.layers],
             is_whole=image.is_whole,
             content=str(image.content) if image.content else "",
@@ -257,16 +250,6 @@ def _require_name(name: str) -> None:
             f"{name!r} cannot name a sandbox",
             hint="use letters, digits, dots, dashes and underscores",
         )
-
-
-def _find_bwrap(isolator: str) -> str:
-    own_calls = isolator == "unshare" or (isolator == "auto" and os.geteuid() == 0)
-    found = "" if own_calls else shutil.which("bwrap") or ""
-    if isolator == "bwrap" and not found:
-        message = "bubblewrap is not installed, and isolator is `bwrap`"
-        hint = 'install the package `bubblewrap`, or set isolator = "unshare"'
-        raise SandboxUnavailableError(message, hint=hint)
-    return found
 
 
 async def _boot(sandbox: LocalSandbox) -> None:

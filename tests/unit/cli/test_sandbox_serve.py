@@ -105,8 +105,8 @@ def test_an_address_that_others_reach_needs_a_key_file(tmp_path: Path) -> None:
         (["--template", "nothing"], "NAME=IMAGE"),
         (["--api-key-file", "/no/such/file"], "cannot read the key"),
         (["--backend", "lokal"], "local"),
-        (["--set", "sandbox.isolater=bwrap"], "isolator"),
-        (["--set", "isolator=bwrap"], "sandbox.isolator"),
+        (["--set", "sandbox.scrach=/x"], "scratch"),
+        (["--set", "scratch=/x"], "sandbox.scratch"),
     ],
 )
 def test_bad_input_is_one_error_and_a_hint(options: Sequence[str], words: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -21,13 +20,6 @@ from .helpers import LIMITS, OUTPUT_CAP_BYTES, WORKDIR, Target
 
 NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
 E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
-
-
-def open_local(isolator: str) -> Target:
-    if isolator == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    options = local.Options(isolator=isolator)
-    return Target(local.build(options), "host")
 
 
 def open_stored(request: pytest.FixtureRequest) -> Target:
@@ -76,8 +68,7 @@ def open_kubernetes(request: pytest.FixtureRequest) -> Target:
 
 
 TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {
-    "local/bwrap": lambda _: open_local("bwrap"),
-    "local/unshare": lambda _: open_local("unshare"),
+    "local": lambda _: Target(local.build(local.Options()), "host"),
     "local/oci": open_stored,
     "local/snapshot": open_snapshot,
     "docker": open_docker,
@@ -91,15 +82,12 @@ def _little_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swerl.core.sandbox.OUTPUT_CAP_BYTES", OUTPUT_CAP_BYTES)
 
 
-@pytest.fixture(scope="module", params=["bwrap", "unshare"])
-def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
-    """The backend `local`, with each of its isolators."""
-    if request.param == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
-    return local.build(local.Options(isolator=request.param))
+@pytest.fixture(scope="module")
+def backend() -> local.LocalBackend:
+    return local.build(local.Options())
 
 
-UNIT = "local/unshare" if os.geteuid() == 0 else "local/bwrap"
+UNIT = "local"
 """The target of the unit tests; the others are integration tests."""
 SOME_PARTS = ("local/snapshot", "kubernetes")
 """Targets that share code with others; they run the tests of commands, ends and limits alone."""

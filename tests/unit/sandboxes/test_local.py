@@ -25,16 +25,6 @@ LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_named_isolator_that_is_missing_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SandboxUnavailableError) as raised:
-        local.build(local.Options(isolator="bwrap"))
-    assert "unshare" in raised.value.hint
-    local.build(local.Options())
-
-
 async def test_endless_output_costs_the_controller_little() -> None:
     backend = local.build(local.Options())
     async with backend.open("host", LIMITS, workdir="/testbed") as opened:

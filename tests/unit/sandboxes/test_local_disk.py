@@ -33,15 +33,14 @@ from swerl.sandboxes import local
 
 async def main():
     scratch = Path(sys.argv[1])
-    for isolator in ("bwrap", "unshare"):
-        backend = local.build(local.Options(scratch=scratch, isolator=isolator))
-        try:
-            async with backend.open("host", Limits(disk_mib=64), workdir="/testbed"):
-                print("opened")
-        except SwerlError as error:
-            print(type(error).__name__, error.hint)
-        await asyncio.sleep(0.1)
-        print([path.name for path in scratch.iterdir()])
+    backend = local.build(local.Options(scratch=scratch))
+    try:
+        async with backend.open("host", Limits(disk_mib=64), workdir="/testbed"):
+            print("opened")
+    except SwerlError as error:
+        print(type(error).__name__, error.hint)
+    await asyncio.sleep(0.1)
+    print([path.name for path in scratch.iterdir()])
 
 asyncio.run(main())
 """
@@ -55,8 +54,7 @@ async def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path)
     done = run(
         ["unshare", "--mount", "sh", "-c", script, "sh", str(tmp_path), sys.executable, FULL]
     )
-    assert done.stdout.count("SandboxError free some space") == 2, done
-    assert done.stdout.count("['full']") == 2, done
+    assert done.stdout == "SandboxError free some space\n['full']\n", done
 
 
 async def test_files_leave_memory_for_processes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,11 @@ from .helpers import eventually, host_processes, sh
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 
 
-@pytest.fixture(params=["bwrap", "unshare"])
-def backend(request: pytest.FixtureRequest) -> local.LocalBackend:
-    if request.param == "bwrap" and not shutil.which("bwrap"):
-        pytest.skip("bubblewrap is not installed")
+@pytest.fixture
+def backend() -> local.LocalBackend:
     if not stage.can_change_user():
         pytest.skip("not root, or root without the right to become another user")
-    return local.build(local.Options(isolator=request.param))
+    return local.build(local.Options())
 
 
 def ids(pid: int) -> set[str]:

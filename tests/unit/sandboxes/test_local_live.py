@@ -55,7 +55,7 @@ def groups() -> list[Path]:
 async def test_another_backend_can_remove_it(backend: local.LocalBackend) -> None:
     name = new_name()
     async with backend.open("host", LIMITS, workdir="/testbed", name=name) as sandbox:
-        await local.build(local.Options(isolator="unshare")).remove(name)
+        await local.build(local.Options()).remove(name)
         with pytest.raises(SandboxLostError):
             await sandbox.run(["true"])
     assert name not in await names(backend)

@@ -77,9 +77,9 @@ EVERYTHING = "import os, signal; os.kill(-1, signal.SIGKILL)"
 NUM_SPINNERS = 2
 
 
-async def steal(isolator: str, seconds: float) -> dict[str, object]:
+async def steal(seconds: float) -> dict[str, object]:
     """Return what the spinners took, and commands whose result was another than theirs."""
-    backend = local.build(local.Options(isolator=isolator))
+    backend = local.build(local.Options())
     wrong: list[str] = []
     commands = 0
     async with backend.open("host", Limits(memory_mib=512), workdir="/work") as sandbox:
@@ -120,4 +120,4 @@ async def steal(isolator: str, seconds: float) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(steal(sys.argv[1], float(sys.argv[2])))))
+    sys.stdout.write(json.dumps(asyncio.run(steal(float(sys.argv[1])))))

@@ -1,10 +1,9 @@
 """Create a sandbox's namespaces and its init process, and join them.
 
-The init process makes the namespaces, by bubblewrap or by the same system calls, enters them, and
-reaps orphans until it is killed. As pid 1 of its pid namespace it ignores all signals from inside,
-and everything that it starts dies with it, bubblewrap included. The calling process then joins the
-same namespaces except the pid namespace: processes inside cannot see it, but its children are
-inside.
+The init process makes the namespaces, enters them, and reaps orphans until it is killed. As pid 1
+of its pid namespace it ignores all signals from inside, and everything that it starts dies with it.
+The calling process then joins the same namespaces except the pid namespace: processes inside cannot
+see it, but its children are inside.
 
 Before a command can start, the init process has closed every descriptor, and neither process is
 dumpable: the kernel then refuses their memory and descriptors, and those of their children until
@@ -24,7 +23,6 @@ import select
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from swerl.sandboxes import _kernel as kernel
@@ -133,10 +131,7 @@ def _run_init(plan: SandboxPlan, uid: int, ready: int, alive: int) -> NoReturn:
         kernel.set_command_line(kernel.INIT_TITLE)
         settings = os.open("/proc/sys", os.O_PATH | os.O_DIRECTORY)  # while they are writable
         stage.mount_proc(uid)
-        if plan.bwrap:
-            _enter_by_bwrap(plan.bwrap, uid)
-        else:
-            _enter_by_unshare(uid)
+        _enter_namespaces(uid)
         _limit_kernel_objects(settings, plan.memory_mib)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.drop_capabilities()
@@ -159,7 +154,7 @@ def _die_with_supervisor(alive: int) -> None:
         os._exit(1)
 
 
-def _enter_by_unshare(uid: int) -> None:
+def _enter_namespaces(uid: int) -> None:
     stage.become(uid)
     own = os.geteuid(), os.getegid()
     kernel.unshare(sum(_KINDS.values()))
@@ -173,57 +168,6 @@ def _enter_by_unshare(uid: int) -> None:
     kernel.pivot_root(".", ".")
     kernel.detach(".")
     os.chdir("/")
-
-
-def _enter_by_bwrap(bwrap: str, uid: int) -> None:
-    """Let bubblewrap make the namespaces, and enter them.
-
-    Its program does not exist: it waits before it would start it, when all namespaces exist. Open
-    descriptors keep the namespaces after it has exited.
-    """
-    root = Path(stage.ROOT).stat()
-    info, info_inside = os.pipe()
-    blocked, unblock = os.pipe()
-    errors = os.memfd_create("errors")
-    pid = _spawn_bwrap(bwrap, uid, (info_inside, blocked, errors))
-    for fd in (info_inside, blocked):
-        os.close(fd)
-    # if bubblewrap died, its own error output explains more than ours
-    with suppress(ValueError, FileNotFoundError, ProcessLookupError, BrokenPipeError):
-        spaces = _namespaces(int(json.loads(_read_object(info))["child-pid"]))
-        os.write(unblock, _READY)
-        os.waitpid(pid, 0)
-        _enter(spaces)
-        stage.become(0)
-        # The names of namespaces prove nothing; the root must be this sandbox's tree.
-        if os.path.samestat(Path("/").stat(), root):
-            return
-    detail = os.pread(errors, 4096, 0).decode("utf-8", "replace").strip()
-    raise OSError(errno.EPERM, detail or "bubblewrap died while it started")
-
-
-def _spawn_bwrap(bwrap: str, uid: int, fds: tuple[int, int, int]) -> int:
-    info, blocked, errors = fds
-    for fd in (info, blocked):
-        os.set_inheritable(fd, True)
-    arguments = [
-        *(bwrap, "--dev-bind", stage.ROOT, "/", "--hostname", stage.HOSTNAME),
-        *("--unshare-user", "--unshare-ipc", "--unshare-net", "--unshare-uts"),
-        # as uid 0 it makes one user namespace; as another user it nests two, which takes 3 ms
-        *("--unshare-cgroup", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"),
-        *("--info-fd", str(info), "--block-fd", str(blocked), "--", "/no-program"),
-    ]
-    pid = kernel.retry_at_process_limit(os.fork)
-    if pid == 0:
-        try:
-            null = os.open("/dev/null", os.O_RDWR)
-            for number, fd in enumerate((null, null, errors)):
-                os.dup2(fd, number)
-            stage.become(uid)
-            os.execve(bwrap, arguments, {"PATH": "/usr/bin:/bin"})
-        finally:
-            os._exit(1)
-    return pid
 
 
 def _limit_kernel_objects(settings: int, memory_mib: int) -> None:
@@ -304,11 +248,3 @@ def _read(fd: int) -> bytes:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return os.read(fd, 4096) if poll.poll(_BOOT_TIMEOUT_MS) else b""
-
-
-def _read_object(fd: int) -> bytes:
-    """Read a JSON object that arrives in pieces."""
-    detail = b""
-    while b"}" not in detail and (piece := _read(fd)):
-        detail += piece
-    return detail

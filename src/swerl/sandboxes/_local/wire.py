@@ -40,8 +40,6 @@ class SandboxPlan:
     workdir: str
     image: str = ""
     """Image reference."""
-    bwrap: str = ""
-    """Path of bubblewrap; empty: make the namespaces without it."""
     layers: Sequence[str] = ()
     """Folders of the writable root, lowest first."""
     is_whole: bool = False
