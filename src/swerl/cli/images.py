@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,6 @@ from swerl.core import plugins
 from swerl.core.errors import (
     ImageError,
     InputError,
-    SandboxUnavailableError,
     SwerlError,
     unknown,
 )
@@ -48,7 +46,6 @@ from swerl.images.pull import Pulled, PullOptions
 from swerl.images.pull import plan as read_plan
 from swerl.images.pull import pull as pull_images
 from swerl.images.store import default_store
-from swerl.sandboxes import docker
 from swerl.tasks.rows import file_rows
 
 ImagesArgument = Annotated[
@@ -270,10 +267,6 @@ def gc(
         if not is_local(name):
             default_store().named(name)  # a mistyped file name must not remove everything
     result = collect(default_store(), images_of(keep), dry_run=dry_run)
-    pruning = docker.build(docker.Options()).prune_snapshots(dry_run=dry_run)
-    num_outside = 0
-    with suppress(SandboxUnavailableError):  # no daemon, no snapshots
-        num_outside = run(pruning, after="the rest is done")
     for image in result.removed:
         console().print(f"{image.reference}  [dim]{image.digest[7:19]}[/]", soft_wrap=True)
     for image in result.in_use:
@@ -284,8 +277,6 @@ def gc(
         f"{shown_bytes(result.freed_bytes)} ({result.freed_bytes:,} bytes) {verb}, "
         f"{shown_bytes(result.kept_bytes)} kept"
     )
-    if num_outside:
-        console().print(f"{counted(num_outside, 'old snapshot')} of docker {verb}")
 
 
 def prepare(

@@ -13,7 +13,6 @@ import socket
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -41,7 +40,6 @@ _NAMESPACE_RUNTIMES = ("runc", "crun", "youki")
 """OCI runtimes whose containers are namespaces; others, such as gVisor, have their own network."""
 _MEASURE_S = 10.0
 """Pause between two measurements of disk usage; a fast writer can exceed its limit in between."""
-_SNAPSHOT_DAYS = 30
 _FIRST_PROCESSES = 8
 """Processes and threads that the daemon needs to start a command."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.5
@@ -148,28 +146,6 @@ class DockerBackend:
     def price(self, limits: Limits) -> float:
         return 0.0
 
-    async def identify(self, image: str) -> str:
-        await self._daemon.connect()
-        return await containers.image_id(self._daemon, image)
-
-    async def find_snapshot(self, name: str) -> str:
-        image = containers.snapshot_image(name)
-        return image if await self.identify(image) else ""
-
-    async def drop_snapshot(self, name: str) -> None:
-        await self._daemon.connect()
-        await containers.remove_image(self._daemon, containers.snapshot_image(name))
-
-    async def prune_snapshots(self, *, dry_run: bool = False) -> int:
-        """Remove the unused snapshots that are older than 30 days; return their number.
-
-        A dry run counts the used ones, too.
-        """
-        await self._daemon.connect()
-        before_s = time.time() - _SNAPSHOT_DAYS * 86_400
-        tags = await containers.snapshots(self._daemon, before_s=before_s)
-        return sum([dry_run or await containers.remove_image(self._daemon, tag) for tag in tags])
-
     async def _list(self, label: str) -> list[dict[str, Any]]:
         await self._daemon.connect()
         return await self._daemon.call(
@@ -209,7 +185,6 @@ class DockerSandbox(MachineSandbox):
         """The daemon's id of it."""
         self.limits = frozenset(daemon.limits | ({"disk"} if plan.has_quota else set()))
         """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
-        self.snapshot_root = "/"
         self.pid = 0
         """Pid of its first process on the daemon's machine."""
         self._daemon = daemon
@@ -229,17 +204,6 @@ class DockerSandbox(MachineSandbox):
         self.pid = int((await self._inspect())["State"]["Pid"])
         if not ready.has_workdir:
             await self._make_workdir(ready)
-
-    async def snapshot(self, name: str = "") -> str:
-        """Keep its files as an image of the daemon; return the image's name.
-
-        The daemon pauses all processes meanwhile. Mounts and /dev/shm are not kept.
-        """
-        name = name or new_name()
-        image = containers.snapshot_image(name)
-        if not await containers.image_id(self._daemon, image):
-            await containers.commit(self._daemon, self.container, self._plan.image, name)
-        return image
 
     async def expose(self, listener: Listener) -> str:
         """Make `listener` reachable from inside and return its base URL there.

@@ -24,12 +24,12 @@ import pytest
 from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
-from swerl.core.sandbox import Limits, new_name
+from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.harnesses import builtin
 from swerl.images.store import Store
 from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
-from swerl.sandboxes import docker, local
+from swerl.sandboxes import local
 from swerl.tasks import worktree
 from tests.unit.sandboxes.helpers import write_image
 
@@ -79,7 +79,7 @@ class Counting:
 
     @asynccontextmanager
     async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
-        self.opened.append(image if image.startswith("swerl-") else image.partition(":")[0])
+        self.opened.append(image.partition(":")[0])
         async with self.inner.open(image, limits, **options) as sandbox:
             if self.refuses:
                 sandbox.snapshot = refuse
@@ -158,33 +158,6 @@ async def test_the_view_is_the_same_byte_for_byte(repository: Path, kind: str, s
     # The times of files that the image has are equal, too.
     times = [[line for line in view.splitlines() if " ./docs/old/a " in line] for view in views]
     assert times[0] == times[1] == times[2] == times[3]
-
-
-@pytest.mark.parametrize("stage", ["agent", "grading"])
-async def test_the_view_in_a_container_is_the_same_byte_for_byte(
-    dockerd: str, docker_image: str, stage: str
-) -> None:
-    backend, name = docker.build(docker.Options(base_url=dockerd)), f"test-{new_name()}"
-    async with backend.open(docker_image, LIMITS, workdir="/repo") as sandbox:
-        made = await sandbox.run(["sh", "-ec", REPOSITORY], cwd="/repo")
-        assert made.exit_code == 0, made.text
-        image = await sandbox.snapshot(name)
-    # Root without capabilities may not write into the user's folder.
-    task = task_of(image, setup="echo set >/new", files={"/repo/given": "text"})
-    counting = Counting(backend)
-    pools = [make(WithoutSnapshots(backend)), make(counting)]
-    views = []
-    try:
-        for pool in (pools[0], pools[1], pools[1], make(counting)):
-            grading = pool.for_grading(task)
-            async with for_agent(pool, task) if stage == "agent" else grading as prepared:
-                views.append(await shown(prepared.sandbox))
-    finally:
-        await backend.drop_snapshot(name)
-    assert len({*counting.opened}) == 2 and counting.opened.count(image) == 1
-    assert "base" in views[0] and "fatal" not in views[0]
-    for view in views[1:]:
-        assert timeless(view) == timeless(views[0])
 
 
 async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(

@@ -18,7 +18,10 @@ from swerl.sandboxes import docker, e2b, kubernetes, local
 from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_BYTES, WORKDIR, Target
 
-NO_QUOTA = "overlay2 limits a container's disk on xfs only; a single file is limited everywhere"
+DOCKER_LACKS = {
+    "disk quota": "overlay2 limits a container's disk on xfs only; a file is limited everywhere",
+    "vsock filter": "Docker's own filter permits vsock before version 23",
+}
 E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
 
 
@@ -50,7 +53,7 @@ def open_docker(request: pytest.FixtureRequest) -> Target:
     name = request.getfixturevalue("docker_image")
     url = request.getfixturevalue("dockerd")
     options = docker.Options(base_url=url)
-    return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
+    return Target(docker.build(options), name, DOCKER_LACKS)
 
 
 def open_e2b(request: pytest.FixtureRequest) -> Target:
@@ -64,7 +67,7 @@ def open_kubernetes(request: pytest.FixtureRequest) -> Target:
     name = request.getfixturevalue("docker_image")
     _, path = request.getfixturevalue("kube")
     options = kubernetes.Options(kubeconfig=str(path), user="agent")
-    return Target(kubernetes.build(options), name, {"disk quota": "the kubelet evicts the pod"})
+    return Target(kubernetes.build(options), name, DOCKER_LACKS)
 
 
 TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {

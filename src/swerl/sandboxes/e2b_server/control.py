@@ -46,7 +46,7 @@ _UNSUPPORTED = ("autoPause", "autoPauseMemory", "mcp", "volumeMounts", "iam")
 """Options that would change what a client relies on are refused; other unknown ones are ignored."""
 _CLIENT = "swerl"
 _OF_THIS_MACHINE = re.compile(
-    r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive|(?:swerl-)?snapshot):"
+    r"(?:[a-z+-]+:)?[/.~]|(?:dir|oci|file|oci-archive|docker-archive|snapshot):"
 )
 """References that name a file or folder of the server's machine."""
 
