@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from swerl.core.errors import ImageError, SandboxError
@@ -48,14 +48,12 @@ class ContainerPlan:
     runtime: str
     user: str
     """The ordinary user; empty: the image's own."""
-    has_quota: bool
-    """Whether the storage driver is expected to limit its disk."""
     has_kernel_network: bool
     """Whether its network is a kernel namespace that another process can enter."""
 
 
-async def create(daemon: Daemon, plan: ContainerPlan) -> tuple[ContainerPlan, str]:
-    """Create the container without starting it; return the plan as it was possible, and its id.
+async def create(daemon: Daemon, plan: ContainerPlan) -> str:
+    """Create the container without starting it; return its id.
 
     Raises ImageError, SandboxError.
     """
@@ -105,13 +103,6 @@ async def remove(daemon: Daemon, container: str) -> None:
     )
 
 
-def expects_quota(info: Mapping[str, Any]) -> bool:
-    """Guess whether the storage driver of a daemon with this info can limit a container's disk."""
-    backing = dict(map(tuple, info.get("DriverStatus") or ())).get("Backing Filesystem", "")
-    driver = info.get("Driver", "")
-    return driver in ("btrfs", "zfs") or (driver == "overlay2" and backing == "xfs")
-
-
 def _require_valid(plan: ContainerPlan) -> None:
     if not plan.image:
         raise ImageError(
@@ -130,10 +121,10 @@ def _require_valid(plan: ContainerPlan) -> None:
             )
 
 
-async def _create(daemon: Daemon, plan: ContainerPlan) -> tuple[ContainerPlan, str]:
+async def _create(daemon: Daemon, plan: ContainerPlan) -> str:
     making = daemon.begin(lambda client: _request(client, plan))
     try:
-        return plan, await asyncio.shield(making)
+        return await asyncio.shield(making)
     except asyncio.CancelledError:
         await asyncio.wait([making])  # otherwise a container could appear that is never removed
         raise
@@ -142,10 +133,6 @@ async def _create(daemon: Daemon, plan: ContainerPlan) -> tuple[ContainerPlan, s
             f"there is a container {plan.name} already",
             hint=f"use another name, or `docker rm -f {plan.name}`",
         ) from error
-    except SandboxError as error:
-        if not (plan.has_quota and "storage" in str(error)):
-            raise
-    return await _create(daemon, replace(plan, has_quota=False))
 
 
 def _request(client: Any, plan: ContainerPlan) -> str:
@@ -166,7 +153,6 @@ def _request(client: Any, plan: ContainerPlan) -> str:
             {"Name": key, "Soft": value, "Hard": value}
             for key, value in {"core": 0, "fsize": disk}.items()
         ],
-        storage_opt={"size": f"{limits.disk_mib}M"} if plan.has_quota else None,
         mounts=[_mount(mount) for mount in plan.mounts],
         runtime=plan.runtime or None,
     )

@@ -73,10 +73,8 @@ class DockerBackend:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._daemon = Daemon(options.base_url)
-        self._has_quota: bool | None = None
-        """Whether the storage driver limits a container's disk; the first create shows it."""
         self._watched: dict[str, DockerSandbox] = {}
-        """Open sandboxes without such a quota, by container."""
+        """Open sandboxes by container."""
         self._watching: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -93,8 +91,6 @@ class DockerBackend:
         name = name or new_name()
         await daemon.connect()
         runtime = options.runtime or daemon.info.get("DefaultRuntime") or "runc"
-        if self._has_quota is None:
-            self._has_quota = containers.expects_quota(daemon.info)
         plan = ContainerPlan(
             name=name,
             image=image,
@@ -103,19 +99,16 @@ class DockerBackend:
             mounts=tuple(mounts),
             runtime=options.runtime,
             user=options.user,
-            has_quota=self._has_quota,
             has_kernel_network=any(kind in runtime for kind in _NAMESPACE_RUNTIMES),
         )
         try:
-            plan, container = await containers.create(daemon, plan)
+            container = await containers.create(daemon, plan)
         except asyncio.CancelledError:
             with suppress(SandboxError):
                 await asyncio.shield(self.remove(name))
             raise
-        self._has_quota = plan.has_quota
         sandbox = DockerSandbox(daemon, plan, container)
-        if not plan.has_quota:
-            self._watch(sandbox)
+        self._watch(sandbox)
         try:
             await sandbox.boot()
             yield sandbox
@@ -183,8 +176,8 @@ class DockerSandbox(MachineSandbox):
         super().__init__(plan.name, plan.limits, plan.workdir)
         self.container = container
         """The daemon's id of it."""
-        self.limits = frozenset(daemon.limits | ({"disk"} if plan.has_quota else set()))
-        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`, `disk`."""
+        self.limits = frozenset(daemon.limits)
+        """Limits in force for the container as a whole: `memory`, `pids`, `cpu`."""
         self.pid = 0
         """Pid of its first process on the daemon's machine."""
         self._daemon = daemon

@@ -19,7 +19,7 @@ from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_BYTES, WORKDIR, Target
 
 DOCKER_LACKS = {
-    "disk quota": "overlay2 limits a container's disk on xfs only; a file is limited everywhere",
+    "disk quota": "a check every 10 s ends a container that holds more",
     "vsock filter": "Docker's own filter permits vsock before version 23",
 }
 E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}

@@ -41,7 +41,7 @@ async def test_a_code_of_a_command_counts_only_if_its_container_runs(runs: bool)
     client.inspect_container.return_value = {"State": {"Running": runs}}
     client.exec_inspect.return_value = {"Running": False, "ExitCode": 137}
     daemon.call = AsyncMock(side_effect=lambda work: work(client))
-    sandbox = docker.DockerSandbox(daemon, Mock(limits=LIMITS, has_quota=False), "container")
+    sandbox = docker.DockerSandbox(daemon, Mock(limits=LIMITS), "container")
     ended = sandbox._explain_cut(lambda _: sandbox._wait_for_exit("exec"), b"")
     if runs:
         assert await ended == 137
@@ -123,8 +123,6 @@ async def test_files_that_together_exceed_the_disk_limit_end_the_sandbox(
     monkeypatch.setattr(docker, "_MEASURE_S", 0.05)
     limits = Limits(memory_mib=256, num_processes=32, disk_mib=4, lifetime_s=60)
     async with backend.open(docker_image, limits, workdir=WORKDIR) as sandbox:
-        if "disk" in sandbox.limits:
-            pytest.skip("the storage driver here has a quota")
         fill = "for n in 1 2 3; do head -c 3000000 /dev/zero > f$n; done; sleep 60"
         with pytest.raises(SandboxLostError, match="disk_mib"):
             await sandbox.run(["sh", "-c", fill], timeout_s=20)
