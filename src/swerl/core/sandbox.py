@@ -14,8 +14,6 @@ from swerl.core.liveness import Life, boot_time_s, life_at, pid_namespace
 _FOLDER_SLACK_S = 2.0
 """Largest assumed difference between the clocks of processes and of files."""
 
-FROM_INSIDE = "what ran inside brought it about"
-"""Text in a server's answer for `SandboxError.from_inside`, for which the protocol has no field."""
 TIMED_OUT = 124
 """Exit code of a command that its timeout ended."""
 ROOT_ENV = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}

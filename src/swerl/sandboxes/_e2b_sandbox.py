@@ -277,8 +277,6 @@ class E2BSandbox:
         try:
             if not await self._provider.exists(self.id):
                 return self._end()
-        except SandboxLostError as reported:
-            return reported
         except SandboxError:
             pass  # the provider cannot be reached
         return SandboxLostError(str(error), hint=error.hint)

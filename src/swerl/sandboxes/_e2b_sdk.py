@@ -16,11 +16,9 @@ from typing import IO, Any
 from swerl.core.errors import (
     ImageError,
     SandboxError,
-    SandboxLostError,
     SandboxUnavailableError,
     install_command,
 )
-from swerl.core.sandbox import FROM_INSIDE
 
 _TRANSFER_TIMEOUT_S = 600.0
 _TRANSPORT = {"httpx", "httpcore", "pyqwest", "connectrpc", "e2b_connect", "h11", "h2", "anyio"}
@@ -104,14 +102,13 @@ class E2BProvider:
         try:
             with translated(f"sandbox {sandbox_id}"):
                 await AsyncSandbox.kill(sandbox_id, **self._parameters)
-        except (GoneError, SandboxLostError):
+        except GoneError:
             return
 
     async def exists(self, sandbox_id: str) -> bool:
         """Return whether the provider still has this sandbox.
 
-        Raises CutError if it does not answer, and SandboxLostError if it reports that a process
-        inside ended the sandbox.
+        Raises CutError if it does not answer.
         """
         from e2b import AsyncSandbox
 
@@ -258,10 +255,6 @@ def _translate(error: Exception, what: str) -> Exception:
     text = f"{what}: {detail[:300] or type(error).__name__}"
     status = getattr(error, "status_code", None) or 0
     is_create = what.startswith("a sandbox of template")
-    if FROM_INSIDE in detail:
-        is_lost = isinstance(error, theirs.NotFoundException | theirs.TimeoutException)
-        kind = SandboxLostError if is_lost else SandboxError
-        return kind(text, hint="open a new sandbox", from_inside=True)
     if isinstance(error, theirs.FileNotFoundException):
         return FileNotFoundError(text)
     if isinstance(error, theirs.AuthenticationException) or status in (401, 403):

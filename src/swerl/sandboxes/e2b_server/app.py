@@ -110,8 +110,8 @@ class SandboxServer:
             served = self._served.open_with(sandbox_id, token)
             try:
                 return await envd.answer(served, request, self._options.max_file_mib << 20)
-            except SandboxLostError as error:
-                served.end(from_inside=error.from_inside)
+            except SandboxLostError:
+                served.end()
                 raise
         access.require_key(request.headers, self._key)
         return await self._control.answer(request)

@@ -213,7 +213,7 @@ async def _stream(call: _Call, request: web.BaseRequest) -> web.StreamResponse:
         await _start(call, reply)
     except SwerlError as error:
         if isinstance(error, SandboxLostError):
-            call.served.end(from_inside=error.from_inside)
+            call.served.end()
         return await reply.end(as_failure(error))
     return await reply.end()
 

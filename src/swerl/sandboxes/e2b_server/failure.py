@@ -10,12 +10,10 @@ from swerl.core.chat import Json
 from swerl.core.errors import (
     ImageError,
     InputError,
-    SandboxError,
     SandboxFileError,
     SandboxLostError,
     SwerlError,
 )
-from swerl.core.sandbox import FROM_INSIDE
 
 
 class Code(Enum):
@@ -58,15 +56,10 @@ class WireError(SwerlError):
         return {"code": self.code.value[0], "message": str(self)}
 
 
-def gone(sandbox_id: str, *, from_inside: bool = False) -> WireError:
+def gone(sandbox_id: str) -> WireError:
     """Return the error that marks a sandbox as gone for the SDK."""
-    message = "The sandbox was not found" + why(from_inside)
+    message = "The sandbox was not found"
     return WireError(Code.UNAVAILABLE, message, status=_GONE_STATUS, about=sandbox_id)
-
-
-def why(from_inside: bool) -> str:
-    """Return the words that a message adds if a program inside the sandbox is the cause."""
-    return f": {FROM_INSIDE}" if from_inside else ""
 
 
 def as_failure(error: Exception) -> WireError:
@@ -76,7 +69,7 @@ def as_failure(error: Exception) -> WireError:
     if isinstance(error, web.RequestPayloadError):  # its Content-Encoding or framing is wrong
         return WireError(Code.INVALID_ARGUMENT, f"the body cannot be read: {error}")
     if isinstance(error, SandboxLostError):
-        return gone("", from_inside=error.from_inside)
+        return gone("")
     if not isinstance(error, SwerlError):
         return WireError(Code.INTERNAL, f"the server failed: {type(error).__name__}")
     text = error.explained()
@@ -84,6 +77,4 @@ def as_failure(error: Exception) -> WireError:
         return WireError(Code.NOT_FOUND, text)
     if isinstance(error, InputError | SandboxFileError):
         return WireError(Code.INVALID_ARGUMENT, text)
-    if isinstance(error, SandboxError):
-        text += why(error.from_inside)
     return WireError(Code.INTERNAL, text)

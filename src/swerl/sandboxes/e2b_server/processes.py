@@ -17,7 +17,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import Process, Sandbox
 from swerl.core.errors import SandboxError, SandboxLostError
 from swerl.core.sandbox import Chunk
-from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure, gone, why
+from swerl.sandboxes.e2b_server.failure import Code, WireError, as_failure, gone
 
 _LAUNCH = """\
 cd -- "$1" 2>/dev/null || { echo cwd; exit; }
@@ -71,14 +71,10 @@ class CommandEnd:
 
 class Processes:
     def __init__(
-        self, sandbox: Sandbox, home: str, env: Mapping[str, str], *, on_lost: Callable[..., None]
+        self, sandbox: Sandbox, home: str, env: Mapping[str, str], *, on_lost: Callable[[], None]
     ) -> None:
-        """`on_lost` gets `from_inside`: whether a program inside is the cause."""
         self._sandbox = sandbox
         self._on_lost = on_lost
-        self._can_run = False
-        """True once a command has run: a later start fails only because of other programs
-        inside."""
         self._home = home
         self._env = env
         self._running: dict[int, RunningCommand] = {}
@@ -106,12 +102,12 @@ class Processes:
         try:
             return await wait_ready(task, started)
         except WireError as error:
-            # Its sandbox was removed meanwhile, which nothing inside brought about.
+            # Its sandbox was removed meanwhile.
             raise self._gone or error from None
 
-    def stop(self, *, from_inside: bool) -> None:
-        """Report the sandbox's end to all readers, and whether a program inside is the cause."""
-        self._gone = gone("", from_inside=from_inside)
+    def stop(self) -> None:
+        """Report the sandbox's end to all readers."""
+        self._gone = gone("")
         for running in self._running.values():
             running.finish(self._gone)
 
@@ -144,7 +140,7 @@ class Processes:
                 raise
             started.result().finish(as_failure(error))
             if isinstance(error, SandboxLostError):
-                self._on_lost(from_inside=error.from_inside)
+                self._on_lost()
         finally:
             if started.done():
                 started.result().finish(gone(""))
@@ -156,8 +152,7 @@ class Processes:
         running: RunningCommand | None = None
         try:
             async with asyncio.timeout(spec.timeout_s):
-                running = await _launched(process, spec, self._can_run)
-                self._can_run = True
+                running = await _launched(process, spec)
                 self._running[running.pid] = running
                 started.set_result(running)
                 await running.pump()
@@ -171,7 +166,7 @@ class Processes:
                 del self._running[running.pid]
 
 
-async def _launched(process: Process, spec: CommandSpec, can_run: bool) -> RunningCommand:
+async def _launched(process: Process, spec: CommandSpec) -> RunningCommand:
     """Return the command once it has printed its pid."""
     if not spec.takes_input:
         await process.end_input()
@@ -194,7 +189,7 @@ async def _launched(process: Process, spec: CommandSpec, can_run: bool) -> Runni
     }.get(word)
     if reason is None:
         output = b"".join(chunk.data for chunk in errors).decode(errors="replace").strip()
-        reason = f"the command cannot start: {output[:300]}{why(can_run)}"
+        reason = f"the command cannot start: {output[:300]}"
     raise WireError(Code.INVALID_ARGUMENT, reason)
 
 

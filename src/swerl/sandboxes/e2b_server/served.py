@@ -14,7 +14,7 @@ from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.errors import SwerlError
 from swerl.core.sandbox import Limits, SandboxOrder
 from swerl.sandboxes.e2b_server import access
-from swerl.sandboxes.e2b_server.failure import Code, WireError, gone, why
+from swerl.sandboxes.e2b_server.failure import Code, WireError, gone
 from swerl.sandboxes.e2b_server.filesystem import Filesystem
 from swerl.sandboxes.e2b_server.processes import Processes, wait_ready
 
@@ -70,8 +70,6 @@ class ServedSandboxes:
         self._backend = backend
         self._options = options
         self._sandboxes: dict[str, ServedSandbox] = {}
-        self._ended_inside: set[str] = set()
-        """Ids of the sandboxes that a program inside has ended."""
         self._closed = False
 
     def all(self) -> list[ServedSandbox]:
@@ -87,8 +85,7 @@ class ServedSandboxes:
         """Return the running one of this id. Raises WireError, not found."""
         if served := self.find(sandbox_id):
             return served
-        cause = why(sandbox_id in self._ended_inside)
-        raise WireError(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found{cause}")
+        raise WireError(Code.NOT_FOUND, f"Sandbox {sandbox_id[:64]!r} was not found")
 
     def open_with(self, sandbox_id: str, token: str) -> ServedSandbox:
         """Return the sandbox that this token opens. Raises WireError: gone, or unauthenticated.
@@ -97,7 +94,7 @@ class ServedSandboxes:
         """
         served = self.find(sandbox_id)
         if sandbox_id and served is None:
-            raise gone(sandbox_id[:64], from_inside=sandbox_id in self._ended_inside)
+            raise gone(sandbox_id[:64])
         for candidate in [served] if served else self.all():
             if access.same(token, candidate.token):
                 return candidate
@@ -164,9 +161,7 @@ class ServedSandboxes:
                     await served.over()
                 finally:
                     served.end()
-                    if served.from_inside:
-                        self._ended_inside.add(served.id)
-                    served.processes.stop(from_inside=served.from_inside)
+                    served.processes.stop()
         except SwerlError as error:
             if not served.ready.done():
                 raise
@@ -198,8 +193,6 @@ class ServedSandbox:
         self.processes: Processes
         self.runs = False
         """True while clients can use it."""
-        self.from_inside = False
-        """True if a program inside ended it."""
         self._deadline_s = 0.0
         self._last_s = math.inf
         self._changed = asyncio.Event()
@@ -228,10 +221,9 @@ class ServedSandbox:
         """Return the folder at which a user's relative paths begin."""
         return "/root" if user == "root" else self.workdir
 
-    def end(self, *, from_inside: bool = False) -> None:
+    def end(self) -> None:
         """Request its removal."""
         self.runs = False
-        self.from_inside |= from_inside
         self._changed.set()
 
     async def over(self) -> None:
