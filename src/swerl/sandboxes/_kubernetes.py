@@ -10,15 +10,24 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from swerl.core import secrets
 from swerl.core.errors import SandboxError, SandboxUnavailableError, install_command
+
+T = TypeVar("T")
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials that a cluster gives to its own pods."""
@@ -122,26 +131,8 @@ class Session:
     async def call(
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Make a request; repeat it while the server is busy. Raises KubernetesError.
-
-        A create may be repeated, because the caller names the object: an object of this name is
-        taken as the answer to the first attempt.
-        """
-        for pause_s in (*_PAUSES_S, 0.0):
-            try:
-                return await self._attempt(method, path, body, query or {})
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                if not (pause_s and self._cluster.has_answered):
-                    raise self._unreachable(error) from error
-            except KubernetesError as error:
-                if error.status not in _BUSY or not pause_s:
-                    raise
-            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
-            if method == "POST" and body:
-                name = body["metadata"]["name"]
-                with suppress(KubernetesError, aiohttp.ClientError, OSError, TimeoutError):
-                    return await self._attempt("GET", f"{path}/{name}", None, {})
-        raise AssertionError
+        """Make a request; repeat it while the server is busy. Raises KubernetesError."""
+        return await self._patiently(lambda: self._attempt(method, path, body, query or {}))
 
     async def follow(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield a pod and each of its later states. Raises KubernetesError; 404: it is gone."""
@@ -173,52 +164,54 @@ class Session:
 
         It is safe to repeat: nothing runs before its script is sent.
         """
-        for pause_s in (*_PAUSES_S[:3], 0.0):
-            try:
-                return await self._open_socket(path, query)
-            except aiohttp.WSServerHandshakeError as error:
-                if error.status == 401:
-                    await self._cluster.log_in(self._client.configuration)
-                if not (pause_s and error.status in (401, *_BUSY)):
-                    raise refused(error.status, f"no stream ({error.message})") from error
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                if not pause_s:
-                    raise self._unreachable(error) from error
-            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
-        raise AssertionError
+        return await self._patiently(lambda: self._open_socket(path, query))
 
     async def finish(self) -> None:
         """Wait for what was sent last."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an attempt while the server is busy, and once after a new login."""
+        is_renewed = False
+        for pause_s in (*_PAUSES_S, 0.0):
+            try:
+                answer = await attempt()
+                self._cluster.has_answered = True
+                return answer
+            except KubernetesError as error:
+                if error.status == 401 and not is_renewed:  # its token may have expired
+                    is_renewed = True
+                    await self._cluster.log_in(self._client.configuration)
+                    continue
+                if error.status not in _BUSY or not pause_s:
+                    raise
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                if not (pause_s and self._cluster.has_answered):
+                    raise self._unreachable(error) from error
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
+        raise AssertionError
 
     async def _attempt(
         self, method: str, path: str, body: Any, query: Mapping[str, str]
     ) -> dict[str, Any]:
         from kubernetes_asyncio.client import ApiException
 
-        url, rest = self._client.configuration.host + path, self._client.rest_client
-        for is_renewed in (False, True):
-            try:
-                answer = await rest.request(
-                    method,
-                    url,
-                    query_params=query,
-                    headers=await self._headers(),
-                    body=body,
-                    _request_timeout=_TIMEOUT_S,
-                )
-                self._cluster.has_answered = True
-                content: dict[str, Any] = json.loads(answer.data)
-                return content
-            except ApiException as error:
-                if error.status == 401 and not is_renewed:  # its token may have expired
-                    await self._cluster.log_in(self._client.configuration)
-                    continue
-                text = bytes(error.body or b"").decode(errors="replace")
-                with suppress(ValueError, KeyError, TypeError):
-                    text = json.loads(text)["message"]
-                raise refused(error.status, text) from error
-        raise AssertionError
+        try:
+            answer = await self._client.rest_client.request(
+                method,
+                self._client.configuration.host + path,
+                query_params=query,
+                headers=await self._headers(),
+                body=body,
+                _request_timeout=_TIMEOUT_S,
+            )
+        except ApiException as error:
+            text = bytes(error.body or b"").decode(errors="replace")
+            with suppress(ValueError, KeyError, TypeError):
+                text = json.loads(text)["message"]
+            raise refused(error.status, text) from error
+        content: dict[str, Any] = json.loads(answer.data)
+        return content
 
     async def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json"}
@@ -227,18 +220,21 @@ class Session:
 
     async def _open_socket(self, path: str, query: Sequence[tuple[str, str]]) -> PodStream:
         configuration, rest = self._client.configuration, self._client.rest_client
-        async with asyncio.timeout(_CONNECT_S):
-            socket = await rest.pool_manager.ws_connect(
-                configuration.host + path,
-                params=query,
-                headers=await self._headers(),
-                protocols=(_PROTOCOL,),
-                proxy=configuration.proxy,
-                server_hostname=configuration.tls_server_name,
-                heartbeat=_HEARTBEAT_S,
-                max_msg_size=0,
-                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-            )
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                socket = await rest.pool_manager.ws_connect(
+                    configuration.host + path,
+                    params=query,
+                    headers=await self._headers(),
+                    protocols=(_PROTOCOL,),
+                    proxy=configuration.proxy,
+                    server_hostname=configuration.tls_server_name,
+                    heartbeat=_HEARTBEAT_S,
+                    max_msg_size=0,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            raise refused(error.status, f"no stream ({error.message})") from error
         if socket.protocol != _PROTOCOL:
             await socket.close()
             raise SandboxUnavailableError(

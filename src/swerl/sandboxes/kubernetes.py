@@ -45,8 +45,6 @@ _KEEP = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 _OWN_KEYS = {"containers", "restartPolicy", "automountServiceAccountToken", "hostNetwork",
              "hostPID", "hostIPC", "shareProcessNamespace", "activeDeadlineSeconds"}  # fmt: skip
 _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_VARIABLE = re.compile(r"(?!(E?UID|PPID|(BASH|SHELL)OPTS)$)[A-Z_][A-Z0-9_]*")
-"""Variables that the shell around a command may set; its own ones are in lower case."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _NOT_FOUND, _CONFLICT = 404, 409
 _BOOT_TIMEOUT_S = 600.0
@@ -248,7 +246,7 @@ class PodSandbox(MachineSandbox):
         """The user that commands change to; empty: the container's own is the ordinary one."""
         self._home = ""
         self._is_created = False
-        self._trouble: SandboxError | ImageError | None = None
+        self._trouble: ImageError | None = None
         """The reason why it does not run yet."""
 
     async def boot(self, image: str, mounts: Sequence[Mount]) -> None:
@@ -263,7 +261,7 @@ class PodSandbox(MachineSandbox):
         except TimeoutError as error:
             raise self._trouble or SandboxError(
                 f"pod {self._pod} does not run after {_BOOT_TIMEOUT_S:g} s",
-                hint="`kubectl describe pod` shows why",
+                hint="`kubectl describe pod` shows why: no node may have room for it",
                 retryable=True,
             ) from error
         stream = await self._stream("attach", (), "stdin", "stdout")
@@ -377,16 +375,6 @@ class PodSandbox(MachineSandbox):
             self._trouble = ImageError(message[:400], hint=_PULL_HINT)
             if not any(word in detail for word in _TRANSIENT):
                 raise self._trouble
-        elif reason.endswith("Error"):
-            hint = "the node's kubelet and the image do not fit: `kubectl describe pod` has more"
-            raise SandboxError(f"pod {self._pod} cannot start: {reason}: {detail}", hint=hint)
-        for condition in status.get("conditions") or ():
-            if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                self._trouble = SandboxError(
-                    f"no node takes pod {self._pod}: {condition.get('message', '')}",
-                    hint="open fewer sandboxes, add nodes, or lower the limits",
-                    retryable=True,
-                )
         return False
 
     async def _open_exec(self, request: ExecRequest) -> tuple[PodStream, WaitForExit]:
@@ -411,14 +399,8 @@ class PodSandbox(MachineSandbox):
         lines = [_HIDE, f"ulimit -f {(self._limits.disk_mib << 20) // _FILE_BLOCK}"]
         if self._home and not request.as_root:
             lines.append(f'HOME=~{self._home}; case $HOME in "~"*) HOME=/ ;; esac; export HOME')
-        odd = []
-        for key, value in request.environment.items():
-            if _VARIABLE.fullmatch(key):
-                lines.append(f"export {key}={shlex.quote(value)}")
-            else:
-                odd.append(f"{key}={value}")
-        if odd:  # words: token, mark, folder, command
-            words[3:3] = ["env", *odd]
+        if request.environment and words[3:]:  # words: token, mark, folder, command
+            words[3:3] = ["env", *(f"{key}={value}" for key, value in request.environment.items())]
         return "\n".join([*lines, f"set -- {shlex.join(words)}", request.script])
 
     async def _stream(self, kind: str, command: Sequence[str], *channels: str) -> PodStream:
@@ -526,9 +508,6 @@ def _cause(pod: Mapping[str, Any]) -> tuple[str, bool]:
         # a node that runs out of its own resources evicts pods that kept their limits
         is_own = "node was low on" not in detail and "storage" in detail
         return f"{reason}: {detail}" if detail else reason, is_own
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return f"{condition.get('reason')}: {condition.get('message')}", False
     if pod["metadata"].get("deletionTimestamp"):
         return "its pod was deleted", False
     if ended:
