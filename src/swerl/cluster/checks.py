@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,10 +32,6 @@ PROGRAM_S = 180.0
 """Time limit of a program: an import of torch from a slow disk takes minutes."""
 FREE_SHARE = 0.95
 """Fraction of a GPU's memory that must be free: the driver itself takes a hundredth."""
-CLOCKS_S = 1.0
-"""Clock difference up to which file times and logs make sense."""
-CLOCKS_BAD_S = 30.0
-"""Clock difference from which a heartbeat cannot be trusted."""
 _TORCH = (
     "import torch; c = torch.cuda; "
     "print(torch.__version__, torch.version.cuda, c.is_available(), c.device_count())"
@@ -123,8 +118,6 @@ async def check_nodes(
             yield finding
     for finding in (*await _check_versions(nodes.all), *await _check_shared(nodes.all, folder)):
         yield finding
-    for node in nodes.all:
-        yield await _check_clock(node)
 
 
 async def require_fit(
@@ -186,21 +179,6 @@ async def _check_shared(nodes: Sequence[Node], folder: Path) -> list[MachineFind
         for file in files:
             (shared / file).unlink(missing_ok=True)
     return findings
-
-
-async def _check_clock(node: Node) -> MachineFinding:
-    """Compare a machine's clock with this one's; half of the round trip is the uncertainty."""
-    before = time.time()
-    there = await node.call(time.time)
-    after = time.time()
-    apart, doubt = abs(there - (before + after) / 2), (after - before) / 2
-    detail = f"{apart * 1e3:,.1f} ms apart, ± {doubt * 1e3:,.1f}"
-    # Only a difference beyond the uncertainty is certain.
-    if apart - doubt <= CLOCKS_S:
-        return MachineFinding(node.name, "clock", FindingState.OK, detail)
-    state = FindingState.FAIL if apart - doubt > CLOCKS_BAD_S else FindingState.WARN
-    fix = "start a time service (chrony, ntpd) there"
-    return MachineFinding(node.name, "clock", state, detail, fix)
 
 
 def examine(need: MachineNeed) -> list[MachineFinding]:
