@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "swerl"
 HEAVY = {"torch", "megatron", "sglang", "docker", "e2b", "transformers", "pyarrow", "datasets",
          "swebench", "tokenizers", "safetensors", "numpy", "trackio",
-         "wandb", "ray", "opentelemetry"}  # fmt: skip
+         "wandb", "ray"}  # fmt: skip
 OWN_PROCESS = {
     "engines/_torch_server.py", "engines/_torch_batch.py", "engines/_torch_model.py",
     "training/rank/worker.py",

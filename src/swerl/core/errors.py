@@ -207,8 +207,6 @@ EXTRAS = {
     "datasets": ("datasets", "huggingface_hub"),
     "trackio": ("trackio",),
     "wandb": ("wandb",),
-    "otel": ("opentelemetry",),
-    "renderers": ("renderers",),
     "zstd": ("zstandard",),
 }
 """Extra of swerl -> the modules that it installs."""

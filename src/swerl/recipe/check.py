@@ -34,12 +34,6 @@ PLUGIN_SECTIONS = {
     "engine": "engines",
     "algorithm": "algorithms",
 }
-SINK_MODULES = {
-    "trackio": "trackio",
-    "wandb": "wandb",
-    "otel": "opentelemetry.exporter.otlp.proto.http",
-}
-"""Name in `metrics.sinks`, which is also that of swerl's extra -> the module that it needs."""
 _COMPARING = frozenset({"gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp"})
 """Algorithms with an advantage within a Group, which is 0 if all its Episodes are solved."""
 _SPECULATES = "--speculative-"
@@ -301,7 +295,7 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
             yield _at(key, error)
     yield from _missing_programs(recipe)
     for name in recipe.metrics.sinks:
-        if not _is_installed(SINK_MODULES[name]):
+        if importlib.util.find_spec(name) is None:
             message = f"metrics.sinks names {name!r}, which is not installed"
             yield RecipeError(message, hint=install_command(name))
     cluster = recipe.cluster
@@ -311,13 +305,6 @@ def obstacles(recipe: Recipe) -> Iterator[InputError]:
     if 0 < cluster.gpus_per_node < cluster.gpus_per_engine and "url" not in recipe.engine.options:
         message = f"cluster.gpus_per_engine = {cluster.gpus_per_engine} is more than one node has"
         yield RecipeError(message, hint="swerl starts engines of one node at most")
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it is missing
-        return False
 
 
 def _at(key: str, error: InputError) -> InputError:

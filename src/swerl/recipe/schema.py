@@ -347,9 +347,8 @@ class EvalSection(Section):
 class MetricsSection(Section):
     """Trackers that receive the metrics, besides the run folder."""
 
-    sinks: tuple[Literal["trackio", "wandb", "otel"], ...] = ()
-    """Any of `trackio`, `wandb`, and `otel` for an OpenTelemetry collector or Prometheus, whose
-    address OTEL_EXPORTER_OTLP_ENDPOINT sets."""
+    sinks: tuple[Literal["trackio", "wandb"], ...] = ()
+    """`trackio`, `wandb`, or both."""
     project: str = "swerl"
     """Project name at the trackers."""
 

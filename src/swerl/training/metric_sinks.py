@@ -1,4 +1,4 @@
-"""Send a run's metrics to Trackio, Weights & Biases or OpenTelemetry as its steps end."""
+"""Send a run's metrics to Trackio or Weights & Biases as its steps end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,10 @@ from typing import Any, TypeAlias
 from swerl.core.errors import RecipeError, install_command
 from swerl.core.events import Emit, EvalEnded, Event, Notice, StepEnded, fan_out, ignore
 from swerl.core.files import write_text
-from swerl.core.secrets import public, secret
-from swerl.recipe.check import SINK_MODULES
+from swerl.core.secrets import public
 from swerl.recipe.schema import Recipe
 
 _Send: TypeAlias = Callable[[Mapping[str, float], int], None]
-_EXPORT_S = 5
-"""Seconds between two exports to a collector; a step of a real run takes minutes."""
-_SEND_S = 5
-"""Seconds for a collector to take one export."""
-_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-"""OpenTelemetry's own variable for the address of the collector, without `/v1/metrics`."""
-_USUAL_ENDPOINT = "http://127.0.0.1:4318"
 _CALL_S = 60.0
 """Seconds after which a call of a tracker counts as hanging; a start over a slow line takes ten."""
 _END_S = 15.0
@@ -122,7 +114,7 @@ def _id(root: Path) -> str:
 
 def _module(name: str) -> Any:
     try:
-        return importlib.import_module(SINK_MODULES[name])
+        return importlib.import_module(name)
     except ImportError as error:
         raise RecipeError(
             f"metrics.sinks names {name!r}, which is not installed",
@@ -132,8 +124,7 @@ def _module(name: str) -> Any:
 
 @contextmanager
 def _open(name: str, recipe: Recipe, root: Path, run_id: str) -> Iterator[Emit]:
-    tracker = _tracker(name, recipe, root, run_id)
-    with _collector(recipe, run_id) if name == "otel" else tracker as send:
+    with _tracker(name, recipe, root, run_id) as send:
 
         def log(event: Event) -> None:
             if isinstance(event, StepEnded):
@@ -167,51 +158,3 @@ def _tracker(name: str, recipe: Recipe, root: Path, run_id: str) -> Iterator[_Se
         yield lambda metrics, step: module.log(dict(metrics), step=step)
     finally:
         module.finish()
-
-
-@contextmanager
-def _collector(recipe: Recipe, run_id: str) -> Iterator[_Send]:
-    """Open an OpenTelemetry collector: a gauge a metric.
-
-    If it refuses, the next send and the end raise ConnectionError.
-    """
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
-
-    failed = False
-
-    class Exporter(OTLPMetricExporter):
-        def export(self, *args: Any, **kwargs: Any) -> MetricExportResult:
-            nonlocal failed
-            result = super().export(*args, **kwargs)
-            failed = failed or result is not MetricExportResult.SUCCESS
-            return result
-
-    endpoint = f"{(secret(_ENDPOINT) or _USUAL_ENDPOINT).rstrip('/')}/v1/metrics"
-    reader = PeriodicExportingMetricReader(
-        Exporter(endpoint=endpoint, timeout=_SEND_S), export_interval_millis=1000 * _EXPORT_S
-    )
-    about = {
-        "service.name": "swerl",
-        "service.namespace": recipe.metrics.project,
-        "service.instance.id": f"{recipe.name}-{run_id}",
-    }
-    provider = MeterProvider([reader], Resource.create(about), shutdown_on_exit=False)
-    meter = provider.get_meter("swerl")
-
-    def send(metrics: Mapping[str, float], step: int) -> None:
-        for name, value in {"step": step, **metrics}.items():
-            meter.create_gauge(f"swerl.{name.replace('/', '.')}").set(value, {"run": recipe.name})
-        require_taken()
-
-    def require_taken() -> None:
-        if failed:
-            raise ConnectionError(f"{endpoint} did not take them")
-
-    try:
-        yield send
-    finally:
-        provider.shutdown(timeout_millis=1000 * _SEND_S)
-        require_taken()

@@ -2,8 +2,6 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from swerl.training import metric_sinks
 from swerl.training.metric_sinks import open_sinks
 
 ROOT = Path(__file__).parents[3]
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def ignore(event: Event) -> None:
@@ -50,64 +47,6 @@ def test_weights_and_biases_gets_every_step_offline(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert b"reward" in logged.read_bytes()
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]]]:
-    """An OTLP collector on loopback: its address, and the (resource, metrics) of each export."""
-    pb2 = pytest.importorskip(
-        "opentelemetry.proto.collector.metrics.v1.metrics_service_pb2",
-        reason="needs the extra swerl[otel]",
-    )
-    received: list[tuple[dict[str, str], dict[str, list[float]]]] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.path == "/v1/metrics":
-                for resource in pb2.ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                    about = {
-                        each.key: each.value.string_value for each in resource.resource.attributes
-                    }
-                    values = {
-                        metric.name: [
-                            point.as_double or point.as_int for point in metric.gauge.data_points
-                        ]
-                        for scope in resource.scope_metrics
-                        for metric in scope.metrics
-                    }
-                    received.append((about, values))
-            self.send_response(200 if self.path == "/v1/metrics" else 404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", received
-        server.shutdown()
-
-
-def test_an_opentelemetry_collector_gets_steps_and_evaluations(
-    tmp_path: Path,
-    collector: tuple[str, list[tuple[dict[str, str], dict[str, list[float]]]]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    url, received = collector
-    monkeypatch.setenv(ENDPOINT, f"{url}/")
-    metrics = MetricsSection(sinks=("otel",), project="mine")
-    with open_sinks(Recipe(name="a", metrics=metrics), tmp_path, ignore) as listen:
-        listen(StepEnded(0, {"reward": 0.25}))
-        listen(StepEnded(1, {"reward": 0.5, "loss": -0.125}))
-        listen(EvalEnded(2, "heldout", 0.75, 4, k=2))
-    about, values = received[-1]
-    assert (about["service.name"], about["service.namespace"]) == ("swerl", "mine")
-    assert about["service.instance.id"] == f"a-{(tmp_path / 'tracking_id').read_text()}"
-    assert values["swerl.reward"] == [0.5]
-    assert values["swerl.loss"] == [-0.125]
-    assert values["swerl.eval.heldout"] == [0.75]
-    assert "swerl.eval.heldout_pass_at_2" in values
-    assert values["swerl.step"] == [2]
 
 
 class FakeTracker:
