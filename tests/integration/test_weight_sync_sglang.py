@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineLostError, RankLostError, TrainerError
-from swerl.core.events import Event, ignore
+from swerl.core.events import Event
 from swerl.core.learning import Batch, EngineTarget, Sent
 from swerl.core.sample import Sample
 from swerl.core.turn import Completion, Sampling
@@ -25,7 +25,7 @@ from swerl.engines import _sglang_pool, sglang
 from swerl.engines._sglang_client import HttpEngine
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyShape
-from swerl.recipe.schema import ClusterSection, LoraSection
+from swerl.recipe.schema import ClusterSection
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
@@ -383,36 +383,3 @@ async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_righ
     for server in engine.pool.servers:
         assert (await server.get("/model_info"))["weight_version"] == version
     assert await mismatch(trainer, await sample(engine)) <= 1e-4
-
-
-async def test_ten_updates_of_adapters_alone_leave_a_server_in_agreement(
-    model: Path, random_batch: Callable[..., Batch], tmp_path: Path
-) -> None:
-    options = sglang.Options(
-        python=sglang_python(), adapter_rank=8, pause_mode="abort", start_timeout_s=600
-    )
-    setup = EngineSetup(family=None, log_dir=tmp_path, model=model)  # type: ignore[arg-type]
-    lora = two_ranks(tmp_path).model_copy(update={"lora": LoraSection(rank=8)})
-    cluster = ClusterSection()
-    async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(sglang.open(options, setup))
-        trainer = MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=lora)
-        await stack.enter_async_context(trainer)
-        first = await weight_sync.sync(trainer, engine, cluster, ignore)
-        before = await sample(engine, count=2)
-        assert {reply.weight_version for reply in before} == {first}
-        long = asyncio.create_task(engine.generate(PROMPT, Sampling(900), "long"))
-        await asyncio.sleep(1)
-        for step in range(10):
-            await trainer.step(random_batch(step))
-            version = await weight_sync.sync(trainer, engine, cluster, ignore)
-            after = await sample(engine, count=2)
-            assert {reply.weight_version for reply in after} == {version}
-        gap = await mismatch(trainer, after)
-        sent = await trainer.publish(adapters=True)
-        num_bytes = sum(path.stat().st_size for path in sent.path.glob("*.safetensors"))
-        print(f"mismatch {gap:.1e}, {num_bytes} bytes an update")  # noqa: T201
-        assert gap <= 1e-5 < await mismatch(trainer, before)
-        # A reply that an update cut off is of the adapter that it began with.
-        cut = await long
-        assert cut.weight_version == first and not cut.weight_changes

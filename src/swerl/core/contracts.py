@@ -434,7 +434,7 @@ class Trainer(Protocol):
         Raises TrainerError if they are no longer those of `version`.
         """
 
-    async def publish(self, *, adapters: bool = False) -> WeightRef:
+    async def publish(self) -> WeightRef:
         """Write the current weights to a folder that engines can load."""
 
     async def save(self, step: int, *, kept: Collection[int] = ()) -> None:

@@ -28,7 +28,6 @@ from swerl.engines import _sglang_update as updates
 from swerl.engines._sglang_pool import POLL_S, ClientSettings, ServerPool
 from swerl.engines._sglang_server import Connections, Host, SglangServer, lost, supervise
 from swerl.engines._sglang_wire import (
-    ADAPTER,
     PARTIAL,
     ServedShape,
     WrittenPrompts,
@@ -204,11 +203,6 @@ class HttpEngine:
         """True if `update` and `sleep` can be used."""
         return self._settings.streams
 
-    @property
-    def takes_adapters(self) -> bool:
-        """True if `load` takes a folder of adapters, too."""
-        return bool(self._settings.adapters)
-
     async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
         """Sample one reply. Raises EngineLostError if the engine is gone.
 
@@ -346,8 +340,6 @@ class HttpEngine:
         # Fixed width: SGLang aborts every request whose id starts with the given one.
         flight = _Flight(f"{key}_t{next(self._numbers):09d}", server)
         body = generate_body(prompt, sampling, flight.rid, routed=self._settings.routed_experts)
-        if self.pool.serves_adapter:
-            body["lora_path"] = ADAPTER
         headers = dict.fromkeys(ROUTING_HEADERS, key) if self.pool.router else {}
         call = asyncio.create_task(server.generate(body, headers))
         reply_s = self._settings.reply_s

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import WeightRef
@@ -51,9 +51,6 @@ class ClientSettings:
     """Seconds that such a request waits if no server is in use: one may be starting."""
     streams: bool = True
     """True if the servers receive weights directly, without a folder."""
-    adapters: Literal["", "folder", "endpoint"] = ""
-    """How servers load adapters of the model that they started with: like a folder of weights, or
-    by SGLang's LoRA endpoints; empty if they load whole weights only."""
     answers_in_loads: bool = True
     """True if the servers answer while they load weights; then one that does not answer hangs."""
     server: type[SglangServer] = SglangServer
@@ -110,11 +107,6 @@ class ServerPool:
         if not servers:
             raise _no_server(self.servers)
         return servers
-
-    @property
-    def serves_adapter(self) -> bool:
-        """True if requests must name the adapter that `ADAPTER` calls."""
-        return self.settings.adapters == "endpoint" and bool(self.served)
 
     @property
     def ended(self) -> bool:

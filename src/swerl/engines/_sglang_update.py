@@ -19,8 +19,7 @@ from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.learning import EngineTarget, Received, Sent, WeightRef
 from swerl.engines._sglang_pool import ServerPool
 from swerl.engines._sglang_server import ServerState, SglangServer
-from swerl.engines._sglang_wire import ADAPTER, PARTIAL, PauseMode
-from swerl.engines._weights import checksum
+from swerl.engines._sglang_wire import PARTIAL, PauseMode
 
 _KINDS = ("kv_cache", "weights")
 _NUMBER = re.compile(r"\d+")
@@ -309,9 +308,6 @@ async def _reclaim(
 async def _take(pool: ServerPool, server: SglangServer, weights: WeightRef, *, flush: bool) -> None:
     """Load a folder of weights into one paused server."""
     server.begin_update()
-    if pool.settings.adapters == "endpoint":
-        await _take_adapter(server, weights, timeout_s=pool.settings.load_s)
-        return
     body: dict[str, Json] = {
         "model_path": str(weights.path.resolve()),
         "flush_cache": flush,
@@ -330,27 +326,6 @@ async def _take(pool: ServerPool, server: SglangServer, weights: WeightRef, *, f
             f"weights {weights.version!r} arrived changed: {checksum} is not {weights.checksum}",
             hint="the folder changed after it was published",
         )
-
-
-async def _take_adapter(server: SglangServer, weights: WeightRef, *, timeout_s: float) -> None:
-    """Load a folder of adapters into one paused server without requests, by its LoRA endpoints.
-
-    SGLang has no checksum of adapters, so the files are checked before.
-    """
-    if await asyncio.to_thread(checksum, weights.path) != weights.checksum:
-        raise EngineError(
-            f"the adapters in {weights.path} are not {weights.version!r}",
-            hint="the folder changed after it was published",
-        )
-    await _set_version(server, f"{PARTIAL}{server.url}")
-    # The first update finds no adapter to unload.
-    with contextlib.suppress(EngineError):
-        await server.post("/unload_lora_adapter", {"lora_name": ADAPTER})
-    body: dict[str, Json] = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve())}
-    await server.post("/load_lora_adapter", body, timeout_s=timeout_s)
-    await server.post("/flush_cache", {})
-    await _set_version(server, weights.version)
-    await _require_version(server, weights.version, "loading")
 
 
 async def _require_version(server: SglangServer, version: str, doing: str) -> Mapping[str, Any]:

@@ -29,10 +29,6 @@ RESTARTED = f"{PARTIAL}restarted"
 """Version of a restarted server: it holds the run's first weights."""
 
 
-ADAPTER = "policy"
-"""SGLang's name of the trained adapter; each update loads it again."""
-
-
 class PauseMode(StrEnum):
     """The effect of a pause on running requests."""
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load as load_safetensors
 
 from swerl.core.errors import EngineError, InputError
-from swerl.engines._weights import ADAPTER_CONFIG, digest, shards
+from swerl.engines._weights import digest, shards
 from swerl.engines.families._megatron_plan import ModelPlan, plan_of
 
 Floats = NDArray[np.float32]
@@ -192,17 +192,11 @@ def read_shape(folder: Path) -> DenseShape:
         ) from error
 
 
-def read_weights(folder: Path, shape: DenseShape, *, base: Path | None = None) -> DenseWeights:
-    """Read and check a folder of weights, or of adapters (PEFT) of the model in `base`.
-
-    Raises EngineError that names the first wrong tensor.
-    """
+def read_weights(folder: Path, shape: DenseShape) -> DenseWeights:
+    """Read and check a folder of weights. Raises EngineError that names the first wrong tensor."""
     blobs = [path.read_bytes() for path in shards(folder)]
-    checksum = digest(folder, blobs)
+    checksum = digest(blobs)
     tensors = {name: t for blob in blobs for name, t in load_safetensors(blob).items()}
-    if base and (folder / ADAPTER_CONFIG).is_file():
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-        tensors = _merged(base, tensors, scale=config["lora_alpha"] / config["r"])
     plan = shape.plan
     expected = _expected(plan)
     if plan.tied:
@@ -226,26 +220,6 @@ def read_weights(folder: Path, shape: DenseShape, *, base: Path | None = None) -
         checksum=checksum,
         num_params=sum(array.size for array in arrays.values()),
     )
-
-
-def _merged(
-    base: Path, adapters: Mapping[str, torch.Tensor], *, scale: float
-) -> dict[str, torch.Tensor]:
-    """Return a model's tensors in fp32, with the changes of its adapters added."""
-    files = (load_safetensors(path.read_bytes()) for path in shards(base))
-    tensors = {name: t.float() for file in files for name, t in file.items()}
-    for name, A in adapters.items():
-        path, found, _ = name.removeprefix("base_model.model.").partition(".lora_A.weight")
-        if not found:
-            continue
-        weight, B = f"{path}.weight", adapters.get(name.replace(".lora_A.", ".lora_B."))
-        if weight not in tensors or B is None or (len(B), A.shape[1]) != tensors[weight].shape:
-            raise EngineError(
-                f"the adapter {name!r} does not fit the served model",
-                hint="use adapters that were trained on the model that the engine started with",
-            )
-        tensors[weight] += scale * (B.float() @ A.float())
-    return tensors
 
 
 def _expected(plan: ModelPlan) -> dict[str, tuple[int, ...]]:

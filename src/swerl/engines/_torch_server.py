@@ -53,7 +53,7 @@ class App:
         self.batch = RunningBatch(
             model, num_rows=num_rows, max_running=max_running, context=context
         )
-        self.model_dir = self._base = model_dir
+        self.model_dir = model_dir
         self._replies: dict[str, asyncio.Future[FinishedReply]] = {}
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -171,15 +171,12 @@ class App:
         return _json({"success": True, "message": "Success"})
 
     async def _update_from_disk(self, http: web.Request) -> web.Response:
-        """Replace all weights or none; like SGLang's route, it needs no begin and end.
-
-        A folder of adapters changes the model that the server started with.
-        """
+        """Replace all weights or none; like SGLang's route, it needs no begin and end."""
         body = await read_body(http, UpdateBody)
         batch = self.batch
         if not batch.paused and (batch.num_running or batch.num_waiting):
             raise BadRequestError("requests are in flight; pause generation before the update")
-        weights = read_weights(Path(body.model_path), batch.model.shape, base=self._base)
+        weights = read_weights(Path(body.model_path), batch.model.shape)
         if not body.flush_cache:
             raise BadRequestError("flush_cache must be true: cached keys belong to the old weights")
         async with self._turn:

@@ -1,7 +1,6 @@
 """Model folders on disk: find their safetensors files, and compute a checksum of their tensors.
 
 The checksum depends on names, types, shapes and bytes of the tensors, not on their files or order.
-That of adapters depends on their settings, too: the scale is not in the tensors.
 Only the standard library is needed, so trainers and engines use the same code.
 """
 
@@ -16,8 +15,6 @@ from pathlib import Path
 from swerl.core.errors import EngineError
 from swerl.engines._sglang_wire import ServedShape
 
-ADAPTER_CONFIG = "adapter_config.json"
-"""File that marks a folder of adapters, by PEFT's name."""
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 """Keys for the number of routed experts, by model line."""
 
@@ -27,7 +24,7 @@ def checksum(folder: Path) -> str:
 
     Raises EngineError on unreadable files.
     """
-    digests = _settings(folder)
+    digests: dict[str, bytes] = {}
     for path in shards(folder):
         with path.open("rb") as file:
             if not path.stat().st_size:
@@ -66,10 +63,9 @@ def model_shape(folder: Path) -> ServedShape:
         return ServedShape()
 
 
-def digest(folder: Path, blobs: Iterable[bytes]) -> str:
+def digest(blobs: Iterable[bytes]) -> str:
     """Return the checksum of a folder whose safetensors files are read already."""
-    tensors = {name: value for blob in blobs for name, value in _digests(blob)}
-    return combine(tensors | _settings(folder))
+    return combine({name: value for blob in blobs for name, value in _digests(blob)})
 
 
 def combine(digests: Mapping[str, bytes]) -> str:
@@ -82,12 +78,6 @@ def tensor_digest(name: str, dtype: str, shape: Sequence[int], data: bytes | mem
     hasher = hashlib.sha256(f"{name}\0{dtype}\0{list(shape)}\n".encode())
     hasher.update(data)
     return hasher.digest()
-
-
-def _settings(folder: Path) -> dict[str, bytes]:
-    """Return the digest of an adapter's settings; nothing for a whole model."""
-    path = folder / ADAPTER_CONFIG
-    return {path.name: hashlib.sha256(path.read_bytes()).digest()} if path.is_file() else {}
 
 
 def _digests(blob: bytes | mmap.mmap) -> Iterator[tuple[str, bytes]]:

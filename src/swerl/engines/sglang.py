@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pydantic import Field
-
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import InputError
 from swerl.engines._serving import (
@@ -34,19 +32,11 @@ AGAIN = (f"--weight-version={RESTARTED}",)
 """Flags of a restarted server: every client must refuse its first tokens."""
 
 
-ADAPTED = tuple(f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down"))
-"""Layers of a dense model that may have adapters."""
-
-
 class Options(HttpOptions):
     """Settings of `engine.type = "sglang"`."""
 
     routed_experts: bool = False
     """Record the chosen experts of a mixture-of-experts model; about 1 kB per token of context."""
-    adapter_rank: int = Field(default=0, ge=0)
-    """Rank of the adapters (`trainer.lora.rank`) that a dense model's servers load by themselves; 0
-    loads weights that they are merged into. It needs `pause_mode = "abort"`: SGLang lets a running
-    request keep the adapter that it began with."""
 
 
 SGLANG = Software("SGLang", "sglang", TESTED)
@@ -83,11 +73,7 @@ def _serving(options: Options, setup: EngineSetup) -> HttpServing:
     def command(model: Path, port: int, num_gpus: int) -> list[str]:
         return server_command(options, model, host="127.0.0.1", port=port, num_gpus=num_gpus)
 
-    settings = ClientSettings(
-        pause_mode=options.pause_mode,
-        routed_experts=options.routed_experts,
-        adapters="endpoint" if options.adapter_rank else "",
-    )
+    settings = ClientSettings(pause_mode=options.pause_mode, routed_experts=options.routed_experts)
     return HttpServing(SGLANG, settings, shape, command, again=AGAIN)
 
 
@@ -106,8 +92,4 @@ def server_command(
         command.append(f"--tp-size={num_gpus}")
     if options.routed_experts:
         command.append("--enable-return-routed-experts")
-    if options.adapter_rank:
-        command += ["--enable-lora", f"--max-lora-rank={options.adapter_rank}"]
-        # One more than the policy's: requests without an adapter, such as health checks.
-        command += ["--max-loras-per-batch=2", "--lora-target-modules", *ADAPTED]
     return [*command, *options.flags]

@@ -64,7 +64,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[HttpEngine
         async with connect(
             [f"http://127.0.0.1:{answer}"],
             shape=model_shape(setup.model),
-            settings=ClientSettings(streams=False, adapters="folder", answers_in_loads=False),
+            settings=ClientSettings(streams=False, answers_in_loads=False),
             process=process,
         ) as engine:
             yield engine

@@ -70,7 +70,6 @@ def check_settings(recipe: Recipe) -> None:
     check_clip(recipe)
     check_flags(recipe)
     check_sft(recipe)
-    check_lora(recipe)
     check_sandboxes(recipe)
 
 
@@ -183,20 +182,6 @@ def check_flags(recipe: Recipe) -> None:
         if flag in _QUANTISES and not is_corrected:
             message = f"{flag}: the engine would sample from another policy than the trainer's"
             raise RecipeError(message, hint=f"set algorithm.mismatch = 'token-tis', or {hint}")
-
-
-def check_lora(recipe: Recipe) -> None:
-    """Raise RecipeError if an engine that loads adapters by themselves would get others."""
-    options, rank = recipe.engine.options, recipe.trainer.lora.rank
-    adapter_rank = options.get("adapter_rank", 0)
-    if adapter_rank and adapter_rank != rank:
-        message = f"engine.adapter_rank = {adapter_rank}, but trainer.lora.rank = {rank}"
-        raise RecipeError(message, hint="set both to one rank, or leave engine.adapter_rank out")
-    if adapter_rank and options.get("pause_mode", "retract") != "abort":
-        raise RecipeError(
-            "engine.adapter_rank lets running requests keep the adapter that they began with",
-            hint='set engine.pause_mode = "abort"',
-        )
 
 
 def _num_experts(model: Path) -> int:

@@ -19,7 +19,7 @@ import torch
 from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.files import write_json
-from swerl.engines._weights import ADAPTER_CONFIG, checksum
+from swerl.engines._weights import checksum
 from swerl.recipe.schema import LoraSection
 
 LORA = "_lora."
@@ -103,7 +103,7 @@ def write_adapters(
     modules = {path.rpartition(".")[2] for path in paths if not is_stack.fullmatch(path)}
     parameters = [f"mlp.experts.{name}" for name, _ in _STACKS.values()] if stacked else None
     write_json(
-        folder / ADAPTER_CONFIG,
+        folder / "adapter_config.json",
         {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

@@ -15,7 +15,6 @@ from swerl.core.errors import InputError, SwerlError
 from swerl.core.files import disk_errors
 from swerl.core.learning import WeightRef
 from swerl.engines._weights import combine, shards, tensor_digest
-from swerl.recipe.schema import LoraSection
 
 if TYPE_CHECKING:
     import torch
@@ -73,36 +72,22 @@ def copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def publish(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    source: Path,
-    target: Path,
-    *,
-    lora: LoraSection | None = None,
-) -> WeightRef:
+def publish(tensors: Iterable[tuple[str, torch.Tensor]], source: Path, target: Path) -> WeightRef:
     """Write Hugging Face tensors as a model folder, which appears whole under its version.
 
-    config.json and the tokenizer are copied from `source`. With `lora` the tensors are adapters of
-    the model in `source`, written as PEFT does. Older versions are removed. Raises RunError on a
-    full disk.
+    config.json and the tokenizer are copied from `source`. Older versions are removed. Raises
+    RunError on a full disk.
     """
     temporary = target.with_name(f".{target.name}.part")
     try:
         with disk_errors(target):
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            if lora:
-                from swerl.training.adapter_folder import write_adapters
-
-                on_host = {name: tensor.cpu() for name, tensor in tensors}
-                checksum = write_adapters(temporary, on_host, lora, model=source)
-            else:
-                with ShardWriter(temporary) as writer:
-                    for name, tensor in tensors:
-                        writer.add(name, tensor)
-                checksum = writer.checksum
-                shutil.copyfile(source / "config.json", temporary / "config.json")
-                copy_tokenizer(source, temporary)
+            with ShardWriter(temporary) as writer:
+                for name, tensor in tensors:
+                    writer.add(name, tensor)
+            shutil.copyfile(source / "config.json", temporary / "config.json")
+            copy_tokenizer(source, temporary)
             shutil.rmtree(target, ignore_errors=True)
             temporary.rename(target)
     finally:
@@ -112,7 +97,7 @@ def publish(
     folders.sort(key=lambda path: path.stat().st_mtime_ns)
     for old in folders[:-KEPT_VERSIONS]:
         shutil.rmtree(old, ignore_errors=True)
-    return WeightRef(target, target.name, checksum)
+    return WeightRef(target, target.name, writer.checksum)
 
 
 class ShardWriter:

@@ -147,17 +147,9 @@ class MegatronTrainer:
         await self._ask("logprobs", batch=str(path), logprobs=str(self._logprobs))
         return batches.read_values(self._logprobs, batch)
 
-    @property
-    def has_adapters(self) -> bool:
-        """True if adapters are trained (LoRA)."""
-        return self._options.lora.rank > 0
-
-    async def publish(self, *, adapters: bool = False) -> WeightRef:
-        """Write the current weights, or the adapters alone, as PEFT's folder.
-
-        Their version is the number of optimizer steps.
-        """
-        ref = await self._ask("publish", adapters=adapters)
+    async def publish(self) -> WeightRef:
+        """Write the current weights; their version is the number of optimizer steps."""
+        ref = await self._ask("publish")
         return WeightRef(Path(ref["path"]), ref["version"], ref["checksum"])
 
     async def send(

@@ -22,7 +22,6 @@ from aiohttp import ClientError, ClientSession, web
 from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._sglang_wire import ServedShape
-from swerl.engines._weights import ADAPTER_CONFIG
 
 VOCAB, CONTEXT, EOS = 512, 1024, 2
 LAYERS, TOP_K, EXPERTS = 3, 2, 8
@@ -72,7 +71,6 @@ class FakeServer:
         """True while a weight update is open."""
         self.held: dict[str, str] = {}
         """Parameter -> checksum, of what was sent to it."""
-        self.adapters: dict[str, Path] = {}
         self.released: set[str] = set()
         self.device = "cpu"
         self._seen: list[list[int]] = []
@@ -86,8 +84,6 @@ class FakeServer:
             web.post("/pause_generation", self._pause),
             web.post("/continue_generation", self._continue),
             web.post("/update_weights_from_disk", self._update),
-            web.post("/load_lora_adapter", self._load_adapter),
-            web.post("/unload_lora_adapter", self._unload_adapter),
             web.post("/begin_weight_update", self._begin),
             web.post("/end_weight_update", self._end),
             web.post("/update_weights_from_tensor", self._take),
@@ -229,18 +225,6 @@ class FakeServer:
         if body["flush_cache"]:
             self._seen = []
         return web.json_response({"success": True, "message": "Succeeded."})
-
-    async def _load_adapter(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        folder = Path(body["lora_path"])
-        if body["lora_name"] in self.adapters or not (folder / ADAPTER_CONFIG).is_file():
-            return _refusal(f"{body} is loaded already, or no adapter")
-        self.adapters[body["lora_name"]] = folder
-        return _success()
-
-    async def _unload_adapter(self, request: web.Request) -> web.Response:
-        name = (await request.json())["lora_name"]
-        return _success() if self.adapters.pop(name, None) else _refusal(f"{name} is not loaded")
 
     async def _begin(self, request: web.Request) -> web.Response:
         if self.session:

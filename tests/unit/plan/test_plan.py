@@ -152,10 +152,7 @@ def test_adapters_take_a_fraction_of_the_memory_of_all_weights() -> None:
     assert lora.disk.checkpoint < 0.02 * whole.disk.checkpoint
 
 
-def test_adapters_of_no_layer_and_of_another_rank_are_refused() -> None:
-    targets = 'trainer.lora.targets=["attention"]'
-    assert "adapter_rank = 16" in refused("trainer.lora.rank=8", "engine.adapter_rank=16")
-    assert "pause_mode" in refused("trainer.lora.rank=8", "engine.adapter_rank=8", targets)
+def test_adapters_of_no_layer_are_refused() -> None:
     dense = RECIPE.with_name("qwen4b_1gpu_lora.toml")
     with pytest.raises(RecipeError, match="Qwen3-4B has no layer"):
         plan(load([dense], ['trainer.lora.targets=["experts"]']))

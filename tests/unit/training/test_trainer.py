@@ -18,19 +18,15 @@ from transformers import AutoModelForCausalLM
 
 from swerl.core import experts
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineError, PluginError, TrainerError
-from swerl.core.events import ignore
-from swerl.core.learning import Batch, WeightRef
+from swerl.core.errors import PluginError, TrainerError
+from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import Completion, RoutedExperts, Sampling
 from swerl.engines import torch_cpu
 from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
-from swerl.recipe.schema import ClusterSection, LoraSection
-from swerl.training.adapter_folder import write_adapters
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
-from swerl.training.weight_sync.sync import sync
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
@@ -170,45 +166,6 @@ async def test_the_engines_tokens_have_the_trainers_log_probabilities(
             assert stats.extra["mismatch_max"] <= 1e-4
             assert stats.extra["ratio"] == pytest.approx(1.0, abs=1e-5)
             assert 0 < stats.extra["entropy"] < 6
-
-
-@pytest.mark.integration
-async def test_an_engine_serves_the_policy_of_adapters_that_it_gets_alone(
-    tiny_model: Path, options: TrainerOptions, tmp_path: Path
-) -> None:
-    lora = options.model_copy(update={"lora": LoraSection(rank=2)})
-    family = tiny.build(tiny_model)
-    setup = EngineSetup(family=family, log_dir=options.log_dir, model=tiny_model)
-    sampling = Sampling(20, stop_token_ids=family.stop_ids)
-    prompts = [tuple(range(10, 20 + 7 * number)) for number in range(4)]
-    async with (
-        _trainer(tiny_model, lora) as trainer,
-        torch_cpu.open(torch_cpu.Options(), setup) as engine,
-    ):
-        for step in range(10):
-            version = await sync(trainer, engine, ClusterSection(), ignore)
-            replies = [await engine.generate(prompt, sampling, str(prompt)) for prompt in prompts]
-            rows = [_row(*pair, version) for pair in zip(prompts, replies, strict=True)]
-            stats = await trainer.step(Batch(step, tuple(rows), len(rows)))
-            assert stats.mismatch <= 1e-5
-        await sync(trainer, engine, ClusterSection(), ignore)
-        # One version has one folder, so the second size is taken after the first.
-        sent = _num_bytes(await trainer.publish(adapters=True))
-        all_bytes = _num_bytes(await trainer.publish())
-        print(f"mismatch {stats.mismatch:.1e}, {sent / all_bytes:.1%} of the bytes")  # noqa: T201
-        assert sent < 0.15 * all_bytes  # a model of 64 channels: the plan has real ones
-        wrong, path = tmp_path / "wrong", "base_model.model.model.layers.0.self_attn.q_proj.lora_"
-        wrong.mkdir()
-        narrow = {f"{path}A.weight": torch.zeros(2, 8), f"{path}B.weight": torch.zeros(8, 2)}
-        write_adapters(wrong, narrow, LoraSection(rank=2), model=tiny_model)
-        with pytest.raises(EngineError, match="does not fit the served model"):
-            await engine.load(WeightRef(wrong, "wrong", checksum(wrong)))
-        reply = await engine.generate(prompts[0], sampling, "after")
-        assert reply.weight_version == "000010"
-
-
-def _num_bytes(weights: WeightRef) -> int:
-    return sum(path.stat().st_size for path in weights.path.glob("*.safetensors"))
 
 
 def _row(prompt: tuple[int, ...], reply: Completion, version: str) -> Sample:

@@ -26,7 +26,7 @@ from swerl.core.errors import NotFiniteError, SwerlError, TrainerError
 from swerl.core.learning import Batch, StepStats, Totals
 from swerl.plan.parameters import row_cost
 from swerl.plan.shape import shape_from_config
-from swerl.training.adapter_folder import LORA, in_pairs, to_peft
+from swerl.training.adapter_folder import LORA
 from swerl.training.model_folder import read_config
 from swerl.training.options import WorkerSettings
 from swerl.training.rank import lora, weights
@@ -129,12 +129,6 @@ class Learner:
         read = lora.merged(self.adapters, self.memory.on_device)
         for name, tensor in weights.tensors(params, read):
             yield from self.mapping.to_hf({name: tensor}, self.hf_config).items()
-
-    def whole_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the adapters by PEFT's names on all ranks; all must exhaust it."""
-        params = self.params(adapters=True)
-        for factors in in_pairs(weights.tensors(params, self.memory.on_device)):
-            yield from to_peft(factors, self.mapping, self.hf_config).items()
 
     def params(self, *, adapters: bool) -> dict[str, torch.nn.Parameter]:
         """Return this rank's adapters, or its other parameters, by name in the whole model."""

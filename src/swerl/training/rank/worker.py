@@ -107,16 +107,14 @@ class RankCommands:
         self._learner.wake()
         _write_values(logprobs, self._learner.logprobs(self._read(batch)))
 
-    def publish(self, adapters: bool) -> dict[str, str]:
-        """Write weights or adapters as a folder named for the number of steps taken."""
-        learner, options = self._learner, self._settings.options
-        tensors = learner.whole_adapters() if adapters else learner.whole_weights()
+    def publish(self) -> dict[str, str]:
+        """Write the weights as a folder named for the number of steps taken."""
+        tensors = self._learner.whole_weights()
         try:
             if dist.get_rank():
                 return {}
-            target = options.publish_dir / self._version
-            lora = options.lora if adapters else None
-            ref = publish(tensors, self._settings.model, target, lora=lora)
+            target = self._settings.options.publish_dir / self._version
+            ref = publish(tensors, self._settings.model, target)
         finally:
             for _ in tensors:  # all ranks must exhaust it, also after an error on the first
                 pass

@@ -27,11 +27,6 @@ def choose_way(cluster: ClusterSection, engine: Engine, emit: Emit) -> str:
     A Notice is emitted if `auto` falls back to the disk although there are GPUs.
     """
     streams = isinstance(engine, StreamedEngine) and getattr(engine, "streams", True)
-    if streams and shares_gpus(cluster) and getattr(engine, "takes_adapters", False):
-        raise RecipeError(
-            "an engine on the trainer's GPUs drops the weights that adapters change",
-            hint="set engine.adapter_rank = 0, or cluster.colocate = false",
-        )
     way = cluster.weight_sync
     if way == "auto":
         if not cluster.gpus_per_node:
@@ -82,10 +77,8 @@ async def sync(
     if shares_gpus(cluster):
         # The engine takes its memory back while it receives the weights from the host's copy.
         await trainer.sleep()
-    # An engine that cannot take adapters by themselves gets the weights they are merged into.
-    adapters = getattr(trainer, "has_adapters", False) and getattr(engine, "takes_adapters", False)
-    if way == "disk" or adapters:
-        return await engine.load(await trainer.publish(adapters=adapters))
+    if way == "disk":
+        return await engine.load(await trainer.publish())
     assert isinstance(engine, StreamedEngine)
     received = await _send(trainer, engine, way)
     if not received.num_confirmed:

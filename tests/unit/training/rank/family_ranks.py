@@ -148,7 +148,15 @@ def _adapters(learner: Any) -> dict[str, torch.Tensor]:
     """Return the adapters by PEFT's names; none without LoRA."""
     if not learner.adapters:
         return {}
-    return {name: tensor.clone() for name, tensor in learner.whole_adapters()}
+    from swerl.training.adapter_folder import in_pairs, to_peft
+    from swerl.training.rank import weights
+
+    factors = in_pairs(weights.tensors(learner.params(adapters=True), learner.memory.on_device))
+    return {
+        name: tensor.clone()
+        for each in factors
+        for name, tensor in to_peft(each, learner.mapping, learner.hf_config).items()
+    }
 
 
 def digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
