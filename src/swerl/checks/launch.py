@@ -19,7 +19,6 @@ from swerl.cluster.checks import (
     FindingState,
     MachineFinding,
     check_nodes,
-    check_port,
     check_result,
     last_output,
 )
@@ -137,12 +136,6 @@ def _is_stored(image: str) -> bool:
     return True
 
 
-def check_gateway_port(planned: RecipePlan) -> Iterator[MachineFinding]:
-    gateway = planned.recipe.gateway
-    if gateway.port:
-        yield check_port(platform.node(), gateway.bind, gateway.port)
-
-
 async def check_model(planned: RecipePlan, nodes: Nodes) -> AsyncIterator[MachineFinding]:
     """Check on every machine that the model's folder is complete."""
     path = planned.recipe.model.path
@@ -195,7 +188,7 @@ def _engine_flags(planned: RecipePlan, model: Path) -> list[str]:
     return server_command(options, model, host="127.0.0.1", port=1, num_gpus=size, saver=saver)[3:]
 
 
-CHECKS = (check_faults, check_tasks, check_gateway_port)
+CHECKS = (check_faults, check_tasks)
 NODE_CHECKS = (check_model, check_engine)
 
 

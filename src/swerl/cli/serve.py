@@ -76,12 +76,13 @@ def serve(
 ) -> None:
     """Serve your own agents from an engine, print each request, and record the exact tokens."""
     chosen = read_engine(engine, _SCRIPTS)
-    address = [f"gateway.bind={host}", f"gateway.port={port}"]
-    recipe = recipe_of(chosen, model, defaults=["name=swerl", *address], settings=settings or ())
+    recipe = recipe_of(chosen, model, defaults=["name=swerl"], settings=settings or ())
     plan = Plan(
         recipe=recipe,
         folder=_folder(output),
-        keys=_keys(key_file, recipe.gateway.bind),
+        host=host,
+        port=port,
+        keys=_keys(key_file, host),
         script=demo() if chosen.script else None,
         idle_s=idle_minutes * 60,
     )
@@ -90,7 +91,7 @@ def serve(
         model=recipe.name,
         key_file=key_file,
         trainable=chosen.trainable,
-        public=not is_loopback(recipe.gateway.bind),
+        public=not is_loopback(host),
     )
     if chosen.type not in ("scripted", "openai"):
         stderr().print(f"starting {chosen.text} …", markup=False)
@@ -147,8 +148,8 @@ async def _serve(plan: Plan, view: ServeView) -> Totals:
             engine=engine,
             family=family,
             model_name=recipe.name,
-            host=recipe.gateway.bind,
-            port=recipe.gateway.port,
+            host=plan.host,
+            port=plan.port,
             history=HistoryPolicy(recipe.gateway.history),
             on_refused=view.refused,
         ) as gateway,
@@ -200,6 +201,8 @@ class Plan:
 
     recipe: Recipe
     folder: Path
+    host: str
+    port: int
     keys: Sequence[str]
     """One session per key; empty: one new key."""
     script: Sequence[Message] | None

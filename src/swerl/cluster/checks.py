@@ -11,7 +11,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -325,19 +324,6 @@ def check_cores(node: str, num_processes: int) -> MachineFinding:
     detail = f"{cores} for {num_processes} ranks"
     fix = "choose machines with more cores, or lower trainer.ranks"
     return check_result(node, "cores", detail, good=cores >= num_processes, fix=fix)
-
-
-def check_port(node: str, address: str, port: int) -> MachineFinding:
-    """Check that a port of an address of this machine is free."""
-    try:
-        with socket.socket() as probe:
-            probe.bind((address, port))
-    except OSError as error:
-        fix = "end the process that listens there, or set another port in the recipe"
-        return check_result(
-            node, "port", f"{address}:{port}: {error.strerror}", good=False, fix=fix
-        )
-    return MachineFinding(node, "port", FindingState.OK, f"{address}:{port} is free")
 
 
 def check_disk(need: MachineNeed) -> MachineFinding:

@@ -25,7 +25,7 @@ PASSING_SHARE = 0.6
 """Fraction of Groups that a filter passes. Assumed: for tasks that are solved one time in ten to
 nine in ten, eight attempts usually differ, and not all tasks are such."""
 LOST_SHARE = 0.02
-"""Fraction of attempts lost to infrastructure. Assumed; `rollout.max_infra_rate` bounds it."""
+"""Fraction of attempts lost to infrastructure. Assumed; above a quarter a run stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -102,8 +101,6 @@ class RolloutSection(Section):
     Episodes (DAPO's dynamic sampling). Other Groups are replaced by Groups of more Tasks."""
     refill_rounds: int = Field(3, ge=0)
     """Rounds of replacement for Groups that the filter rejected; then the step has fewer Groups."""
-    max_infra_rate: float = Field(0.25, ge=0, le=1)
-    """Maximum fraction of a step's Episodes lost to infrastructure; above it the run stops."""
 
 
 class GradingSection(Section):
@@ -113,19 +110,6 @@ class GradingSection(Section):
     """Share of the solved patches that are confirmed with mutated tests, once 50 in a row were
     real; flagged patches always are. 1 confirms all, 0 none. A confirmation runs the tests four
     times more."""
-    flags: tuple[str, ...] = ()
-    """Further patterns (regular expressions) on added lines; a patch that fits one is
-    confirmed."""
-
-    @field_validator("flags")
-    @classmethod
-    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-        return value
 
 
 class ScheduleSection(Section):
@@ -166,11 +150,6 @@ class SftSection(Section):
 class GatewaySection(Section):
     """The HTTP service through which agents reach the model."""
 
-    bind: str = "127.0.0.1"
-    """Address to listen on. Loopback is enough: sandboxes have their own way to the gateway. Every
-    request needs a session's key."""
-    port: int = Field(0, ge=0, le=65535)
-    """Port to listen on; 0 chooses a free one."""
     history: Literal["exact", "template"] = "exact"
     """The model's view of its own past: the exact sampled tokens, or a new rendering by its chat
     template. The template of a thinking model drops old thoughts, and each rewrite starts a new

@@ -4,8 +4,8 @@ Every failure ends in a Verdict, not in an exception: an exceeded budget in `tim
 infrastructure in `infra`, a sandbox that the agent exhausted in `unsolved`, a failure of the user's
 own code in `invalid`. Before the agent has asked the model once, every other failure is `infra`.
 Turns and patch up to that point are kept. An unexpected exception is `infra` too, with a notice and
-its traceback: a bug that one Episode meets does not end the run, and one that many meet ends it by
-`max_infra_rate`.
+its traceback: a bug that one Episode meets does not end the run, and one that many meet ends it
+(`step.check_losses`).
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class AsyncPool:
             self._parts.emit(Notice(text))
         if not groups:  # All advantages are 0: the step changes little, and the run continues.
             groups, left_out = left_out[:size], left_out[size:]
-        step.check_losses([*groups, *left_out], rollout.max_infra_rate)
+        step.check_losses([*groups, *left_out])
         # From here to `serve`, the trainer makes a version newer than the one that serves.
         self._is_training = True
         self._needed -= size

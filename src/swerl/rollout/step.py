@@ -20,6 +20,8 @@ from swerl.runs.layout import RunFolder
 
 GroupFilter = Callable[[Group], bool]
 """Returns whether a Group is trained."""
+MAX_LOST_SHARE = 0.25
+"""Largest share of a step's Episodes that infrastructure may lose; above it the run stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ async def run_step(tasks: Sequence[Task], step: int, parts: Parts, folder: RunFo
         # All rounds share the folder of the step; Task ids tell the Groups apart.
         size = rollout.episodes_per_group
         groups += await group.run(chosen, f"{step:05d}", parts, size=size, folder=folder)
-        check_losses(groups, rollout.max_infra_rate)
+        check_losses(groups)
         # The next round replaces the Groups that the filter has rejected.
         missing = num_groups - sum(map(passes, groups))
         chosen = list(islice(spare, missing))
@@ -104,17 +106,17 @@ def _spare_tasks(tasks: Sequence[Task], chosen: Sequence[Task], step: int, seed:
     return others
 
 
-def check_losses(groups: Sequence[Group], allowed: float) -> None:
-    """Raise RunError if infrastructure lost more than this share of the Episodes."""
+def check_losses(groups: Sequence[Group]) -> None:
+    """Raise RunError if infrastructure lost more than MAX_LOST_SHARE of the Episodes."""
     episodes = [episode for group in groups for episode in group.episodes]
     lost = (episode for episode in episodes if not episode.learnable)
     reasons = [episode.grade.reason or episode.error for episode in lost]
-    require_few_lost(reasons, len(episodes), allowed)
+    require_few_lost(reasons, len(episodes))
 
 
-def require_few_lost(reasons: Sequence[str], num_episodes: int, allowed: float) -> None:
-    """Raise RunError if more than this share of the Episodes was lost, for these reasons."""
-    if len(reasons) > allowed * num_episodes:
+def require_few_lost(reasons: Sequence[str], num_episodes: int) -> None:
+    """Raise RunError if more than MAX_LOST_SHARE of the Episodes was lost, for these reasons."""
+    if len(reasons) > MAX_LOST_SHARE * num_episodes:
         raise RunError(
             f"{len(reasons)} of {num_episodes} episodes were lost: "
             f"{Counter(reasons).most_common(1)[0][0]}",

@@ -128,8 +128,6 @@ def gateway_of(
         engine=engine,
         family=setup.family,
         model_name=recipe.name,
-        host=recipe.gateway.bind,
-        port=recipe.gateway.port,
         history=HistoryPolicy(recipe.gateway.history),
         on_load=emit,
         spool=spool,
@@ -152,7 +150,7 @@ def parts_of(
         budgets=recipe.budgets,
         seed=recipe.seed,
         emit=emit,
-        audit=Audit(recipe.grading.audit, recipe.grading.flags),
+        audit=Audit(recipe.grading.audit),
     )
 
 

@@ -47,8 +47,7 @@ class Best:
 
 _MAY_CHANGE = {
     "": ("steps", "cost", "metrics", "limits", "budgets", "cluster"),
-    "gateway.": ("bind", "port"),
-    "rollout.": ("concurrency", "refill_rounds", "max_infra_rate"),
+    "rollout.": ("concurrency", "refill_rounds"),
     "eval.": ("every",),
     "engine.": (
         *("url", "python", "flags", "servers", "gpus_per_server"),

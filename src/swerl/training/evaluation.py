@@ -63,7 +63,7 @@ async def evaluate(
                 tasks, parts_of_agent, folder, num_attempts=k, stage=name
             )
             lost = [row["reason"] for row in evaluated.attempts if not row["counted"]]
-            require_few_lost(lost, len(evaluated.attempts), recipe.rollout.max_infra_rate)
+            require_few_lost(lost, len(evaluated.attempts))
             about = {"step": step, "split": split, "name": f"{recipe.name}-{name}"}
             report = (
                 evaluation.report_of(evaluated, recipe, k=k, agent=parts_of_agent.agent) | about

@@ -259,7 +259,7 @@ async def test_an_engine_without_token_ids_serves_but_trains_nothing(tmp_path: P
     ("options", "words"),
     [
         (["--host", "0.0.0.0"], "--key-file"),
-        (["--set", "gateway.bind=::"], "--key-file"),
+        (["--host", "::"], "--key-file"),
         (["--key-file", "/no/such/file"], "one key per line"),
         (["--key-file", "short"], "line 1 of short"),
         (["--key-file", "double"], "a key twice"),
@@ -267,7 +267,7 @@ async def test_an_engine_without_token_ids_serves_but_trains_nothing(tmp_path: P
         (["--engine", "scripted:gold"], "scripted:demo"),
         (["--engine", "torch-cpu"], "needs --model"),
         (["-o", "."], "is not empty"),
-        (["--set", "gatewy.port=1"], "unknown recipe key"),
+        (["--set", "gatewy.history=exact"], "unknown recipe key"),
         (["--set", "model.family=qwen"], "did you mean qwen3"),
     ],
 )

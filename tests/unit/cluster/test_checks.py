@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -80,13 +79,6 @@ async def test_a_machine_that_is_unlike_the_others_is_named(tmp_path: Path) -> N
     assert f"good: {shared}: does not see the files of bad" in str(error.value)
     assert "torch differ" in error.value.hint
     assert "swerl doctor" in error.value.hint
-
-
-def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        finding = checks.check_port("n1", "127.0.0.1", port)
-    assert finding.state is FindingState.FAIL and "in use" in finding.detail
 
 
 def kernels(gpu: str, triton: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, MachineFinding]:
