@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from secrets import token_bytes
@@ -128,17 +128,11 @@ def _allow_files(num_files: int) -> None:
 
 
 @dataclass(slots=True)
-class EngineUsage:
-    """Tokens that this client got from its engine, and the time with requests in flight."""
+class BusySpans:
+    """Times with at least one of this client's requests at the engine."""
 
-    num_requests: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    busy_s: float = 0.0
-    """Seconds during which the engine had at least one of our requests."""
     spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NUM_SPANS))
-    """Start and end of these times, in seconds of CLOCK_MONOTONIC."""
+    """Start and end of each, in seconds of CLOCK_MONOTONIC."""
     _num_in_flight: int = 0
     _since: float = 0.0
 
@@ -150,15 +144,7 @@ class EngineUsage:
     def end(self) -> None:
         self._num_in_flight -= 1
         if self._num_in_flight == 0:
-            ended = time.monotonic()
-            self.spans.append((self._since, ended))
-            self.busy_s += ended - self._since
-
-    def count(self, completion: Completion, *, num_prompt: int) -> None:
-        self.num_requests += 1
-        self.num_prompt_tokens += num_prompt
-        self.num_cached_tokens += completion.cached_tokens
-        self.num_output_tokens += len(completion.ids)
+            self.spans.append((self._since, time.monotonic()))
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +176,7 @@ class HttpEngine:
         self._salt = token_bytes(16)
         self._pending_aborts: dict[asyncio.Task[None], str] = {}
         """Requests for an abort under way, with their sessions."""
-        self._usage = EngineUsage()
+        self._busy = BusySpans()
         self._prompts = WrittenPrompts(shape.num_vocab)
 
     @property
@@ -224,7 +210,6 @@ class HttpEngine:
                     answer, self._shape, num_prompt=len(ids), routed_from=routed_from
                 )
                 self._check_versions(completion, num_updates)
-                self._usage.count(completion, num_prompt=len(ids))
                 return completion
             except EngineLostError:
                 if attempt == self._settings.retries or not await self.pool.is_gone(server):
@@ -302,24 +287,15 @@ class HttpEngine:
             for task in late:
                 task.cancel()
 
-    async def usage(self) -> EngineUsage:
-        """Return the usage so far; `busy_s` is the server's own count if it keeps one."""
-        busy_s = (await self._server_account()).get("busy_s", self._usage.busy_s)
-        return replace(self._usage, busy_s=busy_s)
-
     async def busy_spans(self) -> list[tuple[float, float]]:
         """Return the latest spans of computation, in seconds of CLOCK_MONOTONIC.
 
         If the server does not report them: the spans with at least one of our requests.
         """
-        spans = (await self._server_account()).get("busy_spans", self._usage.spans)
-        return [(start, end) for start, end in spans]
-
-    async def _server_account(self) -> Mapping[str, Any]:
-        """Return a single server's own account; those of several cannot be added up."""
-        if self.pool.router or len(self.pool.servers) > 1:
-            return {}
-        return await self.pool.servers[0].get("/server_info")
+        info: Mapping[str, Any] = {}
+        if not self.pool.router and len(self.pool.servers) == 1:  # those of several overlap
+            info = await self.pool.servers[0].get("/server_info")
+        return [(start, end) for start, end in info.get("busy_spans", self._busy.spans)]
 
     async def _place(self, session: str) -> SglangServer:
         """Return the server for a request; if none is left, wait for one."""
@@ -364,11 +340,11 @@ class HttpEngine:
         """Register a request for aborts and for the loss of its server."""
         self._flights[session].add(flight)
         flight.server.waiting.add(flight.stop)
-        self._usage.start()
+        self._busy.start()
         try:
             yield
         finally:
-            self._usage.end()
+            self._busy.end()
             flight.over.set()
             flight.server.waiting.discard(flight.stop)
             if not flight.stop.cancel():

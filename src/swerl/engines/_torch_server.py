@@ -59,8 +59,6 @@ class App:
         self._turn = asyncio.Lock()
         """Held during a step and every change of the batch."""
         self._seeds = np.random.default_rng()
-        self._updating = False
-        self._busy_s = 0.0
         self._busy_spans: deque[tuple[float, float]] = deque(maxlen=NUM_BUSY_SPANS)
         self._started = time.monotonic()
 
@@ -78,7 +76,6 @@ class App:
                 step, is_large = self.batch.step, self.batch.model.weights.num_params > LARGE
                 self._settle(await asyncio.to_thread(step) if is_large else step())
             ended = time.monotonic()
-            self._busy_s += ended - started
             if self._busy_spans and started - self._busy_spans[-1][1] < MERGED_GAP_S:
                 started, _ = self._busy_spans.pop()
             self._busy_spans.append((started, ended))
@@ -91,14 +88,8 @@ class App:
             web.post("/abort_request", self._abort),
             web.post("/pause_generation", self._pause),
             web.post("/continue_generation", self._continue),
-            web.get("/flush_cache", self._flush),
-            web.post("/flush_cache", self._flush),
-            web.post("/begin_weight_update", self._begin_update),
-            web.post("/end_weight_update", self._end_update),
             web.post("/update_weights_from_disk", self._update_from_disk),
-            web.post("/weights_checker", self._check_weights),
             web.get("/health", self._health),
-            web.get("/health_generate", self._health_generate),
             web.get("/model_info", self._model_info),
             web.get("/server_info", self._server_info),
         ])  # fmt: skip
@@ -139,7 +130,7 @@ class App:
     async def _abort(self, http: web.Request) -> web.Response:
         body = await read_body(http, AbortBody)
         async with self._turn:
-            self._settle(self.batch.abort(lambda r: body.abort_all or r.rid == body.rid))
+            self._settle(self.batch.abort(lambda r: r.rid == body.rid))
         return web.Response()
 
     async def _pause(self, http: web.Request) -> web.Response:
@@ -153,25 +144,8 @@ class App:
         self._wake.set()
         return _json({"status": "ok", "message": "Generation continues."})
 
-    async def _flush(self, http: web.Request) -> web.Response:
-        async with self._turn:
-            self.batch.flush()
-        return web.Response(text="Cache flushed.\n")
-
-    async def _begin_update(self, http: web.Request) -> web.Response:
-        if self._updating:
-            raise BadRequestError("a weight update is already open; call /end_weight_update first")
-        self._updating = True
-        return _json({"success": True, "message": "Success"})
-
-    async def _end_update(self, http: web.Request) -> web.Response:
-        if not self._updating:
-            raise BadRequestError("no weight update is open; call /begin_weight_update first")
-        self._updating = False
-        return _json({"success": True, "message": "Success"})
-
     async def _update_from_disk(self, http: web.Request) -> web.Response:
-        """Replace all weights or none; like SGLang's route, it needs no begin and end."""
+        """Replace all weights or none."""
         body = await read_body(http, UpdateBody)
         batch = self.batch
         if not batch.paused and (batch.num_running or batch.num_waiting):
@@ -185,19 +159,7 @@ class App:
         message = f"Serving {body.model_path} as version {batch.version}."
         return _json({"success": True, "message": message, "num_paused_requests": 0})
 
-    async def _check_weights(self, http: web.Request) -> web.Response:
-        await read_body(http, CheckBody)
-        checksum = self.batch.model.weights.checksum
-        return _json({"success": True, "message": "Success", "checksum": checksum})
-
     async def _health(self, http: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _health_generate(self, http: web.Request) -> web.Response:
-        """Sample one token, unless paused."""
-        if not self.batch.paused:
-            rid = f"health-{self._seeds.integers(2**63)}"
-            await self._sample(ReplyRequest(rid=rid, ids=(0,), max_new_tokens=1))
         return web.Response()
 
     async def _model_info(self, http: web.Request) -> web.Response:
@@ -213,7 +175,6 @@ class App:
     async def _server_info(self, http: web.Request) -> web.Response:
         return _json({
             **asdict(self.batch.counters),
-            "busy_s": self._busy_s,
             "busy_spans": [list(span) for span in self._busy_spans],
             "uptime_s": time.monotonic() - self._started,
             "num_running": self.batch.num_running,
@@ -250,7 +211,6 @@ class SamplingBody(BaseModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=-1, ge=-1)
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
     sampling_seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
 
 
@@ -262,8 +222,7 @@ class GenerateBody(BaseModel):
 
 
 class AbortBody(BaseModel):
-    rid: str = ""
-    abort_all: bool = False
+    rid: str
 
 
 class PauseBody(BaseModel):
@@ -274,10 +233,6 @@ class UpdateBody(BaseModel):
     model_path: str
     flush_cache: bool = True
     weight_version: str | None = None
-
-
-class CheckBody(BaseModel):
-    action: str = Field(default="checksum", pattern="^checksum$")
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -318,7 +273,7 @@ def to_request(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        stop_ids=() if sampling.ignore_eos else tuple(sorted(stop_ids)),
+        stop_ids=tuple(sorted(stop_ids)),
         seed=seed % 2**64,
     )
 
