@@ -207,6 +207,7 @@ EXTRAS = {
     "datasets": ("datasets", "huggingface_hub"),
     "trackio": ("trackio",),
     "wandb": ("wandb",),
+    "renderers": ("renderers",),
     "zstd": ("zstandard",),
 }
 """Extra of swerl -> the modules that it installs."""

@@ -117,8 +117,13 @@ def module(kind: str, name: str) -> ModuleType:
     built_in = _built_in(kind)
     if (entry := outside(kind, name, built_in)) is not None:
         return cast(ModuleType, entry)
-    if name in built_in:
-        return importlib.import_module(f"{_KINDS[kind][1]}.{built_in[name]}")
+    base, _, choice = name.partition(":")
+    if base in built_in:
+        part = importlib.import_module(f"{_KINDS[kind][1]}.{built_in[base]}")
+        if name == base:
+            return part
+        if hasattr(part, "choose"):  # a module of several parts
+            return cast(ModuleType, part.choose(choice))
     raise unknown(_KINDS[kind][0], name, names(kind))
 
 

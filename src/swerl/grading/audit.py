@@ -11,7 +11,7 @@ import asyncio
 import random
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from swerl.core.changes import AgentPatch
@@ -45,11 +45,12 @@ FLAGS: Mapping[str, str] = {
 """Patterns on the added lines of a patch, by the name that a Grade records."""
 
 
-def flags(patch: str) -> tuple[str, ...]:
+def flags(patch: str, more: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of the patterns that fit the lines that a diff adds."""
     lines = [line[1:] for line in patch.split("\n") if line[:1] == "+" and line[:3] != "+++"]
     added = "\n".join(lines)
-    return tuple(name for name, pattern in FLAGS.items() if re.search(pattern, added))
+    patterns = {**FLAGS, **{pattern: pattern for pattern in more}}
+    return tuple(name for name, pattern in patterns.items() if re.search(pattern, added))
 
 
 @dataclass(slots=True)
@@ -58,6 +59,8 @@ class Audit:
 
     share: float = 0.1
     """Share of the patches without a flag that are confirmed; 1 confirms all, 0 none at all."""
+    more_flags: tuple[str, ...] = ()
+    """Further patterns."""
     num_real: int = 0
     """Real patches since the last forgery."""
     _measured: dict[str, Protection] = field(default_factory=dict)
@@ -77,7 +80,7 @@ class Audit:
         grade = await grader.grade(task, patch, open_clean)
         if grade.verdict is not Verdict.SOLVED:
             return grade
-        grade = replace(grade, flags=flags(text))
+        grade = replace(grade, flags=flags(text, self.more_flags))
         if not self.is_due(bool(grade.flags)):
             return grade
         return await self.confirm(grader, task, patch, open_clean, grade=grade)

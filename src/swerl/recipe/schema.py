@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from swerl.core.plugins import AUTO_FAMILY
 from swerl.recipe.sections import ONE, SEVERAL, AgentSection, PluginSection, Section
@@ -110,6 +111,19 @@ class GradingSection(Section):
     """Share of the solved patches that are confirmed with mutated tests, once 50 in a row were
     real; flagged patches always are. 1 confirms all, 0 none. A confirmation runs the tests four
     times more."""
+    flags: tuple[str, ...] = ()
+    """Further patterns (regular expressions) on added lines; a patch that fits one is
+    confirmed."""
+
+    @field_validator("flags")
+    @classmethod
+    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return value
 
 
 class ScheduleSection(Section):

@@ -150,7 +150,7 @@ def parts_of(
         budgets=recipe.budgets,
         seed=recipe.seed,
         emit=emit,
-        audit=Audit(recipe.grading.audit),
+        audit=Audit(recipe.grading.audit, recipe.grading.flags),
     )
 
 

@@ -86,7 +86,8 @@ async def test_what_is_unsolved_or_cannot_be_mutated_costs_nothing() -> None:
     assert grader.num_confirmed == 0
 
 
-def test_flags_read_added_lines_only() -> None:
+def test_flags_read_added_lines_only_and_a_recipe_adds_patterns() -> None:
     patch = "--- a/x.py\n+++ b/os._exit.py\n-sys.settrace(f)\n gc.get_objects()\n+return backdoor\n"
     assert flags(patch) == ()
+    assert flags(patch, ["back.?door"]) == ("back.?door",)
     assert flags("+    def __eq__(self, other):\n+        return True\n") == ("equality",)

@@ -44,6 +44,7 @@ BESIDE = {
 FREE = {
     "name": "the run's own name",
     "cost.prices": "own prices; `--dry-run` notes the unused ones",
+    "grading.flags": "patterns: the schema compiles them",
     "metrics.project": "the project's own name",
 }
 """Other keys with text, and why no name is looked up."""
