@@ -4,7 +4,7 @@
     python3 bootstrap.py test     run the linter, the type checker and the unit tests
     python3 bootstrap.py setup    only install
 
-    python3 bootstrap.py integration    test with Docker, a registry, SGLang, Ray, agents, a browser
+    python3 bootstrap.py integration    test with Docker, a registry, SGLang, Ray, agents
     python3 bootstrap.py nightly        attack sandboxes and grading; more agents and toolchains
 
 Needs Python 3.11 to 3.13 with venv, and git. As root on a Debian machine it also installs
@@ -47,7 +47,6 @@ SERVICES = {
     "skopeo": "skopeo",
     "mmdebstrap": "mmdebstrap",
     "busybox": "busybox",
-    "chromium": "chromium",
 }
 TOOLCHAINS = {"go": "golang-go", "rspec": "ruby-rspec", "phpunit": "phpunit"}
 DEBIAN_PACKAGES: dict[str, dict[str, str]] = {

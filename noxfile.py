@@ -2,7 +2,7 @@
 
 Sessions run in the environment of `python3 bootstrap.py`; positional arguments pass through.
 Three shelves of tests: `tests` needs nothing but this environment, `integration` starts programs of
-others (Docker, a registry, SGLang, Ray, agents, a browser) or takes long, `nightly` attacks and
+others (Docker, a registry, SGLang, Ray, agents) or takes long, `nightly` attacks and
 repeats.
 """
 
@@ -50,7 +50,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Run the tests that start Docker, a registry, SGLang, Ray, agents or a browser.
+    """Run the tests that start Docker, a registry, SGLang, Ray or agents.
 
     SGLang's environment (3 GB) is kept in .nox/sglang-cpu. Tests without their program are skipped.
     """

@@ -1,7 +1,7 @@
-"""Measure `swerl view` on synthetic runs: first page, Step, Episode, memory, size of an export.
+"""Measure `swerl view` on synthetic runs: first page, Step, Episode, memory.
 
     python bench/view.py                 100 steps of 512 short Episodes
-    python bench/view.py --long          64 Episodes of 96,000 tokens in 200 Turns, and their export
+    python bench/view.py --long          64 Episodes of 96,000 tokens in 200 Turns
 
 Each figure is from a new process, as a user meets it; memory is the peak of that process.
 """
@@ -23,7 +23,6 @@ from swerl.rollout import record
 from swerl.runs import prompts, tables
 from swerl.runs.layout import RunFolder
 from swerl.runs.prompts import Fate, GroupEntry
-from swerl.view import server
 from swerl.view.site import Site
 
 GROUP = 8
@@ -116,13 +115,6 @@ def _page(root: Path, path: str) -> None:
     )
 
 
-def _export(root: Path) -> None:
-    start = time.process_time()
-    written = server.write(Site(root, is_static=True, has_tokens=False), root / "out")
-    seconds = time.process_time() - start
-    print(f"  export {written / 1e6:.1f} MB, {seconds:.0f} s of CPU, {_peak_mib():.0f} MiB")
-
-
 def _peak_mib() -> float:
     """Return the peak memory of this program; `getrusage` also counts the one that started it."""
     status = Path("/proc/self/status").read_text()
@@ -144,14 +136,9 @@ def main() -> None:
         print(f"{size}")
         context = multiprocessing.get_context("spawn")
         episode = "r/big/e/00000/task-3.1"
-        lists = ["r/big/tasks.html", "r/big/episodes.html"]
-        paths = ["index.html", "r/big/index.html", "r/big/s/00000.html", *lists]
-        jobs = [
-            (_page, (root, path))
-            for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html")
-        ]
-        for target, arguments in [*jobs, *([(_export, (root,))] if chosen.long else [])]:
-            process = context.Process(target=target, args=arguments)
+        paths = ["index.html", "r/big/index.html", "r/big/s/00000.html"]
+        for path in (*paths, f"{episode}/index.html", f"{episode}/t2.html"):
+            process = context.Process(target=_page, args=(root, path))
             process.start()
             process.join()
 

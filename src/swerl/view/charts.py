@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeGuard
 
@@ -39,15 +38,11 @@ class Line:
 
     name: str
     path: str
-    values: Sequence[float]
+    last: float
+    """The newest value: a line may end before the others."""
+    colour: int
     band: str = ""
     """Area of a confidence interval."""
-    colour: int = 1
-
-    @property
-    def last(self) -> float:
-        """The newest value: a line may end before the others."""
-        return next((value for value in reversed(self.values) if _is_number(value)), math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,46 +70,6 @@ def panels(history: RunHistory) -> list[Panel]:
     return [panel for panel in charts if panel]
 
 
-def together(runs: Mapping[str, RunHistory]) -> list[Panel]:
-    """Return a chart of every metric and evaluation with a line for each of these runs."""
-    all_names = {
-        name for run in runs.values() for metrics in run.steps.values() for name in metrics
-    }
-    main = [name for names in _MAIN.values() for name in names]
-    charts = []
-    for name in [*main, *sorted(all_names - {*main, "time"})]:
-        points = {run: _points(history, name) for run, history in runs.items()}
-        charts.append(_panel(name, points, is_main=name in main))
-    for split in dict.fromkeys(split for run in runs.values() for split in run.evals):
-        points = {run: history.evals.get(split, []) for run, history in runs.items()}
-        charts.append(_panel(f"Evaluation: {split}", points))
-    return [panel for panel in charts if panel]
-
-
-def reward_svg(history: RunHistory) -> str:
-    """Return the chart of the reward as an SVG file of its own; empty without a step."""
-    panel = _panel("Reward", {name: _points(history, name) for name in _MAIN["Reward"]})
-    if panel is None:
-        return ""
-    colours = ("#1f5fbf", "#b86a00")
-    parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 230" font-size="12" '
-        'font-family="sans-serif" role="img" aria-label="Reward by step">',
-        '<rect width="680" height="230" fill="#fff"/><g transform="translate(50 34)">',
-        '<path d="M0 0H600M0 80H600M0 160H600" stroke="#ddd" fill="none"/>',
-    ]
-    for number, line in enumerate(panel.lines):
-        stroke = f'stroke="{colours[number]}" stroke-width="2" fill="none"'
-        parts.append(f'<path d="{line.path}" {stroke}/>')
-        label = f'<text x="{number * 130}" y="-14" fill="{colours[number]}">'
-        parts.append(f"{label}{escape(line.name)} {number_text(line.last)}</text>")
-    ends = f'<text y="180">step {panel.steps[0]}</text>'
-    parts.append(f'{ends}<text x="600" y="180" text-anchor="end">step {panel.steps[-1]}</text>')
-    for place, value in ((4, panel.high), (164, panel.low)):
-        parts.append(f'<text x="-6" y="{place}" text-anchor="end">{number_text(value)}</text>')
-    return "".join([*parts, "</g></svg>\n"])
-
-
 def _panel(
     title: str,
     series: Mapping[str, Points],
@@ -137,11 +92,9 @@ def _panel(
     places = {name: place for place, name in enumerate(series, 1)}
     lines = []
     for name, points in drawn.items():
-        at = dict(points)
         path = _path(points, steps, low, high)
         band = _band((bounds or {}).get(name, {}), steps, low, high)
-        ends = [at.get(step, math.nan) for step in steps]
-        lines.append(Line(name, path, ends, band, places[name]))
+        lines.append(Line(name, path, points[-1][1], places[name], band))
     return Panel(title, steps, lines, low, high, is_main)
 
 
@@ -287,16 +240,10 @@ def duration(seconds: object) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
-def listed(values: Iterable[float]) -> str:
-    """Return numbers for the script of the page, empty for none."""
-    return ",".join("" if not _is_number(value) else f"{value:.5g}" for value in values)
-
-
 FILTERS: dict[str, Callable[..., str]] = {
     "spark": spark,
     "number": number_text,
     "percent": percent,
     "signed": signed,
     "duration": duration,
-    "listed": listed,
 }

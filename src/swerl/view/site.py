@@ -1,7 +1,7 @@
-"""The pages of `swerl view`: one renderer for the server and for static files.
+"""The pages of `swerl view`.
 
-A page has a path that works in both: `index.html`, `r/RUN/index.html`, `r/RUN/s/STAGE.html`,
-`r/RUN/e/STAGE/EPISODE/index.html` and `…/tN.html`, the tokens of a Turn. Links are relative.
+Paths: `index.html`, `r/RUN/index.html`, `r/RUN/s/STAGE.html`, `r/RUN/e/STAGE/EPISODE/index.html`
+and `…/tN.html`, the tokens of a Turn. Links are relative.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from swerl.core.errors import InputError, RunError, SwerlError
 from swerl.core.files import read_json
@@ -25,15 +25,14 @@ from swerl.runs.index import RECIPE, Attempt, FoundRun
 from swerl.runs.layout import RunFolder
 from swerl.runs.status import run_status
 from swerl.runs.tables import TrainedEpisode, read_trained
-from swerl.view import charts, conversation, episodes, evaluations, tokens
+from swerl.view import charts, conversation, evaluations, tokens
 from swerl.view.conversation import ShownTurn
 from swerl.view.evaluations import slug_of
 
 HERE = Path(__file__).parent
-ASSETS = {"style.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+ASSETS = {"style.css": "text/css", "icon.svg": "image/svg+xml"}
 GROUPS_A_PAGE = 64
 """Groups whose summaries a Step page reads; more are on its next pages."""
-EPISODES_A_PAGE = 200
 TOKENS_A_PAGE = 4096
 _TURNS_AFTER = 4
 """Turns that a comparison shows from the first different one on."""
@@ -56,31 +55,25 @@ class Page:
 class Site:
     """Renders the pages of a folder; keeps only what the next page would read again."""
 
-    def __init__(self, folder: Path, *, is_static: bool = False, has_tokens: bool = True) -> None:
-        """`has_tokens` is False for static files without the pages of tokens."""
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.has_tokens = has_tokens
-        self._is_static = is_static
         self._histories: dict[Path, HistoryReader] = {}
         self._family = lru_cache(maxsize=4)(conversation.family_of)
         self._trained = lru_cache(maxsize=8)(_trained_in)
         # The last step is a part of the key: a live run is diagnosed again after each step.
         self._diagnosis = lru_cache(maxsize=8)(lambda run, last_step: why.diagnose(run.root))
 
-    def page(self, path: str, query: Mapping[str, str] | None = None) -> Page:
-        """Render the page at a path. Raises InputError if there is none, RunError on damage.
-
-        `query` is the filter of the list of Episodes.
-        """
+    def page(self, path: str) -> Page:
+        """Render the page at a path. Raises InputError if there is none, RunError on damage."""
         from jinja2 import TemplateError
 
         try:
-            return self._page(path, query or {})
+            return self._page(path)
         except (*index.DAMAGE, TemplateError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"the files of this page are not readable: {reason}") from error
 
-    def _page(self, path: str, query: Mapping[str, str]) -> Page:
+    def _page(self, path: str) -> Page:
         match path.split("/"):
             case [""] | ["index.html"]:
                 return self._runs()
@@ -91,12 +84,6 @@ class Site:
                 return self._render("evals.html", path, rows=rows, folder=self.folder.resolve())
             case ["r", run, "index.html"]:
                 return self._run(self._found(run))
-            case ["r", run, "tasks.html"]:
-                return self._tasks(path, self._found(run))
-            case ["r", run, "episodes.html"] if not self._is_static:
-                return self._episodes(path, self._found(run), query)
-            case ["r", run, "with", file] if file.endswith(".html"):
-                return self._together(self._found(run), self._found(file.removesuffix(".html")))
             case ["r", run, "v", name] if name.endswith(".html"):
                 return self._evaluation(path, self._found(run), name.removesuffix(".html"))
             case ["r", run, "v", name, "vs", other, file] if file.endswith(".html"):
@@ -137,7 +124,6 @@ class Site:
         if (run := values.get("run")) is not None:
             values["base"] = f"{root}r/{quote(slug_of(run.name))}/"
         loaded = _templates().get_template(template)
-        values |= {"is_static": self._is_static, "has_tokens": self.has_tokens}
         text = loaded.render(root=root, marks=MARKS, **values)
         return Page(text.encode("utf-8"))
 
@@ -218,59 +204,13 @@ class Site:
             last=last,
             steps=steps,
             other=_other_stages(run),
-            beside=self._others(run),
             recipe=flat(index.part(partial(_recipe, run))[0] or {}),
             logs=_logs(run.root),
             is_live=facts["state"] == "running",
         )
 
-    def _tasks(self, path: str, run: FoundRun) -> Page:
-        entries = episodes.read(run)
-        rows = episodes.by_task(entries)
-        return self._render("tasks.html", path, run=run, rows=rows, num_episodes=len(entries))
-
-    def _episodes(self, path: str, run: FoundRun, query: Mapping[str, str]) -> Page:
-        """List the Episodes that meet a filter; the address of each page keeps it."""
-        entries = episodes.read(run)
-        chosen = episodes.select(entries, run, query)
-        number = max(1, int(page)) if (page := query.get("page", "")).isdecimal() else 1
-        kept = {name: value for name, value in query.items() if value and name != "page"}
-        return self._render(
-            "episodes.html",
-            path,
-            run=run,
-            query=kept,
-            rows=chosen[(number - 1) * EPISODES_A_PAGE : number * EPISODES_A_PAGE],
-            num_chosen=len(chosen),
-            num_all=len(entries),
-            agents=sorted({entry.agent for entry in entries}),
-            page=number,
-            num_pages=num_pages(len(chosen), EPISODES_A_PAGE),
-            max_searched=episodes.MAX_SEARCHED,
-            link=lambda page: urlencode({**kept, "page": page}),
-        )
-
-    def _together(self, run: FoundRun, other: FoundRun) -> Page:
-        """Show every metric of two runs in the same charts."""
-        panels = charts.together({side.name: self._history(side) for side in (run, other)})
-        path = f"r/{slug_of(run.name)}/with/{slug_of(other.name)}.html"
-        keys = [flat(index.part(partial(_recipe, side))[0] or {}) for side in (run, other)]
-        differences = [
-            (key, *(side.get(key, "") for side in keys))
-            for key in sorted({*keys[0], *keys[1]})
-            if keys[0].get(key) != keys[1].get(key)
-        ]
-        values = {"other": other, "panels": panels, "differences": differences}
-        return self._render("together.html", path, run=run, **values)
-
-    def _others(self, run: FoundRun) -> list[FoundRun]:
-        """Return the other runs that a page compares with this one; static files compare none."""
-        runs = [] if self._is_static else self.runs().values()
-        return [other for other in runs if other.has_steps and other != run]
-
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:
-        runs = [] if self._is_static else self.runs().values()
-        others = evaluations.comparable(runs, run, name)
+        others = evaluations.comparable(self.runs().values(), run, name)
         values = evaluations.task_by_task(run, name)
         return self._render("eval.html", path, run=run, name=name, others=others, **values)
 
