@@ -240,7 +240,7 @@ class Chaos:
                 episode = json.loads(path.with_name("episode.json").read_text())
                 if episode["verdict"] not in ("infra", "invalid"):
                     for turn in json.loads(path.read_text())["turns"]:
-                        sampled.update(() if turn["replayed"] else turn["output_ids"])
+                        sampled.update(turn["output_ids"])
             trained: Counter[int] = Counter()
             for sample in batch.read(self.root / "samples" / f"{step:05d}.parquet").samples:
                 trained.update(
@@ -253,20 +253,6 @@ class Chaos:
         for path in (self.root / "episodes").glob("*/*/episode.json"):
             verdict = json.loads(path.read_text())["verdict"]
             require(verdict != "timeout" or any(map(self.faults.get, SLOW)), f"{path}: {verdict}")
-
-    def check_resumed(self) -> int:
-        """Return how often Episodes went on after a recorded Turn.
-
-        If only the controller was killed, no recorded Turn is lost.
-        """
-        events = (self.root / "events.jsonl").read_text(errors="replace")
-        ends = [
-            json.loads(path.read_text())
-            for path in (self.root / "episodes").glob("*/*/episode.json")
-        ]
-        lost = sum(each["lost_tokens"] for each in ends)
-        require(not lost or set(self.faults) != {"controller killed"}, f"{lost} tokens were lost")
-        return events.count(" goes on after turn ")
 
     def weights(self) -> list[str]:
         """Return what a deterministic run reproduces: the sampled rows of each step."""
@@ -422,13 +408,12 @@ def torment(folder: Path, given: argparse.Namespace) -> None:
         chaos.run(min(given.each, given.faults - total.total()))
         chaos.check_tokens()
         chaos.check_verdicts()
-        resumed = chaos.check_resumed()
         same = chaos.weights() == calm.weights()
         total += chaos.faults
         seconds = time.monotonic() - began_s
         print(
             f"run {number}: {chaos.faults.total()} faults, {seconds:.0f} s, "
-            f"{len(chaos.finished)} episodes kept, {resumed} went on after a turn, "
+            f"{len(chaos.finished)} episodes kept, "
             f"equal to the undisturbed run: {same}",
             flush=True,
         )

@@ -188,44 +188,6 @@ def test_sigterm_commits_the_step_under_way(tmp_path: Path) -> None:
     assert "stopped after step 1 of 6" in output
 
 
-@pytest.mark.integration
-def test_an_interrupted_episode_goes_on_after_its_last_turn(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    killed = run.start("--set", "steps=1", "--set", "eval.every=0")
-    _until(lambda: len(_interrupted(run.root)) > 0, killed)
-    killed.kill()
-    killed.communicate(timeout=60)
-    _until(lambda: not run.processes(), None)
-    before = _interrupted(run.root)
-
-    code, output = run.finish("--set", "steps=1", "--set", "eval.every=0")
-    assert code == 0, output
-    assert before
-    for folder, turns in before.items():
-        ended = json.loads((folder / "trajectory.json").read_text())["turns"]
-        for known, turn in zip(turns, ended, strict=False):
-            same = ("prompt_ids", "output_ids", "logprobs", "weight_version")
-            assert [turn[name] for name in same] == [known[name] for name in same]
-            assert not turn["replayed"]
-        assert len(ended) >= len(turns)
-        assert not (folder / "turns.jsonl").exists()
-    told = [
-        line for line in (run.root / "events.jsonl").read_text().splitlines() if "goes on" in line
-    ]
-    assert len(told) >= len(before)
-    _assert_trained_as_sampled(run.root, 0)
-
-
-def _interrupted(root: Path) -> dict[Path, list[dict[str, Any]]]:
-    """Return the recorded Turns of each Episode that is under way."""
-    found = {}
-    for path in (root / "episodes").glob("*/*/turns.jsonl"):
-        lines = path.read_bytes().split(b"\n")[:-1]
-        if lines and not (path.parent / "episode.json").exists():
-            found[path.parent] = [json.loads(line)["turn"] for line in lines]
-    return found
-
-
 def test_a_finished_run_says_so_at_once_and_another_recipe_is_refused(run: Run) -> None:
     if not (run.root / "state.json").exists():
         pytest.skip("needs the run of the test before")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,7 @@ from swerl.core.sample import to_samples
 from swerl.core.sandbox import Limits
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Sampling, Trajectory
-from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.replay import Replay
 from swerl.gateway.server import Gateway
 from tests.compat.cases import Case, End
 from tests.compat.model import PROMPT, RecordingFamily, ScriptedModel
@@ -37,7 +35,6 @@ class Played:
     is_limited: bool
     """True if the context limit refused a request or cut a reply."""
     trajectory: Trajectory
-    turns: Sequence[TurnRecord]
 
     @property
     def end(self) -> End:
@@ -57,18 +54,11 @@ class Played:
         return sum(sample.num_trained_tokens for sample in samples) / sampled if sampled else 1.0
 
 
-async def play(
-    harness: Harness,
-    case: Case,
-    family: Family,
-    backend: SandboxBackend,
-    replay: Replay | None = None,
-) -> Played:
-    """Play a case; with `replay` the model gives recorded replies. Raises SwerlError."""
+async def play(harness: Harness, case: Case, family: Family, backend: SandboxBackend) -> Played:
+    """Play a case. Raises SwerlError."""
     recording = RecordingFamily(family)
     *_, last = harness.script((), _WORKDIR)
     model = ScriptedModel(case, recording, closing=last.tool_calls)
-    turns: list[TurnRecord] = []
     refused: list[Exception] = []
     with _repository() as folder:
         spec = GradingSpec("command", test_command="true")
@@ -85,8 +75,6 @@ async def play(
                 "compat",
                 sampling=_SAMPLING,
                 limits=SessionLimits(max_context_tokens=case.max_context_tokens),
-                on_turn=turns.append,
-                replay=replay,
             )
             await harness.install(sandbox)
             url = await sandbox.expose(session) if harness.inside else session.url
@@ -95,7 +83,7 @@ async def play(
     is_limited = done.limit or any(
         isinstance(error, GatewayError) and error.refusal is Refusal.CONTEXT for error in refused
     )
-    return Played(done, model, is_limited, trajectory, turns)
+    return Played(done, model, is_limited, trajectory)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import pytest
 from swerl.core.contracts import Harness
 from swerl.core.errors import ImageError
 from swerl.engines.families import tiny
-from swerl.gateway.replay import Replay, recorded_turns
 from swerl.sandboxes import local
 from swerl.sandboxes.local import LocalBackend
 from tests.compat.cases import CASES, Agent, Case, End, Fill, RunShell, Say, all_agents
@@ -20,7 +19,6 @@ TRAINED = 0.999
 """Smallest trained share: an agent may end before the reply to a late sub-agent arrives."""
 FORKING = {"mini-swe-agent": {"malformed", "refused"}}
 """Agent -> cases in which it removes the model's mistake from its history."""
-REPLAYED = {"tools", "parallel", "malformed", "refused", "over-long"}
 
 
 def plays() -> Iterator[object]:
@@ -60,32 +58,6 @@ async def test_every_sampled_token_is_trained(
         assert played.num_branches == 1
     elif case.needs == "sub-agents":
         assert played.num_branches >= 3
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.name in REPLAYED], ids=lambda c: c.name
-)
-@pytest.mark.parametrize("name", ["builtin", "codex", "claude-code"])
-async def test_every_turn_replays(name: str, case: Case, backend: LocalBackend) -> None:
-    """A second agent in a new sandbox makes the recorded requests."""
-    agent = next(agent for agent in all_agents() if agent.harness == name)
-    harness = await harness_of(agent, case)
-    first = await play(harness, case, tiny.build(None), backend)
-    recorded = recorded_turns(first.turns)
-    replay = Replay(recorded, num_turns=len(recorded))
-    await play(harness, case, tiny.build(None), backend, replay)
-    assert (replay.num_played, replay.problem) == (len(recorded), "")
-
-
-async def test_a_turn_that_differs_is_reported(backend: LocalBackend) -> None:
-    case = Case("random", "", {"main": (RunShell(("echo $RANDOM$RANDOM",)), Say())})
-    harness = Agent("builtin").build(case)
-    first = await play(harness, case, tiny.build(None), backend)
-    recorded = recorded_turns(first.turns)
-    replay = Replay(recorded, num_turns=len(recorded))
-    await play(harness, case, tiny.build(None), backend, replay)
-    assert replay.num_played == 1
-    assert "turn 2 of 2 differs: result of call 1" in replay.problem
 
 
 async def test_a_script_that_ends_early_or_never_fills_the_context_is_noticed(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ from swerl.core.certificate import objection
 from swerl.core.changes import edits, touched
 from swerl.core.chat import Message
 from swerl.core.contracts import EngineSetup, Harness
-from swerl.core.episode import Episode, Fork
+from swerl.core.episode import Episode
 from swerl.core.errors import InputError, TaskError, unknown
 from swerl.core.events import (
     Emit,
@@ -44,14 +43,11 @@ from swerl.core.events import (
 )
 from swerl.core.files import disk_errors, write_json
 from swerl.core.grade import LEARNABLE, TestStatus, Verdict
-from swerl.core.secrets import cache_dir, public
+from swerl.core.secrets import cache_dir
 from swerl.core.task import Task, find_task, folder_name, to_row
 from swerl.gateway.conversation import TurnRecord
-from swerl.gateway.replay import Replay
-from swerl.recipe.load import recorded
 from swerl.recipe.schema import Recipe, TasksSection
 from swerl.rollout import episode, record, wiring
-from swerl.runs.index import RECIPE
 from swerl.tasks import twin
 
 _SETTINGS = (
@@ -92,79 +88,32 @@ def rollout(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder for the episode's files.")
     ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="Continue the recorded Episode in this folder; see --turn."),
-    ] = None,
-    turn: Annotated[
-        int | None, typer.Option(help="Replay this many turns of --from (or 0), then the engine.")
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Attempt one task once, or continue an Episode; print every turn, and print the verdict."""
+    """Attempt one task once; print every turn, and print the verdict."""
     chosen = read_engine(engine, _SCRIPTS)
-    if (source is None) != (turn is None):
-        raise InputError("--from and --turn belong together", hint="--from EPISODE --turn 3")
-    start = record.read_start(source, turn) if source and turn is not None else None
-    if start:
-        _require_same(start, agent, instance)
-    recipe = _recipe(agent, chosen, model, settings or (), start)
-    instance = instance or (start.task_id or None if start else None)
-    if start and not (instance or start.task):
-        raise InputError(f"{source} names no task", hint="name it with --instance and --tasks")
-    task = _of_start(start, instance or "") if start and not tasks else _given(instance, tasks)
+    recipe = _recipe(agent, chosen, model, settings or ())
+    task = _given(instance, tasks)
     if tasks is not None:
         _warn_uncertified(task)
     folder = output or _new_folder(task)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"{folder} exists already", hint="name another folder with -o")
     if as_json:
-        episode = _attempt(recipe, task, folder, chosen, start, view=None)
+        episode = _attempt(recipe, task, folder, chosen, view=None)
         _print_json(episode, folder)
     else:
-        episode = _show(recipe, task, folder, chosen, start)
+        episode = _show(recipe, task, folder, chosen)
     if episode.verdict in {"infra", "invalid"}:
         raise typer.Exit(2 if episode.fault else 1)
 
 
 def _recipe(
-    agent: str | None,
-    engine: EngineChoice,
-    model: str | None,
-    settings: Sequence[str],
-    start: record.Start | None = None,
+    agent: str | None, engine: EngineChoice, model: str | None, settings: Sequence[str]
 ) -> Recipe:
-    """Return the recipe of one Episode, over that of the one to continue. Raises RecipeError."""
-    agent_settings = [f"harness.type={agent or 'builtin'}"] if agent or not start else []
-    if start:
-        agent_settings = [*start.settings, *agent_settings]
-        if engine.trainable:
-            model = model or start.model
-        elif start.model:
-            agent_settings.append(f"model.path={start.model}")
-    return recipe_of(engine, model, defaults=_SETTINGS, settings=[*agent_settings, *settings])
-
-
-def _require_same(start: record.Start, agent: str | None, instance: str | None) -> None:
-    """Raise InputError for an agent or a Task other than the recorded one."""
-    key = "harness.type="
-    types = [text.removeprefix(key).strip('"') for text in start.settings if text.startswith(key)]
-    played = types[0] if types else ""
-    asked = (("--agent", agent, played), ("--instance", instance, start.task_id))
-    for option, value, was in asked:
-        if value and was and value.replace("_", "-") != was.replace("_", "-"):
-            hint = f"leave out {option}, or --from and --turn"
-            raise InputError(f"{start.folder} was recorded with {was}, not {value}", hint=hint)
-
-
-def _of_start(start: record.Start, instance: str) -> Task:
-    """Return the Task of a recorded Episode: as it was kept, of its run, or by its id."""
-    if start.task:
-        return start.task
-    if not start.run:
-        return _given(instance, None)
-    train, heldout = wiring.tasks_of(recorded(start.run / RECIPE), start.run / "tasks")
-    return find_task([*train, *chain(*heldout.values())], instance)
+    """Return the recipe of one Episode. Raises RecipeError."""
+    settings = [f"harness.type={agent or 'builtin'}", *settings]
+    return recipe_of(engine, model, defaults=_SETTINGS, settings=settings)
 
 
 def _given(instance: str | None, file: Path | None) -> Task:
@@ -233,31 +182,23 @@ def _new_folder(task: Task) -> Path:
     return base / f"{name}.{number}"
 
 
-def _show(
-    recipe: Recipe, task: Task, folder: Path, engine: EngineChoice, start: record.Start | None
-) -> Episode:
+def _show(recipe: Recipe, task: Task, folder: Path, engine: EngineChoice) -> Episode:
     show_start(task.id, agent=recipe.agents[0].type, engine=engine.text, trainable=engine.trainable)
     with RolloutView(trainable=engine.trainable) as view:
-        episode = _attempt(recipe, task, folder, engine, start, view=view)
+        episode = _attempt(recipe, task, folder, engine, view=view)
     show_end(episode, _kept(folder), _next_command(episode, task, engine, folder))
     return episode
 
 
 def _attempt(
-    recipe: Recipe,
-    task: Task,
-    folder: Path,
-    engine: EngineChoice,
-    start: record.Start | None,
-    *,
-    view: Any,
+    recipe: Recipe, task: Task, folder: Path, engine: EngineChoice, *, view: Any
 ) -> Episode:
     # The first use of an agent downloads it.
     with waiting(f"preparing the agent {recipe.agents[0].type}"):
         wiring.harness_of(recipe).mounts()
     return run(
-        attempt(recipe, task, folder, script=engine.script, emit=view or ignore, start=start),
-        after=f"`swerl rollout --from {folder} --turn N` continues it after its turn N",
+        attempt(recipe, task, folder, script=engine.script, emit=view or ignore),
+        after="the same command attempts the task again, in a new folder",
     )
 
 
@@ -283,7 +224,6 @@ def _print_json(episode: Episode, folder: Path) -> None:
             "turns": len(trajectory.turns),
             "trainable": all(turn.trainable for turn in trajectory.turns),
             "sampled_tokens": trajectory.num_sampled_tokens,
-            "fork": asdict(episode.fork) if episode.fork else None,
             "timings": dict(episode.timings),
             "artefacts": {name: str(path) for name, path in _kept(folder).items()},
         }
@@ -360,7 +300,6 @@ class RolloutView:
         for result in turn.results:
             self._line(f"      [dim]→ {safe(result)}[/]")
         mark = "" if self._trainable else "  [yellow]not trainable[/]"
-        mark = "  [dim]replayed[/]" if turn.replayed else mark
         self._line(
             f"  [cyan]turn {turn.turn + 1:<3}[/] {turn.prompt_tokens:>7,} tokens in "
             f"{turn.output_tokens:>6,} out {turn.seconds:>6.2f} s{mark}"
@@ -404,10 +343,6 @@ def show_end(episode: Episode, artefacts: Mapping[str, Path], next_command: str)
         f"agent {episode.status}; patch to {counted(len(touched(episode.patch)), 'file')}",
         soft_wrap=True,
     )
-    if fork := episode.fork:
-        rules = ", ".join(f"{rule} {count}" for rule, count in fork.differences.items())
-        text = f"continues {fork.episode} after turn {fork.turn}; requests differ by: "
-        out.print(text + (rules or "nothing"), markup=False, soft_wrap=True)
     colour = _COLOURS[episode.verdict]
     reward = f"reward {episode.reward:g}" if episode.verdict in LEARNABLE else "no reward"
     title = "" if episode.fault else f"[bold {colour}]{episode.verdict.upper()}[/]  {reward}  "
@@ -432,13 +367,7 @@ GOLD, NOOP = "gold", "noop"
 
 
 async def attempt(
-    recipe: Recipe,
-    task: Task,
-    folder: Path,
-    *,
-    script: str | None,
-    emit: Emit,
-    start: record.Start | None = None,
+    recipe: Recipe, task: Task, folder: Path, *, script: str | None, emit: Emit
 ) -> Episode:
     """Attempt the Task once and write the Episode to `folder`; `script` is `gold`, `noop` or none.
 
@@ -447,15 +376,9 @@ async def attempt(
     harness = wiring.harness_of(recipe)
     said = None if script is None else replies(script, harness, task)
     family = wiring.family_of(recipe, recipe.model.path)
-    replay = Replay(start.recorded, num_turns=start.turn) if start else None
-    if start:
-        # A script goes on after those of its replies that are replayed.
-        versions = [record_turn.turn.weight_version for record_turn in start.recorded[: start.turn]]
-        said = said and said[versions.count("scripted") :]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / record.TASK, to_row(task))
-    write_json(folder / record.RECIPE, public(recipe.model_dump(mode="json")))
     setup = EngineSetup(
         family=family,
         log_dir=folder,
@@ -468,16 +391,8 @@ async def attempt(
         wiring.engine_of(recipe, setup) as engine,
         wiring.gateway_of(recipe, engine, setup, emit) as gateway,
     ):
-
-        def on_turn(turn: TurnRecord) -> None:
-            turns.append(turn)
-            record.append_turn(folder, turn)
-
-        parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=on_turn)
-        result = await episode.run(task, f"{task.id}.0", parts, replay=replay)
-    if start and replay:
-        where, differences = str(start.folder.resolve()), dict(replay.differences)
-        result = replace(result, fork=Fork(start.id, where, start.turn, differences))
+        parts = replace(wiring.parts_of(recipe, gateway, emit), on_turn=turns.append)
+        result = await episode.run(task, f"{task.id}.0", parts)
     record.write_transcript(folder, turns, family)
     record.write(folder, result)
     return result

@@ -28,19 +28,6 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """The recorded Episode that an Episode continues."""
-
-    episode: str
-    """Its id."""
-    folder: str
-    turn: int
-    """Number of its Turns that were replayed."""
-    differences: Mapping[str, int] = field(default_factory=dict)
-    """Rule -> messages in which replayed requests differ from recorded ones as the rule allows."""
-
-
-@dataclass(frozen=True, slots=True)
 class Episode:
     """One finished attempt with all its results."""
 
@@ -67,8 +54,6 @@ class Episode:
     """Tokens sampled in earlier attempts that infrastructure failures lost."""
     agent: str = ""
     """Name of the agent."""
-    fork: Fork | None = None
-    """Set if it began with the Turns of another Episode."""
 
     @property
     def verdict(self) -> Verdict:

@@ -44,8 +44,6 @@ class TurnEnded:
     """Tool calls as short `name(arguments)`."""
     results: tuple[str, ...] = ()
     """First lines of the tool results in the request."""
-    replayed: bool = False
-    """True if an earlier Episode sampled the reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,7 @@ class Sample:
 def to_samples(trajectory: Trajectory, *, episode: str, task: str) -> list[Sample]:
     """Linearise a Trajectory: one Sample a leaf; a shared Turn is trained with its first leaf.
 
-    Replayed Turns are context. Turns without token ids (`trainable` false) are left out. The shares
-    of the result sum to one.
+    Turns without token ids (`trainable` false) are left out. The shares of the result sum to one.
     """
     rows = [_row(path, fresh, episode, task) for path, fresh in _paths(trajectory)]
     total = sum(row.num_trained_tokens for row in rows)
@@ -79,7 +78,7 @@ def _paths(trajectory: Trajectory) -> Iterator[tuple[tuple[Turn, ...], set[int]]
         path = trajectory.path(leaf)
         if not all(turn.trainable for turn in path):
             continue
-        fresh = {turn.index for turn in path if not turn.replayed} - trained
+        fresh = {turn.index for turn in path} - trained
         trained |= fresh
         if any(turn.output_ids for turn in path if turn.index in fresh):
             yield path, fresh

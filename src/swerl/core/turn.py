@@ -150,13 +150,9 @@ class Turn:
     malformed_calls: int = 0
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
-    replayed: bool = False
-    """True if an earlier Episode sampled it, and this one continues from there: it is context."""
 
     def spans(self) -> Iterator[tuple[str, int]]:
         """Yield (weight version, number of tokens) over the sampled ids, without empty spans."""
-        if self.replayed:
-            return
         # A reply across n weight changes has n + 1 spans.
         names = [self.weight_version, *(change.version for change in self.weight_changes)]
         bounds = [0, *(change.at for change in self.weight_changes), len(self.output_ids)]
@@ -164,15 +160,6 @@ class Turn:
             # Two changes at one position enclose no token.
             if stop > start:
                 yield name, stop - start
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """The recorded Turn that a reply repeats."""
-
-    index: int
-    is_context: bool
-    """True if an earlier Episode sampled it, so that it is not trained here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +178,7 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         """Sampled tokens of all Turns, by the engine's own count where it returns no ids."""
-        sampled = (turn for turn in self.turns if not turn.replayed)
-        return sum(len(turn.output_ids) + turn.num_reported for turn in sampled)
+        return sum(len(turn.output_ids) + turn.num_reported for turn in self.turns)
 
     @property
     def versions(self) -> set[str]:
@@ -207,7 +193,7 @@ class Trajectory:
         for turn in self.turns:
             prompt = ends[turn.parent] + len(turn.prompt_ids)
             ends[turn.index] = prompt + len(turn.output_ids)
-            total += 0 if turn.replayed else prompt + turn.num_prompt_reported
+            total += prompt + turn.num_prompt_reported
         return total
 
     def leaves(self) -> Iterator[Turn]:

@@ -285,7 +285,6 @@ class Conversation:
             is_rewritten=prompt.is_rewritten,
             weight_changes=completion.weight_changes,
             routed=completion.routed,
-            recorded=sampled.recorded,
         )
         usage, model = sampled.usage, prompt.request.model
         reply = ChatReply(

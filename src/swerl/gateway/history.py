@@ -24,7 +24,7 @@ import orjson
 
 from swerl.core.chat import ChatRequest, Finish, Json, Message, Role, Tool, ToolCall, joined
 from swerl.core.errors import GatewayError
-from swerl.core.turn import Recorded, RoutedExperts, Turn, WeightChange
+from swerl.core.turn import RoutedExperts, Turn, WeightChange
 from swerl.gateway.limits import LONG_BYTES, num_chars
 
 Key: TypeAlias = Hashable
@@ -77,8 +77,6 @@ class ReplyNode:
     """True once the client has continued it."""
     weight_changes: tuple[WeightChange, ...] = ()
     routed: RoutedExperts | None = None
-    recorded: Recorded | None = None
-    """Set if it comes from a record."""
 
     def turn(self) -> Turn:
         """Return the Turn of a reply that was delivered."""
@@ -99,7 +97,6 @@ class ReplyNode:
             malformed_calls=self.malformed_calls,
             weight_changes=self.weight_changes,
             routed=self.routed,
-            replayed=self.recorded is not None and self.recorded.is_context,
         )
 
 

@@ -17,7 +17,7 @@ from swerl.core.contracts import ChatEngine, Engine, Family
 from swerl.core.errors import GatewayError, Refusal
 from swerl.core.experts import ExpertSpool
 from swerl.core.schema import accepts, properties
-from swerl.core.turn import Completion, Recorded, Sampling
+from swerl.core.turn import Completion, Sampling
 from swerl.gateway.history import Match, ReplyNode
 from swerl.gateway.limits import LONG_REPLY, SessionLimits
 
@@ -61,8 +61,6 @@ class Sampled:
     completion: Completion
     usage: Usage
     trainable: bool
-    recorded: Recorded | None = None
-    """Set if the output comes from a record."""
 
 
 class Prompter(Protocol):

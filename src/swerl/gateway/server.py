@@ -25,7 +25,6 @@ from swerl.core.turn import Sampling
 from swerl.gateway.conversation import Conversation, TurnRecord
 from swerl.gateway.limits import GatewayAdmission, GatewayLimits, LongWork, SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
-from swerl.gateway.replay import Replay
 from swerl.gateway.router import OnRefused, Router, Server
 from swerl.gateway.sessions import Serving, Session
 
@@ -114,21 +113,19 @@ class Gateway:
         limits: SessionLimits,
         on_turn: Callable[[TurnRecord], None] | None = None,
         key: str | None = None,
-        replay: Replay | None = None,
     ) -> Session:
         """Open a Session; the gateway serves no others.
 
-        It answers to `key`, which an earlier Session then loses, or to a fresh key; first from the
-        record of `replay`. Raises GatewayError if a Session of this id is already open.
+        It answers to `key`, which an earlier Session then loses, or to a fresh key. Raises
+        GatewayError if a Session of this id is already open.
         """
         if session_id in self._sessions:
             raise GatewayError(
                 f"session {session_id!r} is already open", hint="close it, or choose another id"
             )
-        live = prompter(self._engine, self._family, session_id, self._history, self._spool)
         conversation = Conversation(
             session_id,
-            replay.before(live, self._family) if replay else live,
+            prompter(self._engine, self._family, session_id, self._history, self._spool),
             sampling=sampling,
             limits=limits,
             on_turn=on_turn,

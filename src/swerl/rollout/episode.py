@@ -32,7 +32,6 @@ from swerl.core.episode import Episode, Status
 from swerl.core.errors import (
     BrokenImageError,
     BudgetError,
-    GatewayError,
     PluginError,
     SandboxError,
     SwerlError,
@@ -44,7 +43,6 @@ from swerl.core.task import Task
 from swerl.core.turn import Sampling, Trajectory, seed_of
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.replay import Replay
 from swerl.gateway.sessions import Session
 from swerl.rollout.parts import Clock, Parts
 from swerl.rollout.reward import penalty
@@ -67,19 +65,11 @@ class _Draft:
     grade: Grade | None = None
     fault: str = ""
     """Failure of the user's own code."""
-    replay: Replay | None = None
-    """The record that the Session repeats first."""
 
 
-async def run(
-    task: Task, episode_id: str, parts: Parts, *, replay: Replay | None = None
-) -> Episode:
-    """Attempt a Task once: the agent in one Sandbox, grading in a fresh one.
-
-    With `replay` its first requests are answered from a record; an agent that sends others is
-    `infra`.
-    """
-    draft, clock = _Draft(replay=replay), Clock(episode_id, parts.emit)
+async def run(task: Task, episode_id: str, parts: Parts) -> Episode:
+    """Attempt a Task once: the agent in one Sandbox, grading in a fresh one."""
+    draft, clock = _Draft(), Clock(episode_id, parts.emit)
     try:
         episode = await _attempt(task, episode_id, parts, draft, clock)
     except Exception as error:  # noqa: BLE001  the boundary: one Episode must not end the run
@@ -105,7 +95,7 @@ async def run(
 async def _attempt(
     task: Task, episode_id: str, parts: Parts, draft: _Draft, clock: Clock
 ) -> Episode:
-    session = _open_session(episode_id, parts, draft.replay)
+    session = _open_session(episode_id, parts)
     try:
         # The budget includes grading. Closing the session is outside: it must always happen.
         async with clock.budget("episode_s", parts.budgets.episode_s):
@@ -171,8 +161,6 @@ async def _run_agent(
                 ended = await parts.harness.run(sandbox, task, endpoint, budget_s)
         draft.status = _status(ended, session.limit)
         draft.log, draft.records = ended.log, ended.records
-        if draft.replay and draft.replay.problem:
-            raise GatewayError(draft.replay.problem)
         if not session.is_used:
             last = first_line("\n".join(reversed(ended.log.splitlines())))
             raise SandboxError(
@@ -334,7 +322,7 @@ def _reward(task: Task, grade: Grade, draft: _Draft, trajectory: Trajectory, par
     return parts.reward(attempt) - penalty(trajectory, draft.status, parts.rollout)
 
 
-def _open_session(episode_id: str, parts: Parts, replay: Replay | None) -> Session:
+def _open_session(episode_id: str, parts: Parts) -> Session:
     rollout = parts.rollout
     return parts.gateway.open(
         episode_id,
@@ -350,7 +338,6 @@ def _open_session(episode_id: str, parts: Parts, replay: Replay | None) -> Sessi
             model_call_s=parts.budgets.model_call_s,
         ),
         on_turn=_turn_emitter(episode_id, parts),
-        replay=replay,
     )
 
 
@@ -367,7 +354,6 @@ def _turn_emitter(episode_id: str, parts: Parts) -> Callable[[TurnRecord], None]
                 prompt_tokens=record.reply.usage.prompt_tokens,
                 output_tokens=len(turn.output_ids) + turn.num_reported,
                 seconds=turn.duration_s,
-                replayed=turn.replayed,
                 said=first_line(message.text),
                 calls=tuple(map(brief, message.tool_calls)),
                 results=tuple(

@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from swerl.core.episode import REFILLS, Episode, Group
-from swerl.core.errors import PluginError, SandboxLostError
-from swerl.core.events import Notice
+from swerl.core.errors import PluginError
 from swerl.core.grade import Confirmation, Verdict
 from swerl.core.task import Task, folder_name
-from swerl.gateway.replay import Replay
 from swerl.rollout import episode, record
 from swerl.rollout.parts import Parts
 from swerl.runs.layout import RunFolder
@@ -87,10 +85,8 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
         lost_tokens = _sampled_tokens(earlier)
     async with parts.sandboxes.slot:
         try:
-            log = record.TurnLog(path)
-            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens, log=log)
+            result = await run_with_refills(task, name, parts, lost_tokens=lost_tokens)
             written = record.write(path, result)
-            log.clear()
             if written.fault:
                 raise PluginError(written.fault, hint=f"correct it and resume; {path} is kept")
             return written
@@ -101,39 +97,17 @@ async def _run_recorded(task: Task, name: str, parts: Parts, folder: RunFolder) 
                     spool.drop(attempt)
 
 
-async def run_with_refills(
-    task: Task,
-    name: str,
-    parts: Parts,
-    *,
-    lost_tokens: int = 0,
-    log: record.TurnLog | None = None,
-) -> Episode:
+async def run_with_refills(task: Task, name: str, parts: Parts, *, lost_tokens: int = 0) -> Episode:
     """Run an Episode, and up to REFILLS times again if infrastructure loses it.
 
-    The caller holds a slot of the sandbox pool. `lost_tokens` is the count of earlier attempts. An
-    attempt begins with the Turns that a crash or a lost sandbox left in `log`.
+    The caller holds a slot of the sandbox pool. `lost_tokens` is the count of earlier attempts.
     """
     for attempt in (attempts := _attempt_names(name)):
-        replay = None
-        if log and log.recorded:
-            replay = Replay(log.recorded, num_turns=len(log.recorded), is_own=True)
-            parts.emit(Notice(f"episode {name} goes on after turn {len(log.recorded)}"))
-        logged = replace(parts, on_turn=log) if log else parts
-        result = await episode.run(task, attempt, logged, replay=replay)
+        result = await episode.run(task, attempt, parts)
         # A broken image breaks the next attempt too.
         if result.learnable or result.verdict is Verdict.INVALID or attempt == attempts[-1]:
             break
-        # The Turns of a lost sandbox are repeated, unless the agent sent other requests. An
-        # attempt without a Turn has changed nothing.
-        has_left = replay is not None and bool(replay.problem) and replay.problem in result.error
-        is_lost = result.error.startswith(SandboxLostError.__name__)
-        if log and not has_left and (is_lost or not result.trajectory.turns):
-            log = log.reopened()
-        else:
-            lost_tokens += _sampled_tokens(result)
-            if log:
-                log.clear()
+        lost_tokens += _sampled_tokens(result)
     return replace(result, lost_tokens=lost_tokens)
 
 

@@ -1,49 +1,37 @@
 """An Episode as a folder: patch, grade, log, exact tokens; `episode.json` is written last.
 
-Recorded experts have a file of their own, which `trajectory.json` names. `turns.jsonl` grows by a
-line a Turn while the agent works.
+Recorded experts have a file of their own, which `trajectory.json` names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from swerl.core import experts
-from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall
+from swerl.core.chat import Finish, Message
 from swerl.core.contracts import Family
-from swerl.core.episode import Episode, Fork, Status
-from swerl.core.errors import InputError, RunError
+from swerl.core.episode import Episode, Status
+from swerl.core.errors import RunError
 from swerl.core.events import Emit, Notice
 from swerl.core.files import disk_errors, read_json, write_bytes, write_json
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
-from swerl.core.task import Task, from_row
 from swerl.core.turn import RoutedExperts, StoredBytes, Trajectory, Turn, WeightChange
 from swerl.gateway.conversation import TurnRecord
-from swerl.gateway.replay import RecordedTurn, recorded_turns
-from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout.versions import Versions
 from swerl.runs import index
 from swerl.runs.layout import Cursor, RunFolder, make_aside
 
-TURNS = "turns.jsonl"
-_NEXT_TURNS = "turns.next.jsonl"
-TASK, RECIPE = "task.json", "recipe.json"
-"""Files of an Episode outside of a run, from which it can be continued."""
-_CARRIED = ("harness", "sandbox", "limits", "budgets", "rollout", "gateway")
-"""Sections of a recipe that decide what an agent does and sends."""
-_OF_SEVERAL = ("name", "weight", "held_out")
-"""Keys of an agent among several; a single agent does not have them."""
+TASK = "task.json"
+"""The Task of an Episode outside of a run."""
 _EVALUATION = "eval-"
 """Prefix of the stages of evaluations during training, whose Tasks must not be trained on."""
-_RUN_DEPTH = 4
-"""Folders from an Episode up to its run."""
 
 
 def write(folder: Path, episode: Episode) -> Episode:
@@ -76,8 +64,6 @@ def write(folder: Path, episode: Episode) -> Episode:
         "timings": dict(episode.timings),
         "error": episode.error,
     }
-    if episode.fork:
-        summary["fork"] = asdict(episode.fork)
     write_bytes(folder / "episode.json", _dump(summary))
     return replace(episode, trajectory=trajectory)
 
@@ -97,174 +83,6 @@ def _with_stored_experts(path: Path, trajectory: Trajectory) -> Trajectory:
     by_turn = {turn.index: piece for turn, piece in zip(recorded, stored, strict=True)}
     turns = (replace(turn, routed=by_turn.get(turn.index)) for turn in trajectory.turns)
     return replace(trajectory, turns=tuple(turns))
-
-
-class TurnLog:
-    """Keeps the Turns of a running Episode, so that it can go on after a crash.
-
-    A Session that repeats recorded Turns delivers them again, in another order perhaps. They go to
-    a second file, which replaces the first one once it holds more.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Read the Turns that a crash left; a damaged file counts as none. Raises RunError."""
-        self._folder = folder
-        self._num_turns = 0
-        self.recorded: tuple[RecordedTurn, ...] = ()
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        if (folder / TURNS).exists():
-            with suppress(RunError):
-                self.recorded = read_turns(folder)
-        if self.recorded:
-            (folder / _NEXT_TURNS).unlink(missing_ok=True)
-        else:
-            self.clear()
-
-    def __call__(self, record: TurnRecord) -> None:
-        """Append a Turn."""
-        append_turn(self._folder, record, name=_NEXT_TURNS if self.recorded else TURNS)
-        self._num_turns += 1
-        if self.recorded and self._num_turns > len(self.recorded):
-            (self._folder / _NEXT_TURNS).replace(self._folder / TURNS)
-            self.recorded = ()
-
-    def reopened(self) -> TurnLog:
-        """Return a log that continues after the Turns written so far. Raises RunError."""
-        return TurnLog(self._folder)
-
-    def clear(self) -> None:
-        """Remove the files: the Episode is written, or another attempt begins."""
-        self.recorded = ()
-        for name in (TURNS, _NEXT_TURNS):
-            (self._folder / name).unlink(missing_ok=True)
-
-
-def append_turn(folder: Path, record: TurnRecord, *, name: str = TURNS) -> None:
-    """Append a Turn with its messages to `turns.jsonl`. Raises RunError."""
-    line = {
-        "turn": replace(record.turn, routed=None),
-        "messages": record.new_messages,
-        "tools": record.tools,
-        "reply": record.reply.message,
-    }
-    path = folder / name
-    with disk_errors(path), path.open("ab") as file:
-        file.write(_dump(line) + b"\n")
-
-
-def read_turns(folder: Path) -> tuple[RecordedTurn, ...]:
-    """Read a recorded Episode's Turns for a replay, with their messages if it has them.
-
-    Also of an Episode that a crash interrupted. Raises RunError on a damaged folder.
-    """
-    path = folder / TURNS
-    with _damaged(folder):
-        whole = folder / "trajectory.json"
-        if not path.exists():
-            if (folder / TASK).exists() and not whole.exists():
-                return ()  # a crash interrupted it before its first Turn
-            trajectory = _trajectory(read_json(whole), folder)
-            return tuple(map(RecordedTurn, trajectory.turns))
-        # A kill may have cut the last line.
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return recorded_turns(_turn_record(orjson.loads(line), folder) for line in lines)
-
-
-def _turn_record(line: dict[str, Any], folder: Path) -> TurnRecord:
-    turn = _turn(line["turn"], folder)
-    messages = tuple(_read_message(message) for message in line["messages"])
-    reply = ChatReply("", _read_message(line["reply"]), turn.finish)
-    return TurnRecord(turn, messages, reply, tuple(Tool(**tool) for tool in line["tools"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A recorded Episode to continue after one of its Turns."""
-
-    folder: Path
-    turn: int
-    recorded: tuple[RecordedTurn, ...]
-    id: str
-    task_id: str
-    task: Task | None
-    """Kept beside an Episode that is in no run."""
-    recipe: Mapping[str, Any]
-    """Recipe of its run, or of the Episode itself; empty if there is none."""
-    settings: tuple[str, ...]
-    """The keys of the recipe that decide what the agent sends."""
-    run: Path | None
-
-    @property
-    def model(self) -> str | None:
-        """The model whose tokens it has; None for a script."""
-        initial = self.run / INITIAL_MODEL if self.run else None
-        return self.recipe.get("model", {}).get("path") or (
-            str(initial) if initial and initial.is_dir() else None
-        )
-
-
-def read_start(folder: Path, turn: int) -> Start:
-    """Read an Episode to continue it. Raises InputError if it has no such Turn, or no tokens."""
-    try:
-        recorded = read_turns(folder)
-        about = read_json(folder / "episode.json") if is_finished(folder) else {}
-        task = from_row(read_json(folder / TASK)) if (folder / TASK).exists() else None
-        parents = folder.resolve().parents[:_RUN_DEPTH]
-        runs = [parent for parent in parents if (parent / index.RECIPE).exists()]
-        file = folder / RECIPE
-        path = file if file.exists() else runs[0] / index.RECIPE if runs else None
-        recipe = read_json(path) if path else {}
-    except RunError as error:
-        hint = "give an Episode's folder, such as runs/twin/episodes/00003/TASK.0"
-        raise InputError(f"{folder} is no recorded Episode: {error}", hint=hint) from error
-    if not recorded or not 0 <= turn <= len(recorded):
-        message = f"{folder} has no turn {turn} to continue after"
-        none = "none: no turn ended, or its record is cut"
-        has = f"{len(recorded)}, counted from 1" if recorded else none
-        raise InputError(message, hint=f"it has {has}")
-    if any(not record.turn.trainable and record.reply is None for record in recorded):
-        hint = f"only Episodes with token ids or {TURNS} can be continued"
-        raise InputError(f"{folder} has neither tokens nor messages", hint=hint)
-    return Start(
-        folder=folder,
-        turn=turn,
-        recorded=recorded,
-        id=about.get("id", folder.name),
-        task_id=about.get("task_id", ""),
-        task=task,
-        recipe=recipe,
-        settings=tuple(_settings(_carried(recipe, about.get("agent", "")))),
-        run=runs[0] if runs else None,
-    )
-
-
-def _carried(recipe: Mapping[str, Any], agent: str) -> dict[str, Any]:
-    """Return the sections to carry over, of several agents the Episode's own."""
-    settings = {name: recipe[name] for name in _CARRIED if name in recipe}
-    if isinstance(several := settings.get("harness"), list):
-        matches = (part for part in several if agent in (part.get("name"), part["type"]))
-        mine = next(matches, several[0])
-        settings["harness"] = {
-            key: section for key, section in mine.items() if key not in _OF_SEVERAL
-        }
-    elif agent and "harness" not in settings:
-        settings["harness"] = {"type": agent}
-    return settings
-
-
-def _settings(value: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield nested keys as `--set` takes them; TOML has no null."""
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _settings(item, f"{prefix}{name}.")
-        elif item is not None:
-            yield f"{prefix}{name}={orjson.dumps(item).decode()}"
-
-
-def _read_message(value: dict[str, Any]) -> Message:
-    role, calls = Role(value.pop("role")), value.pop("tool_calls")
-    return Message(role, tool_calls=tuple(ToolCall(**call) for call in calls), **value)
 
 
 def trained_attempts(run: index.FoundRun) -> Iterator[tuple[str, index.Attempt, Path]]:
@@ -328,7 +146,6 @@ def _read(folder: Path) -> Episode:
         lost_tokens=summary["lost_tokens"],
         num_left=summary["num_left"],
         agent=summary["agent"],
-        fork=Fork(**summary["fork"]) if "fork" in summary else None,
     )
 
 
@@ -352,13 +169,8 @@ def move_orphans_aside(
 
     orphans = []
     for path in _since(run.root, first_stage):
-        if is_finished(path):
-            if is_lost(read_versions(path)):
-                orphans.append(path)
-        elif (path / TURNS).exists():  # a crash interrupted it
-            log = TurnLog(path)
-            if is_lost(name for record in log.recorded for name, _ in record.turn.spans()):
-                log.clear()
+        if is_finished(path) and is_lost(read_versions(path)):
+            orphans.append(path)
     if not orphans:
         return
     aside = make_aside(run.root)

@@ -46,7 +46,7 @@ def penalty(trajectory: Trajectory, status: Status, rollout: RolloutSection) -> 
         total += rules.overlong * _overlong(trajectory, _OVERLONG_FROM * limit, limit)
     if rules.malformed:
         # The fraction of replies with a tool call that cannot be parsed.
-        turns = [turn for turn in trajectory.turns if not turn.replayed]
+        turns = trajectory.turns
         malformed = sum(turn.malformed_calls > 0 for turn in turns)
         total += rules.malformed * malformed / max(len(turns), 1)
     return total

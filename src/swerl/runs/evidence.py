@@ -61,8 +61,6 @@ class RecordedTurn:
     finish: str
     weight_version: str
     malformed_calls: int
-    replayed: bool = False
-    """True if it was copied from another attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +86,6 @@ class RecordedEpisode:
     @property
     def learnable(self) -> bool:
         return self.verdict in ("solved", "unsolved", "timeout", "cheat")
-
-    @property
-    def sampled(self) -> tuple[RecordedTurn, ...]:
-        """Its Turns without those copied from another attempt."""
-        return tuple(turn for turn in self.turns if not turn.replayed)
 
     @property
     def root(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class GroupEntry:
 
 def entry(step: int, group: Group, fate: Fate) -> GroupEntry:
     episodes = group.episodes
-    turns = [turn for e in episodes for turn in e.trajectory.turns if not turn.replayed]
+    turns = [turn for e in episodes for turn in e.trajectory.turns]
     names = [turn.weight_version for turn in turns]
     names += [change.version for turn in turns for change in turn.weight_changes]
     return GroupEntry(

@@ -43,8 +43,7 @@ def write_turns(path: Path, episodes: Iterable[Episode]) -> None:
 
     Columns: episode, task, agent, verdict, reward, index, parent (null for a root), prompt_ids,
     output_ids, logprobs, finish, weight_version, weight_changes, started_s, duration_s,
-    malformed_calls, num_routed (positions with recorded experts; Samples hold the experts),
-    replayed (of the prefix, so not sampled and not trained here).
+    malformed_calls, num_routed (positions with recorded experts; Samples hold the experts).
     """
     import pyarrow.parquet as pq
 
@@ -73,7 +72,6 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
             "duration_s": turn.duration_s,
             "malformed_calls": turn.malformed_calls,
             "num_routed": turn.routed.num_positions if turn.routed else 0,
-            "replayed": turn.replayed,
         }
         for episode, turn in turns
     ]
@@ -84,7 +82,6 @@ def _turn_table(turns: list[tuple[Episode, Turn]]) -> pa.Table:
             *((name, pa.float64()) for name in ("reward", "started_s", "duration_s")),
             *((name, pa.int32()) for name in ("index", "parent", "malformed_calls", "num_routed")),
             ("weight_changes", pa.list_(change)),
-            ("replayed", pa.bool_()),
         ]
     )
     table = pa.Table.from_pylist(rows, columns)

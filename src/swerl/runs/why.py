@@ -358,7 +358,7 @@ def differing_engine(run: Evidence) -> Symptom | None:
     is_sync = run.key("schedule.mode", "sync") == "sync"
     update = "compare the servers' weight_version and checksums in logs/"
     for step in run.steps:
-        versions = Counter(t.weight_version for episode in step.episodes for t in episode.sampled)
+        versions = Counter(t.weight_version for episode in step.episodes for t in episode.turns)
         others = versions.total() - max(versions.values(), default=0)
         if is_sync and others > 0.1 * versions.total():
             counts = ", ".join(f"{n} replies by {name}" for name, n in versions.most_common())
@@ -545,11 +545,11 @@ def _equal_attempts(step: RecordedStep) -> str:
     """
     num_groups, num_equal, chance, logps = 0, 0, 0.0, 0.0
     for episodes in step.groups.values():
-        replies = [tuple(tuple(turn.output_ids) for turn in e.sampled) for e in episodes if e.turns]
+        replies = [tuple(tuple(turn.output_ids) for turn in e.turns) for e in episodes if e.turns]
         if len(replies) < 2:
             continue
         num_groups += 1
-        logp = sum(sum(turn.logprobs) for turn in episodes[0].sampled)
+        logp = sum(sum(turn.logprobs) for turn in episodes[0].turns)
         logps += logp
         if len(set(replies)) == 1:
             num_equal += 1
@@ -567,7 +567,7 @@ def failed_run(run: Evidence) -> Symptom | None:
 
 def _some_turns(step: RecordedStep) -> list[RecordedTurn]:
     """Return sampled Turns of a step, spread over its Episodes."""
-    turns = [turn for episode in step.episodes for turn in episode.sampled]
+    turns = [turn for episode in step.episodes for turn in episode.turns]
     return turns[:: max(1, len(turns) // _TURNS)]
 
 

@@ -43,7 +43,7 @@ def _rollout(groups: StepGroups, collected: CollectedBatch) -> dict[str, float]:
     learnable = [episode for episode in episodes if episode.learnable]
     sampled = sum(episode.trajectory.num_sampled_tokens for episode in learnable)
     everything = sum(episode.trajectory.num_sampled_tokens for episode in episodes)
-    turns = [turn for e in learnable for turn in e.trajectory.turns if not turn.replayed]
+    turns = [turn for e in learnable for turn in e.trajectory.turns]
     count = max(len(learnable), 1)
     return {
         "reward": sum(e.reward for e in learnable) / count,

@@ -119,7 +119,6 @@ def _facts(turn: Turn) -> dict[str, Any]:
         "version": turn.weight_version,
         "has_ids": bool(turn.output_ids),
         "malformed": turn.malformed_calls,
-        "replayed": turn.replayed,
     }
 
 

@@ -261,14 +261,12 @@ class Site:
             path = RunFolder(run.root).samples(entry.step)
             advantages = self._trained(path) if path.exists() else {}
         cells = [self._cell(run, stage, attempt, advantages) for attempt in attempts]
-        # An attempt from a prefix measures no Task.
-        whole = [cell for cell in cells if not cell["replayed"]]
-        rewards = [cell["reward"] for cell in whole if cell["reward"] is not None]
+        rewards = [cell["reward"] for cell in cells if cell["reward"] is not None]
         return {
             "task": attempts[0].task,
             "agent": entry.agent if entry else "",
             "cells": cells,
-            "solved": sum(cell["verdict"] == "solved" for cell in whole),
+            "solved": sum(cell["verdict"] == "solved" for cell in cells),
             "reward": sum(rewards) / len(rewards) if rewards else None,
             "tokens": sum(cell["tokens"] for cell in cells),
             "seconds": max(cell["seconds"] for cell in cells),
@@ -296,7 +294,6 @@ class Site:
             "advantage": trained.advantage if trained else None,
             "tokens": summary.get("sampled_tokens", 0),
             "turns": summary.get("turns", 0),
-            "replayed": (summary.get("fork") or {}).get("turn", 0),
             "seconds": (summary.get("timings") or {}).get("total", 0.0),
             "problem": attempt.problem or summary.get("error", ""),
         }

@@ -17,15 +17,12 @@ from swerl.cli import _output, rollout
 from swerl.cli import rollout as _rollout_run
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
-from swerl.core.episode import Fork
 from swerl.core.errors import InputError
 from swerl.core.events import PhaseEnded, TurnEnded
-from swerl.core.sample import to_samples
 from swerl.core.task import Task, write_tasks
 from swerl.engines.families import tiny
 from swerl.rollout import record
 from swerl.tasks import twin
-from swerl.view.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,107 +243,6 @@ def test_a_sandbox_that_did_not_start_is_not_said_to_be_up(
     _output.stdout.cache_clear()
     shown = capsys.readouterr().out
     assert "failed" in shown and "sandbox up" not in shown
-
-
-def test_an_episode_is_continued_and_names_its_parent(run: Run, task: Task, tmp_path: Path) -> None:
-    run()
-    first = Path("runs", "rollouts", f"{task.id}.0")
-    shown = run("--from", str(first), "--turn", "2")
-    assert shown.code == 0, shown
-    assert shown.text.count("replayed") == 2
-    assert f"continues {task.id}.0 after turn 2; requests differ by: nothing" in shown.text
-    again = record.read(first.with_name(f"{task.id}.1"))
-    assert again.fork == Fork(f"{task.id}.0", str(first.resolve()), 2)
-    assert [turn.replayed for turn in again.trajectory.turns] == [True, True, False]
-    before = record.read(first).trajectory
-    assert again.trajectory.turns[2].output_ids == before.turns[2].output_ids
-    rows = to_samples(again.trajectory, episode="e", task="t")
-    trained = sum(row.num_trained_tokens for row in rows)
-    assert trained == again.trajectory.num_sampled_tokens == len(before.turns[2].output_ids)
-
-    page = Site(tmp_path / "runs").page(f"r/rollouts/e/all/{task.id}.1/index.html").body.decode()
-    assert f'<a href="vs/rollouts/all/{task.id}.0.html">' in page
-    assert "after turn 2" in page
-
-
-def test_the_engine_answers_differently_after_a_turn(run: Run) -> None:
-    run("-o", "gold")
-    found = json.loads(
-        run(
-            "--from", "gold", "--turn", "1", "--engine", "scripted:noop", "-o", "noop", "--json"
-        ).text
-    )
-    assert (found["verdict"], found["turns"]) == ("unsolved", 2)
-    assert found["fork"]["turn"] == 1
-
-
-def test_turn_0_begins_anew_with_the_recorded_task_and_settings(run: Run, task: Task) -> None:
-    run("-o", "first", "--set", "rollout.max_turns=7")
-    assert run("--from", "first", "--turn", "0", "-o", "second").code == 0
-    again = record.read(Path("second"))
-    assert (again.task_id, again.fork and again.fork.turn) == (task.id, 0)
-    assert not any(turn.replayed for turn in again.trajectory.turns)
-    kept = [json.loads(Path(name, "recipe.json").read_text()) for name in ("first", "second")]
-    assert [recipe["rollout"]["max_turns"] for recipe in kept] == [7, 7]
-
-
-def test_a_request_that_is_not_the_recorded_one_ends_the_replay(run: Run) -> None:
-    run("-o", "first")
-    lines = Path("first", "turns.jsonl").read_text().splitlines()
-    edited = [line.replace("def ", "fed ") for line in lines]
-    Path("first", "turns.jsonl").write_text("\n".join(edited) + "\n")
-    shown = run("--from", "first", "--turn", "2", "-o", "second")
-    assert shown.code == 1, shown
-    assert "turn 2 of 2 differs: result of call 1" in " ".join(shown.text.split())
-
-
-@pytest.mark.parametrize(
-    "lost", [("turns.jsonl",), ("episode.json", "trajectory.json", "grade.json", "transcript.json")]
-)
-def test_an_episode_of_tokens_alone_or_one_that_was_killed_is_continued(
-    run: Run, lost: tuple[str, ...]
-) -> None:
-    run("-o", "first")
-    for name in lost:
-        Path("first", name).unlink()
-    assert run("--from", "first", "--turn", "2", "-o", "second").code == 0
-
-
-def test_a_served_session_needs_its_task(run: Run, task: Task) -> None:
-    run("-o", "first")
-    for path in Path("first").iterdir():
-        if path.name != "trajectory.json":
-            path.unlink()
-    words = ("--from", "first", "--turn", "1", "--agent", "builtin", "-o", "second")
-    assert "names no task" in str(run(*words).error)
-    assert run(*words, "--instance", task.id).code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (("--from", "first", "--turn", "9"), "has no turn 9"),
-        (("--from", "first"), "--from and --turn belong together"),
-        (("--turn", "1"), "--from and --turn belong together"),
-        (("--from", "nowhere", "--turn", "1"), "nowhere is no recorded Episode"),
-        (("--from", "first", "--turn", "1", "--instance", "other"), "not other"),
-        (("--from", "first", "--turn", "1", "--agent", "codex"), "with builtin, not codex"),
-    ],
-)
-def test_an_episode_that_cannot_be_continued_is_one_clear_error(
-    run: Run, arguments: tuple[str, ...], text: str
-) -> None:
-    run("-o", "first")
-    shown = run(*arguments)
-    assert isinstance(shown.error, InputError)
-    assert text in str(shown.error) and shown.error.hint
-
-
-def test_a_cut_record_of_turns_is_named(run: Run, tmp_path: Path) -> None:
-    run("-o", "first")
-    next(tmp_path.rglob("first/turns.jsonl")).write_bytes(b'{"turn":')
-    error = run("--from", "first", "--turn", "1").error
-    assert isinstance(error, InputError) and "is cut" in (error.hint or "")
 
 
 def test_a_task_of_a_file_that_was_never_vetted_is_warned_of(run: Run, task: Task) -> None:

@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swerl.core import experts
-from swerl.core.chat import ChatReply, Finish, Message, Role, Tool, ToolCall
+from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.events import Event, Notice
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
-from swerl.gateway.conversation import TurnRecord
 from swerl.recipe.schema import RolloutSection
 from swerl.rollout import group, record
 from swerl.rollout.parts import Parts
@@ -200,23 +199,3 @@ async def test_a_group_with_a_forgery_is_confirmed_whole_before_it_is_trained(
     found = await _group(tmp_path, size=4)
     assert [e.verdict.value for e in found.episodes] == ["cheat", "cheat", "solved", "unsolved"]
     assert await _group(tmp_path, size=4) == found
-
-
-def test_turns_are_read_back_with_their_messages_though_a_kill_cut_the_last(tmp_path: Path) -> None:
-    call = ToolCall("call_1", "bash", {"command": "ls"})
-    said = Message(Role.ASSISTANT, "I look.", tool_calls=(call,))
-    turn = Turn(0, None, (1, 2), (3,), (-0.5,), Finish.TOOL_CALLS, "v1")
-    ask = (Message(Role.USER, "fix it"),)
-    first = TurnRecord(turn, ask, ChatReply("r", said, turn.finish), (Tool("bash"),))
-    result = (Message(Role.TOOL, "a\udcff.py", tool_call_id="call_1"),)
-    done = replace(turn, index=1, parent=0)
-    second = TurnRecord(done, result, ChatReply("r", Message(Role.ASSISTANT, "Bye."), turn.finish))
-    for each in (first, second):
-        record.append_turn(tmp_path, each)
-    with (tmp_path / record.TURNS).open("ab") as file:
-        file.write(b'{"turn": {"ind')
-
-    one, two = record.read_turns(tmp_path)
-    assert (one.turn, one.reply, two.turn) == (turn, said, done)
-    assert [part.label for part in one.parts or ()] == ["tool bash", "user message"]
-    assert [part.label for part in two.parts or ()] == ["result of call 1"]

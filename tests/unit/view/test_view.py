@@ -9,7 +9,6 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import chain, repeat
 from pathlib import Path
@@ -21,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from markupsafe import escape
 
 from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Fork, Group, Status
+from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import InputError
 from swerl.core.events import EvalEnded, StepEnded
 from swerl.core.files import write_json
@@ -191,29 +190,6 @@ async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(
     step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
     assert "attempt 1: solved" in step and "✓" in step and "✗" in step
     assert "trained in step 1" in step
-
-
-async def test_an_attempt_from_a_prefix_is_marked_and_measures_no_task(
-    client: TestClient, tmp_path: Path
-) -> None:
-    run = make_run(tmp_path)
-    forked = _episode("00001", "some/task", 1, said="Done.")
-    first, *others = forked.trajectory.turns
-    turns = (replace(first, replayed=True), *others)
-    forked = replace(
-        forked,
-        fork=Fork("00001/some_task.0", "episodes/00001/some_task.0", 1),
-        trajectory=replace(forked.trajectory, turns=turns),
-    )
-    record.write(run / "episodes" / "00001" / "some_task.1", forked)
-    pages = await _crawl(client)
-    step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
-    assert "from turn 1 of another attempt" in step
-    assert '0<span class="quiet">/1</span>' in step
-    name = "/e/00001/some_task.1/index.html"
-    shown = next(page for address, page in pages.items() if address.endswith(name))
-    assert "episodes/00001/some_task.0 after turn 1, which is replayed" in shown
-    assert shown.count('<span class="chip">replayed</span>') == 1
 
 
 async def test_an_episode_shows_conversation_patch_tests_and_losses(
