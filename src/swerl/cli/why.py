@@ -21,7 +21,7 @@ _NUM_SHOWN = 8
 def why(
     run: Annotated[
         str | None,
-        typer.Argument(help="A run, or a folder of Episodes; the newest run by default."),
+        typer.Argument(help="A run of `swerl train`; the newest by default."),
     ] = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
@@ -30,7 +30,7 @@ def why(
     places = [runs] if run is None else [runs / run, Path(run)]
     # The newest run, if the folder has several.
     candidates = [candidate for place in places for candidate in find_runs(place).values()]
-    roots = [candidate.root for candidate in candidates if not candidate.is_closed]
+    roots = [candidate.root for candidate in candidates if candidate.has_steps]
     if run is None and not roots:
         hint = "name another folder by --runs; `swerl train twin_cpu` makes a run"
         raise InputError(f"there is no run in {runs}", hint=hint)
@@ -66,8 +66,7 @@ def show(diagnosis: Diagnosis, name: str) -> None:
         say(f"{finding.cause}: {finding.says}", "bold red" if not place else "yellow")
         for line in finding.evidence:
             say(f"  evidence   {line}")
-        if diagnosis.steps:
-            say(f"  since      step {finding.step}")
+        say(f"  since      step {finding.step}")
         say(
             f"  change     {finding.key}: {finding.fix}"
             if finding.key

@@ -1,9 +1,8 @@
 """The records of a run that its diagnosis reads: metrics of every step, Episodes of a few.
 
 Only the Episodes of the first step and of the last ones are read, up to a bound on Episodes and
-tokens, so the cost does not grow with the run. Episodes that no step trains, such as those of
-`swerl eval`, `rollout` and `serve`, are read as one step. A missing or damaged file becomes an
-entry in the list of problems, and everything else is still read.
+tokens, so the cost does not grow with the run. A missing or damaged file becomes an entry in the
+list of problems, and everything else is still read.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class RecordedEpisode:
     id: str
     task: str
     verdict: str = ""
-    """Empty for a served session, which has no grade."""
     status: str = ""
     reward: float = 0.0
     reason: str = ""
@@ -131,8 +129,6 @@ class Evidence:
     error: str
     """Error that ended the run; empty if there was none."""
     problems: list[str] = field(default_factory=list)
-    trains: bool = True
-    """False if no step trains the Episodes: then all are read as step 0."""
 
     @property
     def last(self) -> int:
@@ -166,13 +162,8 @@ class Evidence:
 
 
 def read(root: Path) -> Evidence:
-    """Read the records of a run folder, live or ended.
-
-    Raises RunError if there is neither a recipe nor an Episode.
-    """
-    run = index.run_at(root)
-    is_bare = run is not None and not run.is_trained
-    recipe = {} if is_bare else read_json(root / index.RECIPE)
+    """Read the records of a run folder, live or ended. Raises RunError without a recipe."""
+    recipe = read_json(root / index.RECIPE)
     if not isinstance(recipe, dict):
         raise InputError(f"{root / index.RECIPE} is damaged: not an object")
     problems: list[str] = []
@@ -181,9 +172,6 @@ def read(root: Path) -> Evidence:
     process = _part(lambda: read_json(root / "process.json"), []) or {}
     names = {*_stages(root), *(path.stem for path in (root / "turns").glob("*.parquet"))}
     numbers = sorted({int(name) for name in names if name.isdecimal()})
-    if run and not run.has_steps and not numbers:
-        step = _untrained(run, problems)
-        return Evidence(root, recipe, {}, (step,), "", problems, trains=False)
     chosen = sorted({*numbers[:1], *numbers[-LAST_STEPS:]})
     return Evidence(
         root=root,
@@ -240,34 +228,6 @@ def _step(
         read_it = partial(_episode, folder.root / "episodes" / episode_id, episode_id)
         episodes.append(_part(partial(read_it, turns.get(episode_id, ())), problems))
     return RecordedStep(number, metrics, tuple(e for e in episodes if e))
-
-
-def _untrained(run: FoundRun, problems: list[str]) -> RecordedStep:
-    """Read Episodes that no step trains, with the Turns of their own files."""
-    places: list[tuple[str, str]] = []
-    for stage in run.stages():
-        folder = run.stage(stage)
-        places += [(stage, name) for names in index.groups(folder).values() for name in names]
-        _part(partial(index.require_open, folder), problems)
-    if len(places) > MAX_EPISODES:
-        problems.append(f"{len(places) - MAX_EPISODES} Episodes beyond the first {MAX_EPISODES}")
-    episodes, num_tokens = [], 0
-    for stage, name in places[:MAX_EPISODES]:
-        path = run.episode(stage, name)
-        turns: Sequence[RecordedTurn] = ()
-        if num_tokens < _TOKENS:
-            turns = _part(partial(_turns_of_episode, path / "trajectory.json"), problems) or ()
-        num_tokens += sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in turns)
-        episode = _part(partial(_episode, path, f"{stage}/{name}", turns), problems)
-        if episode is None and not run.is_trained and not (path / "episode.json").is_file():
-            episode = RecordedEpisode(f"{stage}/{name}", name, turns=tuple(turns))
-        episodes.append(episode)
-    return RecordedStep(0, {}, tuple(e for e in episodes if e))
-
-
-def _turns_of_episode(path: Path) -> list[RecordedTurn]:
-    rows = read_json(path)["turns"] if path.exists() else ()
-    return [RecordedTurn(**{name: row[name] for name in RecordedTurn.__slots__}) for row in rows]
 
 
 def _groups(root: Path, stage: str) -> Mapping[str, Sequence[str]]:

@@ -115,6 +115,10 @@ class RunFolder:
     def samples(self, step: int) -> Path:
         return self.root / "samples" / f"{step:05d}.parquet"
 
+    def trained_steps(self) -> list[int]:
+        """Return the steps whose Samples it holds."""
+        return sorted(int(path.stem) for path in self.samples(0).parent.glob("*.parquet"))
+
     def turns(self, step: int) -> Path:
         return self.root / "turns" / f"{step:05d}.parquet"
 

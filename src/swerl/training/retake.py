@@ -21,7 +21,6 @@ from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout import record
 from swerl.rollout.rescore import Rescored
 from swerl.rollout.wiring import algorithm_of
-from swerl.runs.export import steps_of
 from swerl.runs.layout import RunFolder
 from swerl.training import batch as batches
 from swerl.training import updates
@@ -37,8 +36,9 @@ def step_to_retake(run: Path, step: int | None = None) -> int:
 
     Raises InputError if there is none, or if `step` is none of them.
     """
-    weights = {0, *checkpoints.steps(RunFolder(run).checkpoints)}
-    usable = [number for number in steps_of(run) if number in weights]
+    folder = RunFolder(run)
+    weights = {0, *checkpoints.steps(folder.checkpoints)}
+    usable = [number for number in folder.trained_steps() if number in weights]
     if not usable or step not in (None, *usable):
         there = ", ".join(map(str, usable)) or "none; trainer.save_every keeps more checkpoints"
         raise InputError(

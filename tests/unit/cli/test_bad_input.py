@@ -20,9 +20,7 @@ from swerl.cli.main import app, typer_app
 from swerl.core.errors import SwerlError
 from swerl.core.files import write_json
 from swerl.rollout import record
-from swerl.runs import why
 from swerl.runs.evaluation import TaskResult, summary
-from swerl.runs.evidence import MAX_EPISODES
 from swerl.view.site import Site
 from tests.unit.runs import _why_records as records
 from tests.unit.view.test_view import HOSTILE, make_run
@@ -120,20 +118,18 @@ def test_a_closed_run_is_named_and_hides_no_other(shared: Path) -> None:
         ["page", runs, "index.html"],
         ["page", runs, "r/closed/index.html"],
         ["why", "closed", "--runs", runs],
-        ["why", "--runs", runs],
         ["eval", "compare", "open", "closed", "--runs", runs],
     ]
     for command in commands:  # A module that only a command imports may be closed as well.
         invoke_or_render(*command)
     closed.chmod(0)
     try:
-        listed, page, named, newest, compared = by_another_user(commands, invoke_or_render)
+        listed, page, named, compared = by_another_user(commands, invoke_or_render)
     finally:
         closed.chmod(0o755)
     assert "you may not read" in listed and "evaluated" in listed
     assert "you may not read" in page
     assert "Permission denied" in named
-    assert "1 Episode (1 solved)" in newest
     assert f"you may not read {closed}" in compared
 
 
@@ -166,25 +162,19 @@ def test_nuls_and_lone_surrogates_are_text(tmp_path: Path) -> None:
     run = evaluated(tmp_path, "odd")
     odd = replace(records.healthy_episode(0, 0, 1), patch=HOSTILE, log=HOSTILE, error=HOSTILE)
     record.write(run / "episodes" / "0f" / "task.1", odd)
-    found = why.diagnose(run)
-    assert not found.problems and "2 Episodes" in found.read
-    assert invoke("why", str(run))[0] == 0
     page = Site(tmp_path).page("r/odd/e/0f/task.1/index.html").body.decode()
     assert "<script>document.title" not in page
 
 
 def test_of_a_huge_folder_only_a_part_is_read(tmp_path: Path) -> None:
-    """Damage beyond that part is not even met; a listing reads names alone."""
+    """A listing reads names alone, so damage is not even met."""
     root = evaluated(tmp_path, "huge")
     stage = root / "episodes" / "0f"
-    for number in range(1, MAX_EPISODES + 50):
+    for number in range(1, 250):
         shutil.copytree(stage / "task.0", stage / f"task.{number}")
-        if number > MAX_EPISODES:
+        if number > 200:
             (stage / f"task.{number}" / "episode.json").write_text("{")
-    found = why.diagnose(root)
-    assert found.problems == (f"50 Episodes beyond the first {MAX_EPISODES}",)
-    assert found.read == f"{MAX_EPISODES} Episodes ({MAX_EPISODES} solved)"
-    assert f"{MAX_EPISODES + 50}" in Site(tmp_path).page("index.html").body.decode()
+    assert "250" in Site(tmp_path).page("index.html").body.decode()
 
 
 def test_a_run_of_an_older_version_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -193,6 +183,5 @@ def test_a_run_of_an_older_version_is_read_as_far_as_it_goes(tmp_path: Path) -> 
     trajectory = json.loads((run / "episodes" / "0f" / "task.0" / "trajectory.json").read_text())
     del trajectory["turns"][0]["malformed_calls"]
     write_json(run / "episodes" / "0f" / "task.0" / "trajectory.json", trajectory)
-    assert "1 Episode (1 solved)" in invoke("why", str(run))[1]
     assert "evaluated" in Site(tmp_path).page("index.html").body.decode()
     assert invoke("eval", "compare", str(run), str(run))[0] == 0

@@ -378,6 +378,6 @@ def test_a_run_without_turns_and_one_without_steps(tmp_path: Path) -> None:
     new.mkdir()
     (new / "recipe.resolved.json").write_text("{}")
     (line,) = why.diagnose(new).lines()
-    assert line == "no step and no Episode is finished, so there is nothing to judge"
+    assert line == "no step is finished, so there is nothing to judge"
     with pytest.raises(RunError):
         why.diagnose(tmp_path / "nothing")
