@@ -10,7 +10,6 @@ beside the checkout; if they are absent it is `tiny`, over bytes.
     turn      CPU of one turn by length of history; memory of a session; the first request
     load      64 sessions at 42,000 tokens: one process on one core
     agents    1,024 agents, each a turn every 10 s: one process, one core
-    replay    share of sampled tokens that is trained when a client or the model drifts
 """
 
 from __future__ import annotations
@@ -228,29 +227,10 @@ def _loaded(gateway: Served) -> dict[str, Any]:
     }
 
 
-def measure_replay(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The drifts of tests/unit/gateway/test_replay_table.py."""
-    if model == "-":
-        _say("replay: skipped, it needs qwen3's tokenizer and template\n")
-        return []
-    sys.path.insert(0, str(ROOT))
-    from swerl.engines.families import qwen3
-    from tests.unit.gateway.test_replay_table import CHANGES, work
-
-    family = qwen3.build(Path(model))
-    rows = []
-    for name, change in CHANGES.items():
-        outcome = asyncio.run(work(family, **change))
-        share = f"{100 * outcome.share:.1f} %"
-        rows.append({"what": name, "trained": share, "packed": f"{outcome.packed:.2f} x"})
-    return rows
-
-
 CASES: dict[str, Case] = {
     "turn": measure_turn,
     "load": measure_load,
     "agents": measure_agents,
-    "replay": measure_replay,
 }
 
 

@@ -182,5 +182,3 @@ HARMLESS: tuple[Replay, ...] = (
     ids_of_its_own,
     settings_changed,
 )
-AT_ODDS = (arguments_lost, ids_of_its_own)
-"""Of these two together nothing is left by which a call could be known."""

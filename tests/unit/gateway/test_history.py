@@ -68,15 +68,3 @@ def test_a_client_that_makes_its_own_call_ids_is_known_by_content(
     match = history.match(request(SYSTEM, ASK, own, ASK))
 
     assert match.parent is (first if is_known else None)
-
-
-def test_of_two_replies_with_the_same_text_the_newest_is_continued() -> None:
-    history, first = known(Message(Role.ASSISTANT, "Done."))
-    second = node(output=(4,))
-    asked = history.match(request(SYSTEM, ASK))
-    history.add(asked, Message(Role.ASSISTANT, "Done."), second)
-    again = request(SYSTEM, ASK, Message(Role.ASSISTANT, "Done."), ASK)
-
-    assert history.match(again).parent is second
-    history.discard(asked, Message(Role.ASSISTANT, "Done."), second)
-    assert history.match(again).parent is first

@@ -13,12 +13,10 @@ import orjson
 import pytest
 
 from swerl.core.chat import ChatRequest
-from swerl.core.turn import Sampling
 from swerl.gateway import bodies, history, limits, router
 from swerl.gateway.dialects.anthropic import Anthropic
 from swerl.gateway.history import MessageTree
-from swerl.gateway.limits import LongWork, SessionLimits
-from swerl.gateway.server import Gateway
+from swerl.gateway.limits import LongWork
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
 
@@ -151,43 +149,6 @@ def test_a_body_of_escapes_with_a_lone_surrogate_costs_linear_memory(escape: byt
     assert isinstance(text, str)
     assert text.endswith("\\\ufffd x") and text.count("\ufffd") in (1, num + 1)
     assert peak < 20 * len(body), "orjson itself takes twelve times the body"
-
-
-async def test_what_a_session_remembers_of_refused_and_counted_requests_is_bounded(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Requests whose texts, tools and calls are all new leave a bounded trace, whatever sizes."""
-    monkeypatch.setattr(history, "_MOST_TEXT_KEYS", 1000)
-    free = SessionLimits(max_turns=10**6, requests_per_minute=10**6)
-    session = gateway.open("s", sampling=Sampling(9), limits=free)
-    for number in range(20):
-        text = f"{number} " * 20_000
-        tool = {"name": f"t{number}", "description": text, "input_schema": {}}
-        call = {"type": "tool_use", "id": "a", "name": "t", "input": {"x": text}}
-        result = {"type": "tool_result", "tool_use_id": "a"}
-        talk: list[Any] = [{"role": "user", "content": f"{number}.{n}"} for n in range(100)]
-        talk[1::2] = [{"role": "assistant", "content": f"{number}-{n}"} for n in range(50)]
-        talk += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-        body = {"model": "m", "max_tokens": 9, "messages": talk, "tools": [tool]}
-        for path in (COUNT, "/v1/messages"):
-            status, answer = await ask(session, path, body)
-            assert status == 200, answer
-    tree = session.conversation._history
-
-    assert len(tree._text_keys) <= 1000
-    assert max(map(_bytes_of, tree._roots)) < 200
-    assert max(_bytes_of(key) for point in tree._roots.values() for key in _keys(point)) < 500
-
-
-def _keys(point: Any) -> list[Any]:
-    below = [key for there in point.next.values() for key in _keys(there)]
-    return [*point.next, *below]
-
-
-def _bytes_of(key: Any) -> int:
-    if isinstance(key, bytes | str):
-        return len(key)
-    return sum(map(_bytes_of, key)) if isinstance(key, tuple | frozenset) else 8
 
 
 @pytest.mark.parametrize(

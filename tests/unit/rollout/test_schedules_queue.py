@@ -102,14 +102,3 @@ def test_every_group_that_begins_is_trained_within_the_bound(staleness: int, poo
     ledger = simulate(bounds, durations(240), 60)
     assert len(ledger) == 240
     assert all(entry.fate is Fate.TRAINED for entry in ledger)
-
-
-def test_a_window_of_steps_trains_the_mix_of_its_tasks() -> None:
-    """The first steps take short Groups earlier; over a window as many long ones come."""
-    lengths = durations(800)
-    ledger = simulate(QueueBounds(groups=4, staleness=3, pool=8), lengths, 200)
-    for start in range(0, 200, 40):
-        window = [entry.lengths[0] for entry in ledger if start <= entry.step < start + 40]
-        long_ones = sum(length >= 100 for length in window)
-        expected = sum(length >= 100 for length in lengths[start * 4 : (start + 40) * 4])
-        assert abs(long_ones - expected) <= 8  # at most a pool stays behind at either end

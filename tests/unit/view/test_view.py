@@ -31,7 +31,7 @@ from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import index, prompts, tables
 from swerl.runs.evaluation import TaskResult, summary
-from swerl.runs.history import EventLog, HistoryReader
+from swerl.runs.history import EventLog
 from swerl.view import charts, conversation, server, tokens
 from swerl.view.site import GROUPS_A_PAGE, Site, _templates
 
@@ -511,19 +511,6 @@ def test_a_run_of_an_older_version_draws_the_metrics_that_it_has(tmp_path: Path)
     (run / "events.jsonl").write_text(json.dumps(line) + "\n")
     page = Site(tmp_path).page("r/a run/index.html").body.decode()
     assert "odd" in page and "Verdicts" not in page
-
-
-def test_a_growing_log_is_read_on_and_a_torn_line_waits(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    reader = HistoryReader(path)
-    assert reader.read().steps == {}
-    path.write_text('{"event": "StepEnded", "step": 0, "metrics": {}}\n{"event": "StepEnded", "st')
-    assert set(reader.read().steps) == {0}
-    with path.open("a") as file:
-        file.write('ep": 1, "metrics": {"reward": 1.0}}\n')
-    assert reader.read().series("reward") == [1.0]
-    path.write_text('{"event": "StepEnded", "step": 7, "metrics": {}}\n')
-    assert set(reader.read().steps) == {7}
 
 
 @pytest.mark.parametrize("text", ["x = '" + "a\\" * 90_000, "a=" * 90_000, "(" * 180_000])
