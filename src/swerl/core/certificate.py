@@ -12,10 +12,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from swerl.core.chat import Json
-from swerl.core.task import MutatedTests, Strength, Task, mutated_tests, to_row
+from swerl.core.task import MutatedTests, Strength, Task, to_row
 
 _DIGEST_CHARS = 32
 
@@ -155,20 +154,6 @@ def objection(task: Task) -> str:
 
 
 def to_json(certificate: Certificate) -> dict[str, Json]:
-    """Return a Certificate as JSON types; `from_json` reverses it."""
+    """Return a Certificate as JSON types."""
     row: dict[str, Json] = json.loads(json.dumps(asdict(certificate)))
     return row
-
-
-def from_json(value: Mapping[str, Any]) -> Certificate:
-    """Read a Certificate. Raises KeyError, TypeError or ValueError on anything else."""
-    fields: dict[str, Any] = dict(value)
-    findings = tuple(Finding(Defect(x["defect"]), x["detail"]) for x in fields.pop("findings"))
-    fields |= {name: tuple(fields[name]) for name in ("flaky", "dropped", "unchecked", "removed")}
-    fields["not_run"] = None if fields["not_run"] is None else tuple(fields["not_run"])
-    mutated = tuple(map(mutated_tests, fields.pop("mutated")))
-    strength = Strength(fields.pop("strength"))
-    measured = Measured(**fields.pop("measured"))
-    return Certificate(
-        **fields, findings=findings, measured=measured, mutated=mutated, strength=strength
-    )

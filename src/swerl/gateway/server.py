@@ -37,10 +37,8 @@ _DEFAULT_LIMITS = GatewayLimits()
 _SWITCH_S = 0.0005
 """Seconds that a thread at long work may delay the event loop at each of its turns; with Python's
 5 ms one Session could halve the speed of all."""
-_MOST_CONNECTIONS = 256
-"""Connections to a Session's own socket: an agent and its sub-agents hold a few."""
-_MOST_CONNECTIONS_OF_ALL = 8192
-"""Connections to the main port: a few for each of a thousand Sessions."""
+_BACKLOG = 1024
+"""Connections that may wait in the kernel, when a thousand agents start at once."""
 OnLoad: TypeAlias = Callable[[GatewayLoad], None]
 
 
@@ -86,7 +84,7 @@ class Gateway:
         sys.setswitchinterval(_SWITCH_S)
         listening = _listen(self._host, self._port)
         self.url = _url_of(self._host, listening)
-        self._serving = self._serve(None, listening)
+        self._serving = await self._serve(None, listening)
         self._load_task = asyncio.create_task(self._report_load())
         return self
 
@@ -149,12 +147,11 @@ class Gateway:
             del self._router.sessions[session.key]
         del self._sessions[session.id]
 
-    def _serve(self, session: Session | None, sock: socket.socket) -> Serving:
+    async def _serve(self, session: Session | None, sock: socket.socket) -> Serving:
         """Serve all Sessions, or only one, on a listening socket."""
-        handler = partial(self._router.handle, session)
-        most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
-        server = Server(handler, self._router.on_break, most=most)
-        return Serving(sock, server)
+        server = Server(partial(self._router.handle, session), self._router.on_break)
+        loop = asyncio.get_running_loop()
+        return Serving(await loop.create_server(server, sock=sock, backlog=_BACKLOG), server)
 
     async def _report_load(self) -> None:
         """Sample event-loop lag, and report it with the load every ten seconds."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -17,9 +16,6 @@ from swerl.gateway.conversation import Conversation, closed
 
 _SHUTDOWN_S = 0.5
 """Seconds for the last answers to leave; they are errors, because their Session is closed."""
-_RETRY_S = 1.0
-"""Seconds until the next attempt to accept if this process has no descriptor left."""
-_BACKLOG = 1024
 
 
 class Session:
@@ -31,7 +27,7 @@ class Session:
         conversation: Conversation,
         *,
         endpoint: Endpoint,
-        serve: Callable[[Session, socket.socket], Serving],
+        serve: Callable[[Session, socket.socket], Awaitable[Serving]],
         on_close: Callable[[Session], None],
     ) -> None:
         self.id = session_id
@@ -70,7 +66,11 @@ class Session:
         if self._closing:
             sock.close()
             raise closed()
-        self._listeners.append(self._serve(self, sock))
+        listener = await self._serve(self, sock)
+        if self._closing:
+            await listener.end()
+            raise closed()
+        self._listeners.append(listener)
 
     async def close(self) -> Trajectory:
         """Abort pending replies, stop the listeners, and return the tree. Idempotent."""
@@ -91,33 +91,14 @@ class Session:
 
 
 class Serving:
-    """A listening socket and its server.
+    """A listening socket and its server."""
 
-    It accepts one connection in an iteration of the event loop; others wait in the kernel.
-    """
-
-    def __init__(self, sock: socket.socket, server: web.Server) -> None:
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-        self.server = server
-        self._accepting = asyncio.create_task(self._accept(sock))
-
-    async def _accept(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with sock:
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(sock)
-                    await loop.connect_accepted_socket(self.server, connection)
-                except ConnectionError:
-                    pass  # its client is gone
-                except OSError:
-                    await asyncio.sleep(_RETRY_S)
+    def __init__(self, listener: asyncio.Server, server: web.Server) -> None:
+        self._listener = listener
+        self._server = server
 
     async def end(self) -> None:
         """Stop listening and close the connections, idle ones at once."""
-        self._accepting.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._accepting
-        self.server.pre_shutdown()
-        await self.server.shutdown(_SHUTDOWN_S)
+        self._listener.close()
+        self._server.pre_shutdown()
+        await self._server.shutdown(_SHUTDOWN_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swerl.checks.vet import Rigour, VetSettings, Vetted, fitting_workers, vet
-from swerl.core.certificate import Defect, certified, from_json, objection, to_json
+from swerl.core.certificate import Defect, certified, objection
 from swerl.core.sandbox import Limits
 from swerl.core.task import Strength, Task, file_text, from_row, to_row
 from swerl.sandboxes import docker, local
@@ -82,7 +82,6 @@ async def test_a_sound_task_is_certified_with_what_vetting_measured(
     assert final.grading == replace(task.grading, mutated=kept, not_run=(), timeout_s=60.0)
     assert objection(final) == ""
     assert from_row(to_row(final)) == final
-    assert from_json(to_json(told)) == told
 
 
 async def test_a_certificate_speaks_of_its_own_row_alone(make: Callable[..., Task]) -> None:
