@@ -118,11 +118,22 @@ def test_a_page_that_a_hint_names_is_there(swerl: Path, tmp_path: Path) -> None:
     assert Path(page).is_file()
 
 
-def test_a_missing_extra_is_two_lines(swerl: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "runs/none", "-o", "model"),
+        ("export", "runs/none", "--samples", "-o", "rows"),
+    ],
+)
+def test_a_missing_extra_is_two_lines(
+    swerl: Path, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     run = tmp_path / "runs" / "none"
-    run.mkdir(parents=True)
+    (run / "samples").mkdir(parents=True)
+    (run / "samples" / "00000.parquet").write_bytes(b"")
+    (run / "turns").mkdir()
     (run / "recipe.resolved.json").write_text('{"name": "none"}')
-    done = called(swerl, "export", "runs/none", "-o", "model", cwd=tmp_path)
+    done = called(swerl, *command, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert ".whl[twin]'" in done.stderr
     assert len(done.stderr.splitlines()) == 2

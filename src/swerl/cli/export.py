@@ -1,4 +1,4 @@
-"""`swerl export`: a checkpoint as a model folder."""
+"""`swerl export`: a checkpoint as a model folder, or the trained rows as one Parquet file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from swerl.cli._options import JsonOption, PushOption, RunsOption
-from swerl.cli._output import console, print_json
+from swerl.cli._options import JsonOption, PushOption, RunsOption, require_new
+from swerl.cli._output import console, counted, print_json, safe, stderr, with_docs
 from swerl.cli._run import waiting
 from swerl.cli.train_status import find_run
 from swerl.core.errors import InputError, unknown
@@ -28,13 +28,21 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, for PEFT.")
     ] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="Write the trained rows as a Parquet file.")
+    ] = False,
     push: PushOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint as a model folder in Hugging Face format."""
+    """Write a checkpoint as a model folder in Hugging Face format, or the trained rows."""
     if push:
         hub.require_id(push)
+    if samples:
+        if push:
+            raise InputError("--push uploads a model, not rows", hint="leave out --samples")
+        _export_samples(_find(run, runs), out, step, as_json=as_json)
+        return
     if step is not None and best:
         raise InputError(
             "--step and --best name two different checkpoints", hint="pass one of them"
@@ -46,7 +54,7 @@ def export(
     from swerl.training.export import ExportOptions
     from swerl.training.export import export as write
 
-    root = run if run.is_dir() else find_run(str(run), runs)
+    root = _find(run, runs)
     options = ExportOptions(step=step, best=best, dtype=dtype, adapter=adapter)
     with waiting("reading and writing the weights"):
         result = write(root, out, options)
@@ -66,5 +74,30 @@ def export(
         say.print(f"hub       {address}", soft_wrap=True)
 
 
+def _find(run: Path, runs: Path) -> Path:
+    """Return a folder, or that of the run with this name. Raises UnknownNameError."""
+    # A folder without a recipe, such as an older or cut copy, can still hold rows.
+    return run if run.is_dir() else find_run(str(run), runs)
+
+
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _export_samples(run: Path, out: Path, step: int | None, *, as_json: bool = False) -> None:
+    """Write the rows of one step, or of all; exit code 1 if a step cannot be read."""
+    from swerl.runs.export import export
+
+    require_new(out, force=False)
+    size = export(run, out, step)
+    if as_json:
+        print_json({"file": out, "num_rows": size.num_rows, "num_steps": size.num_steps})
+    console().print(
+        f"{safe(str(out))}: {counted(size.num_rows, 'row')} of {counted(size.num_steps, 'step')}; "
+        f"{with_docs('docs/reference/samples.md')} explains the columns",
+        soft_wrap=True,
+    )
+    for text in size.damaged:
+        stderr().print(f"[yellow]left out:[/] {safe(text)}", soft_wrap=True)
+    if size.damaged:
+        raise typer.Exit(1)

@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str | dict[str, str], str]] = {
     "convert": ("convert.convert", "Convert a dataset's rows to Tasks."),
     "export": (
         "export.export",
-        "Write a checkpoint as a model folder.",
+        "Write a checkpoint as a model folder, or trained rows.",
     ),
     "doctor": (
         "doctor.doctor",

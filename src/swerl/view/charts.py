@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import pairwise
 from typing import Any, TypeAlias, TypeGuard
 
@@ -68,6 +69,30 @@ def panels(history: RunHistory) -> list[Panel]:
     for name in sorted({name for metrics in history.steps.values() for name in metrics} - drawn):
         charts.append(_panel(name, {name: _points(history, name)}, is_main=False))
     return [panel for panel in charts if panel]
+
+
+def reward_svg(history: RunHistory) -> str:
+    """Return the chart of the reward as an SVG file of its own; empty without a step."""
+    panel = _panel("Reward", {name: _points(history, name) for name in _MAIN["Reward"]})
+    if panel is None:
+        return ""
+    colours = ("#1f5fbf", "#b86a00")
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 680 230" font-size="12" '
+        'font-family="sans-serif" role="img" aria-label="Reward by step">',
+        '<rect width="680" height="230" fill="#fff"/><g transform="translate(50 34)">',
+        '<path d="M0 0H600M0 80H600M0 160H600" stroke="#ddd" fill="none"/>',
+    ]
+    for number, line in enumerate(panel.lines):
+        stroke = f'stroke="{colours[number]}" stroke-width="2" fill="none"'
+        parts.append(f'<path d="{line.path}" {stroke}/>')
+        label = f'<text x="{number * 130}" y="-14" fill="{colours[number]}">'
+        parts.append(f"{label}{escape(line.name)} {number_text(line.last)}</text>")
+    ends = f'<text y="180">step {panel.steps[0]}</text>'
+    parts.append(f'{ends}<text x="600" y="180" text-anchor="end">step {panel.steps[-1]}</text>')
+    for place, value in ((4, panel.high), (164, panel.low)):
+        parts.append(f'<text x="-6" y="{place}" text-anchor="end">{number_text(value)}</text>')
+    return "".join([*parts, "</g></svg>\n"])
 
 
 def _panel(

@@ -141,9 +141,9 @@ def test_a_missing_package_is_one_error_with_its_extra() -> None:
         "import sys\n"
         "sys.modules['pyarrow'] = None\n"
         "from swerl.cli.main import app\n"
-        "sys.argv = ['swerl', 'export', '.', '-o', 'x']\n"
-        "import swerl.training.export as export\n"
-        "export.export = lambda *_: __import__('pyarrow')\n"
+        "sys.argv = ['swerl', 'export', '.', '--samples', '-o', 'x']\n"
+        "import swerl.runs.export as export\n"
+        "export._steps_of = lambda run: __import__('pyarrow')\n"
         "app()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

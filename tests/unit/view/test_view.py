@@ -13,12 +13,15 @@ from html.parser import HTMLParser
 from itertools import chain, repeat
 from pathlib import Path
 from urllib.parse import urljoin
+from xml.etree import ElementTree
 
 import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestClient, TestServer
 from markupsafe import escape
+from typer.testing import CliRunner
 
+from swerl.cli.main import typer_app
 from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import InputError
@@ -572,6 +575,20 @@ def test_prompts_of_both_template_families_split_by_role() -> None:
     shown = [(p.role, p.text) for p in conversation.split(glm)]
     assert shown == [("system", "Be."), ("user", "Hi"), ("tool", "out")]
     assert [p.role for p in conversation.split("no markers")] == ["context"]
+
+
+def test_the_reward_is_written_as_an_image(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "runs")
+    out = tmp_path / "reward.svg"
+    done = CliRunner().invoke(typer_app, ["view", str(root), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    image = ElementTree.fromstring(out.read_text())
+    paths = [path.get("d") for path in image.iter("{http://www.w3.org/2000/svg}path")]
+    assert "M0.0 80.0L600.0 80.0" in paths
+    texts = [text.text for text in image.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "reward 0.5" and texts[-4:] == ["step 0", "step 1", "1", "0"]
+    empty = CliRunner().invoke(typer_app, ["view", str(tmp_path), "-o", str(tmp_path / "x.svg")])
+    assert "no finished step" in str(empty.exception)
 
 
 async def test_a_taken_port_is_two_lines(tmp_path: Path) -> None:
