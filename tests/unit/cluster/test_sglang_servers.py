@@ -14,15 +14,11 @@ import pytest
 
 from swerl.cluster.node import LocalNode, LocalProcess, ProcessSpec
 from swerl.cluster.sglang_servers import NodeServer, engines_of, serve_on
-from swerl.core.contracts import EngineSetup
 from swerl.core.errors import ClusterError, EngineError, RecipeError
-from swerl.core.turn import Sampling
-from swerl.engines import sglang
 from swerl.engines._sglang_server import ServerState, SglangServer, supervise
 from swerl.engines.sglang import Options
 from swerl.recipe.schema import ClusterSection
 from tests.unit.cluster._lost_node import Lost
-from tests.unit.engines._fake_python import fake_python, process_at
 
 SERVER = """#!{python}
 import http.server, os, sys
@@ -110,44 +106,6 @@ async def test_a_lost_server_is_reported_and_the_others_continue(
         assert "did not restart: the machine is gone" in str(told)
         assert server.state is ServerState.ENDED
         assert _pid(hosts[1].url)
-
-
-async def test_a_server_that_hangs_is_killed_and_comes_back(
-    options: Options, tmp_path: Path
-) -> None:
-    async with serve_on([LocalNode(name="n1")], options, tmp_path, cluster=CPU, logs=tmp_path) as (
-        host,
-    ):
-        server = _server(host)
-        first = _pid(host.url)
-        os.kill(first, signal.SIGSTOP)
-        keeping = asyncio.create_task(supervise(host, server, restarts=1, notify=lambda said: None))
-        server.mark_hung(EngineError("it is silent", hint=""))
-        async with asyncio.timeout(60):
-            while server.hung.is_set():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        assert _pid(host.url) != first
-        keeping.cancel()
-
-
-async def test_requests_of_a_nodes_server_that_dies_are_begun_anew(tmp_path: Path) -> None:
-    options = Options(python=fake_python(tmp_path), restarts=9, start_timeout_s=120)
-    nodes = [LocalNode(name="n1"), LocalNode(name="n2")]
-    setup = EngineSetup(family=None, log_dir=tmp_path, model=tmp_path)  # type: ignore[arg-type]
-    async with (
-        serve_on(nodes, options, tmp_path, cluster=CPU, logs=tmp_path) as hosts,
-        sglang.open_hosts(hosts, options, setup) as engine,
-    ):
-        calls = [
-            asyncio.create_task(engine.generate([5], Sampling(900), f"s{n}")) for n in range(4)
-        ]
-        async with asyncio.timeout(60):
-            while len(engine._flights) < len(calls):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        process_at(hosts[0].url).kill()
-        replies = await asyncio.gather(*calls)
-    assert len({reply.ids for reply in replies}) == 1
-    assert {len(reply.ids) for reply in replies} == {900}
 
 
 async def test_running_servers_end_if_another_cannot_start(

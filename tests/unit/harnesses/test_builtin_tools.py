@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from swerl.core.sandbox import Limits
-from swerl.harnesses._builtin_tools import Shell
+from swerl.harnesses._builtin_tools import EDITOR, Shell, Tools
 from swerl.sandboxes import local
 
 from .plain import calls, edit, use
@@ -192,3 +192,30 @@ async def test_lines_are_counted_as_other_tools_count_them(tmp_path: Path) -> No
     )
     assert shown == "     2\ttwo"
     assert (tmp_path / "a.py").read_bytes().decode() == ("one\x0c\u2028still one\r\nmiddle\ntwo\n")
+
+
+ODD = r"""
+mkfifo pipe; truncate -s 1T huge; printf '\377\376' >binary; mkdir locked; echo x >locked/inside
+chmod 0 locked; ln -s loop loop; ln -s nowhere/deep dangling; ln -s / root
+ln -s /dev/zero zero; ln -s /dev/full full; ln -s /proc/self/mem memory
+"""
+PATHS = (
+    *("pipe", "huge", "binary", "locked", "locked/inside", "loop", "dangling", "root", "zero"),
+    *("full", "memory", "x" * 256, "y/" * 2100, "new\nline", "-rf", "é漢😀", "\ud800", "\0"),
+    *("/proc/1/mem", "/proc/sysrq-trigger", "/dev/stdin", "/etc/shadow", "..", "~", "/"),
+)
+
+
+async def test_no_path_that_an_agent_makes_ends_its_run() -> None:
+    """An exception would end the Episode as `infra`, so the agent could choose that end."""
+    backend = local.build(local.Options())
+    limits = Limits(memory_mib=512, num_processes=64, disk_mib=64)
+    async with backend.open("host", limits, workdir="/repo") as sandbox:
+        await sandbox.run(["bash", "-c", ODD])
+        tools = Tools(sandbox, Shell(sandbox, "/repo", 2.0), "/repo")
+        for path in PATHS:
+            for command in ("view", "create", "str_replace", "insert"):
+                fields = {"file_text": "x", "old_str": "x", "new_str": "y", "insert_line": 0}
+                text = await tools.use(EDITOR, {"command": command, "path": path, **fields})
+                assert text.encode()  # the next request carries it
+        assert (await sandbox.run(["echo", "alive"])).text == "alive\n"

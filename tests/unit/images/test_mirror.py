@@ -50,19 +50,6 @@ async def test_layer_that_images_share_crosses_once(
     assert report.moved_bytes == sum(map(len, blobs.values()))
 
 
-async def test_index_is_reduced_to_linux_amd64(
-    registry: Any, start_registry: Make, push: Push, make_image: Make, make_index: Make, copy: Make
-) -> None:
-    amd, arm = make_image("amd"), make_image("arm")
-    index = make_index(arm64=arm.manifest, amd64=amd.manifest)
-    for image in (amd, arm):
-        await push(image, "swe/task", image.manifest.digest)
-    await push(type(amd)({}, index), "swe/task", "multi")
-    report = await copy([f"{registry.host}/swe/task:multi"], f"{start_registry().host}/m")
-    assert report.images[0].pinned.digest == amd.manifest.digest
-    assert report.moved_bytes == sum(map(len, amd.blobs.values()))
-
-
 async def test_locked_image_keeps_its_digest_when_the_tag_moves(
     registry: Any, start_registry: Make, push: Push, make_image: Make, copy: Make
 ) -> None:

@@ -21,14 +21,6 @@ from tests.unit.images.layers import Entry, folder, hardlink, layer_file, make_t
 Run = Callable[..., int]
 
 
-def test_folder_over_a_link_does_not_touch_its_target(run: Run, tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir(mode=0o755)
-    run(symlink("a", str(out)), folder("a", 0o777), Entry("a/f", b"x"))
-    assert (out.stat().st_mode & 0o777, list(out.iterdir())) == (0o755, [])
-    assert (tree / "a/f").read_bytes() == b"x"
-
-
 def test_hard_link_to_the_outside_is_refused(run: Run, tree: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s")

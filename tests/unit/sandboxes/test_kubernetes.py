@@ -126,7 +126,7 @@ async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_p
             pass
 
 
-async def test_a_pod_logs_in_with_its_service_account_and_a_user_with_a_certificate(
+async def test_a_pod_logs_in_with_its_service_account(
     kube: tuple[KubeServer, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, port = kube[1].parent, kube[0].url.rpartition(":")[2]
@@ -142,15 +142,6 @@ async def test_a_pod_logs_in_with_its_service_account_and_a_user_with_a_certific
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     assert await kubernetes.build(kubernetes.Options()).live() == []
-    config = json.loads(kube[1].read_text())
-    config["users"][0]["user"] = {
-        "token": TOKEN,
-        "client-certificate": str(folder / "certificate.pem"),
-        "client-key": str(folder / "key.pem"),
-    }
-    path = tmp_path / "kubeconfig"
-    path.write_text(json.dumps(config))
-    assert await kubernetes.build(kubernetes.Options(kubeconfig=str(path))).live() == []
 
 
 async def test_an_expired_token_is_renewed(
