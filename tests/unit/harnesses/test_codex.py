@@ -18,19 +18,6 @@ from .helpers import Recorder, task
 ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
 
 
-async def test_run_points_the_cli_at_the_gateway_and_keeps_the_key_off_its_command_line() -> None:
-    sandbox = Recorder()
-    await Codex(Options(), ()).run(sandbox, task("-q what"), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    call, _ = sandbox.calls
-    argv = call["argv"]
-    assert isinstance(argv, list)
-    assert 'model_providers.swerl.base_url="http://127.0.0.1:8080/v1"' in argv
-    assert 'model="policy"' in argv
-    assert not [word for word in argv if "key-1" in word]
-    assert call["env"] == {"SWERL_CODEX_KEY": "key-1"}
-    assert (call["cwd"], call["timeout_s"], call["stdin"]) == ("/repo", 90.0, b"-q what")
-
-
 @pytest.mark.parametrize(
     ("said", "limit"),
     [

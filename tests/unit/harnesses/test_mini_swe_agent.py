@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
-from swerl.core.contracts import Endpoint
 from swerl.core.errors import ImageError, InputError
 from swerl.harnesses import mini_swe_agent
 from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
 
-from .helpers import TASK, WORKDIR, Recorder, Worked, built, work
+from .helpers import TASK, WORKDIR, Worked, built, work
 
 pytestmark = pytest.mark.agents
 
@@ -92,17 +91,6 @@ async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
     assert "timed out after 1 seconds" in worked.results[0]
     assert "begun" in worked.results[0]
     assert worked.exit.code == 0
-
-
-async def test_the_key_goes_in_by_standard_input_alone() -> None:
-    sandbox = Recorder(b'{"exit_status": "Submitted"}\n')
-    endpoint = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
-    done = await MiniSweAgent(Options(), ()).run(sandbox, TASK, endpoint, 90.0)  # type: ignore[arg-type]
-    (call,) = sandbox.calls
-    assert "key-1" not in " ".join(call["argv"])
-    assert "env" not in call
-    assert b'"key": "key-1"' in call["stdin"]
-    assert (done.code, done.limit, call["timeout_s"]) == (0, False, 90.0)
 
 
 def test_an_unknown_release_is_the_users_error() -> None:

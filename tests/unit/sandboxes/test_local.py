@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,6 @@ from .helpers import eventually, sh
 
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[3]
-
-
-async def test_endless_output_costs_the_controller_little() -> None:
-    backend = local.build(local.Options())
-    async with backend.open("host", LIMITS, workdir="/testbed") as opened:
-        before_s = time.process_time()
-        endless = await opened.run(["yes"], timeout_s=2)
-        cost_s = time.process_time() - before_s
-        ended = await opened.run(["sh", "-c", "head -c 5M /dev/zero; echo late >&2; exit 3"])
-    assert (endless.timed_out, endless.truncated, len(endless.stdout)) == (True, True, 1 << 19)
-    assert cost_s < 0.4
-    assert (ended.exit_code, ended.truncated, ended.stderr) == (3, True, b"late\n")
 
 
 CROWDED = """
