@@ -145,11 +145,6 @@ class GatewayLoad:
 
     lag_s: float
     """Maximum event-loop lag in seconds."""
-    at_work: int
-    """Requests in progress, without waiting ones."""
-    waiting: int
-    refused: int
-    """Requests refused for lack of a slot; the client was asked to retry."""
     sessions: int
 
 

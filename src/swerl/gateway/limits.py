@@ -1,8 +1,7 @@
-"""Admission: the limits of one Session, and of the whole gateway process.
+"""Admission: the limits of one Session.
 
-A request of any Session holds a slot of the process from before its body is read until it is
-answered. If no slot is free it waits unread: it costs its head and what the kernel buffers. A
-Session has a bounded share: requests at once, requests a minute, and one piece of long work.
+A Session has a bounded share of the process: requests at once, requests a minute, bodies in memory,
+and one piece of long work. Further requests wait unread or are refused.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -133,55 +132,6 @@ class SessionAdmission:
     def _refuse(self, cap: str, message: str) -> GatewayError:
         self.reached = cap
         return GatewayError(message, refusal=Refusal.LIMIT)
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayLimits:
-    """Caps of one gateway process."""
-
-    most_active: int = 1024
-    """Requests with a slot, most of which wait for the engine. One of 94,000 tokens takes 6 MB."""
-    most_waiting: int = 1024
-    """Requests that wait for a slot; each holds at most 64 KiB of its body."""
-    wait_s: float = 10.0
-    """Seconds to wait for a slot. Agents wait for minutes, and retry when refused."""
-
-
-class GatewayAdmission:
-    """The slots of one process, given in the order of the requests."""
-
-    def __init__(self, limits: GatewayLimits) -> None:
-        self.num_active = 0
-        self.num_waiting = 0
-        self.num_refused = 0
-        """Requests refused since the start because no slot was free."""
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.most_active)
-
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot for one request. Raises GatewayError if none is free in time."""
-        if self._slots.locked() and self.num_waiting >= self._limits.most_waiting:
-            raise self._refused()
-        self.num_waiting += 1
-        try:
-            async with asyncio.timeout(self._limits.wait_s):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise self._refused() from error
-        finally:
-            self.num_waiting -= 1
-        self.num_active += 1
-        try:
-            yield
-        finally:
-            self.num_active -= 1
-            self._slots.release()
-
-    def _refused(self) -> GatewayError:
-        self.num_refused += 1
-        message = f"the gateway is serving {self.num_active} requests: retry in a moment"
-        return GatewayError(message, refusal=Refusal.OVERLOADED)
 
 
 class LongWork:

@@ -36,7 +36,6 @@ from swerl.gateway.limits import (
     LONG_VALUES,
     MOST_MESSAGES,
     MOST_TOOLS,
-    GatewayAdmission,
 )
 from swerl.gateway.sessions import Session
 
@@ -55,15 +54,12 @@ OnRefused: TypeAlias = Callable[[str, Exception], None]
 class Router:
     """Answers requests for open Sessions."""
 
-    def __init__(
-        self, model_name: str, admission: GatewayAdmission, on_refused: OnRefused | None = None
-    ) -> None:
+    def __init__(self, model_name: str, on_refused: OnRefused | None = None) -> None:
         self.sessions: dict[str, Session] = {}
         """Open Sessions by key."""
         self.on_break: dict[web.RequestHandler, Callable[[], None]] = {}
         """Callback by connection, if it breaks after its last answer."""
         self._model_name = model_name
-        self._admission = admission
         self._on_refused = on_refused
         self._routes = _Routes()
 
@@ -107,10 +103,8 @@ class Router:
         if route.operation == "models":
             name = request.path.rstrip("/").partition(_MODELS + "/")[2]
             return await send_json(request, _model(name) if name else _models(self._model_name))
-        # Counted before the wait for a slot: an agent in a loop must not fill the queue.
         with session.conversation.admission.request():
-            async with self._admission.slot():
-                return await self._answer(request, stream, route, session)
+            return await self._answer(request, stream, route, session)
 
     async def _answer(
         self,

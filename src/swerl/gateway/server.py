@@ -23,7 +23,7 @@ from swerl.core.events import GatewayLoad, ignore
 from swerl.core.experts import ExpertSpool
 from swerl.core.turn import Sampling
 from swerl.gateway.conversation import Conversation, TurnRecord
-from swerl.gateway.limits import GatewayAdmission, GatewayLimits, LongWork, SessionLimits
+from swerl.gateway.limits import LongWork, SessionLimits
 from swerl.gateway.prompting import HistoryPolicy, prompter
 from swerl.gateway.router import OnRefused, Router, Server
 from swerl.gateway.sessions import Serving, Session
@@ -33,7 +33,6 @@ LAG_SAMPLE_S = 0.1
 """Seconds between two samples of event-loop lag: shorter stalls do no harm."""
 LOAD_REPORT_S = 10.0
 """Seconds between two GatewayLoad events."""
-_DEFAULT_LIMITS = GatewayLimits()
 _SWITCH_S = 0.0005
 """Seconds that a thread at long work may delay the event loop at each of its turns; with Python's
 5 ms one Session could halve the speed of all."""
@@ -54,7 +53,6 @@ class Gateway:
         host: str = HOST,
         port: int = 0,
         history: HistoryPolicy = HistoryPolicy.EXACT,
-        limits: GatewayLimits = _DEFAULT_LIMITS,
         on_refused: OnRefused | None = None,
         on_load: OnLoad = ignore,
         spool: ExpertSpool | None = None,
@@ -73,9 +71,8 @@ class Gateway:
         self._history = history
         self._spool = spool
         self._on_load = on_load
-        self._admission = GatewayAdmission(limits)
         self._long_work = LongWork()
-        self._router = Router(model_name, self._admission, on_refused)
+        self._router = Router(model_name, on_refused)
         self._sessions: dict[str, Session] = {}
         self._serving: Serving | None = None
         self._load_task: asyncio.Task[None] | None = None
@@ -154,9 +151,9 @@ class Gateway:
         return Serving(await loop.create_server(server, sock=sock, backlog=_BACKLOG), server)
 
     async def _report_load(self) -> None:
-        """Sample event-loop lag, and report it with the load every ten seconds."""
+        """Sample event-loop lag, and report it every ten seconds."""
         reported_s = expected_s = time.monotonic()
-        lag_s, num_refused = 0.0, 0
+        lag_s = 0.0
         while True:
             await asyncio.sleep(LAG_SAMPLE_S)
             now_s = time.monotonic()
@@ -166,18 +163,8 @@ class Gateway:
             if now_s - reported_s < LOAD_REPORT_S:
                 continue
             reported_s = now_s
-            admission = self._admission
-            # Refusals since the last report.
-            refused, num_refused = admission.num_refused - num_refused, admission.num_refused
             if self._sessions:
-                load = GatewayLoad(
-                    lag_s=round(lag_s, 4),
-                    at_work=admission.num_active,
-                    waiting=admission.num_waiting,
-                    refused=refused,
-                    sessions=len(self._sessions),
-                )
-                self._on_load(load)
+                self._on_load(GatewayLoad(round(lag_s, 4), len(self._sessions)))
             lag_s = 0.0
 
 

@@ -180,7 +180,6 @@ class StepTimer:
             **parts,
             "other_share": 1 - covered(work, window) / seconds,
             "gateway_lag_s": max((load.lag_s for load in self._loads), default=0.0),
-            "gateway_refused": sum(load.refused for load in self._loads),
         }
 
 
