@@ -176,21 +176,3 @@ async def test_a_change_of_meaning_begins_a_branch_and_loses_nothing(change: Rep
     samples = await one.samples()
     # clearing goes on with each turn, the others happen once
     assert len(samples) == (5 if change is _results_cleared else 2)
-
-
-async def test_sub_agents_with_the_same_words_stay_apart() -> None:
-    talks = [Talk(Random(1))]
-    talks += [Talk(Random(1), talks[0].engine) for _ in range(2)]
-    for one in talks[1:]:
-        one.conversation = talks[0].conversation
-    for number in range(4):
-        for name, one in enumerate(talks):
-            call = ToolCall("", "bash", {"cmd": f"ls {number}", "n": "7"})
-            await one.say(said=Message(Role.ASSISTANT, f"I am {name}.", "", (call,)))
-    samples = await talks[0].samples()
-    assert len(samples) == 3
-    texts = [talks[0].engine.family.text(sample.ids) for sample in samples]
-    for name, text in enumerate(texts):
-        assert [text.count(f"I am {other}.") for other in range(3)] == [
-            4 if other == name else 0 for other in range(3)
-        ]
