@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from secrets import token_hex
 
-from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role
 from swerl.core.errors import EngineError, EngineTimeoutError, GatewayError, Refusal
 from swerl.core.turn import Sampling, Trajectory, Turn, reply_seed
 from swerl.gateway.history import Match, MessageTree, ReplyNode, tools_digest
@@ -73,8 +73,6 @@ class TurnRecord:
     new_messages: tuple[Message, ...]
     """Messages that the client added after the Turn's parent."""
     reply: ChatReply
-    tools: tuple[Tool, ...] = ()
-    """Tools that the request of a root offered."""
 
 
 class Conversation:
@@ -317,8 +315,7 @@ class Conversation:
         node.index = len(self._delivered)
         self._delivered.append(node)
         if self._on_turn:
-            tools = () if node.parent else answer.prompt.request.tools
-            self._on_turn(TurnRecord(node.turn(), tuple(answer.prompt.match.new), reply, tools))
+            self._on_turn(TurnRecord(node.turn(), tuple(answer.prompt.match.new), reply))
 
     def _drop(self, answer: Answer, recorded: tuple[ChatReply, ReplyNode] | None) -> None:
         """Remove an undelivered reply from the tree and count its tokens."""
