@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE, TRITON = "0.19.2", "3.7.1"
 FILES = (
-    "rank/test_layout_fuzz.py",
+    "rank/test_families.py",
     "rank/test_gated_delta.py",
     "rank/test_moe.py",
     pytest.param("rank/test_lora.py", marks=pytest.mark.nightly),

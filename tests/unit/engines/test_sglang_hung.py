@@ -60,24 +60,3 @@ async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_
         replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
         assert {reply.weight_version for reply in replies} == {"v1"}
     assert "ran but did not answer; restarting it (1 of 9)" in notices[0]
-
-
-async def test_a_server_that_hangs_in_an_update_does_not_hold_it_up(tmp_path: Path) -> None:
-    async with sglang.open(options(tmp_path, 2), setup(tmp_path, [])) as engine:
-        await engine.load(ref(tmp_path, "v1"))
-        first, second = engine.pool.servers
-        process_at(second.url).suspend()
-        async with asyncio.timeout(120):
-            assert await engine.load(ref(tmp_path, "v2")) == "v2"
-        await until(lambda: len(engine.pool.in_use()) == 2)
-        for server in (first, second):
-            assert (await server.get("/model_info"))["weight_version"] == "v2"
-
-
-async def test_an_update_waits_for_the_only_server_where_that_hangs(tmp_path: Path) -> None:
-    async with sglang.open(options(tmp_path, 1), setup(tmp_path, [])) as engine:
-        await engine.load(ref(tmp_path, "v1"))
-        process_at(engine.url).suspend()
-        async with asyncio.timeout(120):
-            assert await engine.load(ref(tmp_path, "v2")) == "v2"
-        assert (await engine.generate([5], Sampling(2), "s")).weight_version == "v2"

@@ -44,12 +44,6 @@ def test_8_node_layout_is_the_published_one() -> None:
     assert found.sandboxes_at_once == 64
 
 
-def test_8_node_plan_carries_its_bill() -> None:
-    cost = planned().cost
-    assert cost is not None
-    assert [round(case.total_dollars, -2) for case in cost.cases] == [5600, 7400, 9400]
-
-
 def test_plan_shows_every_phase_within_the_gpu() -> None:
     found = planned().memory
     assert found is not None

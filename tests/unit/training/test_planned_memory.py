@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,7 @@ from swerl.core.learning import Batch
 from swerl.plan.activations import Splits, activation_bytes, layer_bytes
 from swerl.plan.layout import Layout, layout
 from swerl.plan.memory import (
-    BF16,
-    FP32,
     MemoryPlan,
-    Precision,
     kv_cache,
     plan_memory,
     token_bytes,
@@ -29,8 +26,6 @@ from swerl.plan.plan import plan
 from swerl.plan.shape import Shape, shape_from_config, shape_of
 from swerl.recipe.load import load
 from swerl.recipe.schema import ModelSection, Recipe
-from swerl.training import batch as batches
-from swerl.training.options import TrainerOptions, WorkerSettings
 from tests.unit.training.rank.activation_rank import CONFIGS
 
 pytestmark = pytest.mark.integration
@@ -203,109 +198,3 @@ def test_a_plan_that_no_change_can_fit_is_reported() -> None:
             )
         )
     assert "more or larger GPUs" in caught.value.hint
-
-
-MEASURE = """
-import json, sys
-from pathlib import Path
-import torch
-from swerl.training.options import WorkerSettings
-from swerl.training import batch as batches
-from swerl.training.rank import worker
-
-def bytes_of(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-def measure(model, wrapped, optimizer):
-    adam = optimizer.chained_optimizers[0]
-    states = [value for state in adam.optimizer.state.values() for name, value in state.items()
-              if name in ("exp_avg", "exp_avg_sq")]
-    masters = [shard for group in adam.shard_fp32_from_float16_groups for shard in group]
-    return {
-        "weights": bytes_of(model.parameters()),
-        "gradients": bytes_of(buffer.grad_data for buffer in wrapped.buffers),
-        "optimizer": bytes_of(states) + bytes_of(masters),
-    }
-
-settings = WorkerSettings.model_validate_json(sys.argv[1])
-worker._join_ranks(settings)
-learner = worker.RankCommands(settings)._learner
-learner.step(batches.read(Path(sys.argv[2])))
-found = {"fp32": measure(learner.model, learner.parallel_model, learner.optimizer)}
-
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from swerl.training.rank.optimizer import wrap
-model = learner._build().bfloat16()
-wrapped = wrap(model)
-config = OptimizerConfig(optimizer="adam", lr=1e-4, bf16=True, params_dtype=torch.bfloat16,
-                         use_distributed_optimizer=True)
-optimizer = get_megatron_optimizer(config, [wrapped])
-wrapped.zero_grad_buffer()
-optimizer.step()
-found["bf16"] = measure(model, wrapped, optimizer)
-print("FOUND", json.dumps(found), flush=True)
-"""
-
-
-def measured(
-    model: Path, options: TrainerOptions, work: Path, batch: Batch
-) -> list[Mapping[str, Mapping[str, int]]]:
-    """Return the bytes that real Megatron-Core ranks hold after a step, one entry a rank."""
-    work.mkdir(parents=True)
-    batches.write(work / "batch.parquet", batch)
-    ranks = []
-    for rank in range(options.ranks):
-        settings = WorkerSettings(
-            model=model,
-            family="tiny",
-            algorithm="sft",
-            algorithm_options={},
-            options=options,
-            rendezvous=f"file://{work / 'rendezvous'}",
-            rank=rank,
-        )
-        command = [sys.executable, "-c", MEASURE, settings.model_dump_json()]
-        ranks.append(
-            subprocess.Popen(
-                [*command, str(work / "batch.parquet")], stdout=subprocess.PIPE, text=True
-            )
-        )
-    try:
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-    assert not any(rank.returncode for rank in ranks)
-    return [json.loads(output.rpartition("FOUND ")[2]) for output in outputs]
-
-
-@pytest.mark.parametrize(
-    ("tensor_parallel", "ranks"), [(1, 1), (2, 2), (1, 2)], ids=["one", "tensor", "data"]
-)
-def test_real_megatron_ranks_hold_the_planned_bytes(
-    tiny_model: Path,
-    options: TrainerOptions,
-    random_batch: MakeBatch,
-    tmp_path: Path,
-    tensor_parallel: int,
-    ranks: int,
-) -> None:
-    sizes = {"ranks": ranks, "tensor_parallel": tensor_parallel}
-    recipe = Recipe.model_validate(
-        {"name": "tiny", "model": {"path": str(tiny_model)}, "trainer": sizes}
-    )
-    shape = shape_of(recipe.model)
-    found = layout(recipe, shape)
-    held = measured(
-        tiny_model, options.model_copy(update=sizes), tmp_path / "work", random_batch(0)
-    )
-    precisions: dict[str, Precision] = {"fp32": FP32, "bf16": BF16}
-    for name, precision in precisions.items():
-        state = training_state(rank_params(shape, found), found, precision)
-        assert [rank[name]["weights"] for rank in held] == [state.weights] * ranks
-        owned = sum(rank[name]["optimizer"] for rank in held)
-        assert owned == state.optimizer * ranks
-        for rank in held:
-            # Megatron pads each parameter to 64 numbers and the buffer to its ranks' multiple.
-            padding = rank[name]["gradients"] - state.gradients
-            assert 0 <= padding <= 0.02 * state.gradients

@@ -1,4 +1,4 @@
-"""The counts of bench/roofline.py: they may not grow, and they agree with the planner."""
+"""The counts of bench/roofline.py agree with the planner."""
 
 from __future__ import annotations
 
@@ -38,14 +38,6 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """A small hybrid with experts."""
-MOST = {
-    "delta net + experts": {"kernels": 284, "bytes": 112_590_224, "syncs": 6},
-    "attention + experts": {"kernels": 291, "bytes": 117_471_952, "syncs": 6},
-    "dense": {"kernels": 133, "bytes": 83_311_872, "syncs": 0},
-}
-"""Counts of one layer with recomputation, on tensor 2 x context 2, expert 4. A change that needs
-more must show what it gains; one that needs fewer lowers the bound. Four of the six syncs are
-Megatron-Core 0.16's permutation of tokens, which asks how many it chose; 0.19's does not ask."""
 
 
 def counted(folder: Path, config: dict[str, Any], *settings: str, trained: float) -> dict[str, Any]:
@@ -63,24 +55,6 @@ def counted(folder: Path, config: dict[str, Any], *settings: str, trained: float
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found
-
-
-@pytest.mark.integration
-def test_no_layer_takes_more_kernels_bytes_or_syncs_than_it_did(tmp_path: Path) -> None:
-    again = "trainer.recompute=true"
-    found = counted(tmp_path, SMALL, again, trained=0.125)["parts"]
-    dense = SMALL | {"model_type": "qwen3", "intermediate_size": 512, "layer_types": None}
-    del dense["num_experts"]
-    settings = (
-        again,
-        "model.family=qwen3",
-        "trainer.expert_parallel=1",
-        "trainer.routing_replay=false",
-    )
-    found["dense"] = counted(tmp_path, dense, *settings, trained=0.125)["parts"]["attention"]
-    for kind, bounds in MOST.items():
-        for name, most in bounds.items():
-            assert found[kind][name] <= most * 1.001, (kind, name, found[kind])
 
 
 @pytest.mark.integration

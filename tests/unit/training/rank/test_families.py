@@ -1,4 +1,4 @@
-"""Every model line in Megatron-Core against transformers and AdamW, on one rank and on two."""
+"""Every model line in Megatron-Core against transformers and AdamW, on one rank and on several."""
 
 from __future__ import annotations
 
@@ -70,6 +70,14 @@ TWO_RANKS = [
 ]
 
 
+FOUR_RANKS = [
+    Job("qwen3_5_moe", {"tensor_parallel": 2, "context_parallel": 2, "expert_parallel": 4}),
+    Job("qwen3_5", {"context_parallel": 4}),
+    Job("glm4_air", {"pipeline_parallel": 2, "expert_parallel": 2}),
+    Job("qwen3", {"tensor_parallel": 2, "pipeline_parallel": 2, "recompute": True}),
+]
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("families")
@@ -81,7 +89,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(work: Path) -> Mapping[int, Mapping[str, Any]]:
     """What each job found, by its number of ranks and its name."""
-    jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS}
+    jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS, 4: FOUR_RANKS}
     specs = {count: [_spec(work, job, count) for job in each] for count, each in jobs.items()}
     run_ranks(work / "jobs.json", specs)
     return {
@@ -98,19 +106,20 @@ def one_rank(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
     return ranks[1]
 
 
-@pytest.fixture(scope="module")
-def two_ranks(ranks: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
-    return ranks[2]
-
-
 @pytest.mark.parametrize("job", ONE_RANK, ids=lambda job: job.name)
 def test_a_line_trains_as_in_transformers(job: Job, one_rank: Mapping[str, Any]) -> None:
     _compare(job, one_rank[job.name])
 
 
-@pytest.mark.parametrize("job", TWO_RANKS, ids=lambda job: job.name)
-def test_two_ranks_train_as_transformers_does(job: Job, two_ranks: Mapping[str, Any]) -> None:
-    _compare(job, two_ranks[job.name])
+@pytest.mark.parametrize(
+    ("count", "job"),
+    [*((2, job) for job in TWO_RANKS), *((4, job) for job in FOUR_RANKS)],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_several_ranks_train_as_transformers_does(
+    count: int, job: Job, ranks: Mapping[int, Mapping[str, Any]]
+) -> None:
+    _compare(job, ranks[count][job.name], num_ranks=count)
 
 
 @pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
@@ -154,7 +163,7 @@ def test_replaying_ones_own_choices_changes_nothing() -> None:
         assert torch.equal(_logp(model, row), _logp(model, recorded))
 
 
-def _compare(job: Job, found: Mapping[str, Any]) -> None:
+def _compare(job: Job, found: Mapping[str, Any], num_ranks: int = 2) -> None:
     """Hold a job's log-probabilities, three steps and weights against transformers'."""
     model, steps = _build(job), _batches(job)
     with torch.no_grad():
@@ -170,7 +179,7 @@ def _compare(job: Job, found: Mapping[str, Any]) -> None:
         loss, norm = _step(model, optimizer, params, batch, number)
         assert stats["loss"] == pytest.approx(loss, rel=1e-5)
         assert stats["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    _count(job, found["num_params"])
+    _count(job, found["num_params"], num_ranks=num_ranks)
     weights = weights_of(model)
     published = weights if job.line == "qwen3_5_moe" else per_expert(weights)
     assert found["weights"].keys() == published.keys()
@@ -184,7 +193,9 @@ def _compare(job: Job, found: Mapping[str, Any]) -> None:
     print(f"{job.name}: logp {worst:.1e}, weights {gap:.1e}")  # noqa: T201  read with -s
 
 
-def _count(job: Job, num_params: int, lora: LoraSection | None = None) -> None:
+def _count(
+    job: Job, num_params: int, lora: LoraSection | None = None, *, num_ranks: int = 2
+) -> None:
     """Hold a rank's parameters against the memory plan's; stages differ by their ends."""
     if "pipeline_parallel" in job.layout:
         return
@@ -195,9 +206,9 @@ def _count(job: Job, num_params: int, lora: LoraSection | None = None) -> None:
     sizes["expert_tensor"] = sizes["tensor"] if sizes["expert"] == 1 else 1
     layout = Layout(
         num_nodes=1,
-        gpus_per_node=2,
+        gpus_per_node=num_ranks,
         colocated=True,
-        ranks=2,
+        ranks=num_ranks,
         num_engines=1,
         gpus_per_engine=1,
         **sizes,

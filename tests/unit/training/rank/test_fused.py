@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 pytest.importorskip("megatron.core")
 import torch
 
-from swerl.training.rank.fused import norm, norm_gradients, rms_norm, wide_linear
+from swerl.training.rank.fused import rms_norm, wide_linear
 
 EPS = 1e-6
 TYPES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -68,17 +66,3 @@ def test_only_the_inputs_are_kept_for_the_backward_pass() -> None:
         rms_norm(x, weight, EPS, adds_one=True)
         wide_linear(x, router)
     assert kept == {tensor.data_ptr() for tensor in (x, weight, router)}
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
-def test_each_compiled_formula_is_one_kernel_with_the_same_values() -> None:
-    from torch._inductor.utils import run_and_get_code
-
-    x, weight = (each.detach() for each in leaves(torch.float32, (9, 64), (64,)))
-    inputs = {norm: (x, weight, EPS, True), norm_gradients: (x.cos(), x, weight, EPS, True)}
-    for function, arguments in inputs.items():
-        compiled = torch.compile(function.__wrapped__, dynamic=True)
-        found, codes = run_and_get_code(compiled, *arguments)
-        torch.testing.assert_close(found, function(*arguments), rtol=2e-6, atol=2e-6)
-        assert {code.count('extern "C"') for code in codes} == {1}

@@ -54,19 +54,6 @@ def test_chunks_change_neither_values_nor_gradients(
     torch.testing.assert_close(whole[0], expected)
 
 
-def test_no_more_logits_than_a_chunk_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "CHUNK_LOGITS", 8 * VOCAB)
-    sizes = []
-
-    def to_logits(hidden: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(hidden))
-        return hidden @ torch.ones(16, VOCAB)
-
-    hidden = torch.zeros(23, 16, requires_grad=True)
-    output.chunked_log_probs(to_logits, hidden, torch.zeros(23, dtype=torch.long), vocab=VOCAB)
-    assert sizes == [8, 8, 7]
-
-
 class Alive(TorchDispatchMode):
     """Counts the bytes of all tensors that are made and still alive."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,6 @@ from swerl.core.events import ignore
 from swerl.core.learning import EngineTarget, Received
 from swerl.recipe.schema import ClusterSection, Recipe
 from swerl.training.train import _asleep
-from swerl.training.weight_sync import checksum
 from swerl.training.weight_sync.checksum import ExpectedChecksums, hash_tensor
 from swerl.training.weight_sync.send import RankHandle, handles_of
 from swerl.training.weight_sync.sync import choose_way, make_room, sync
@@ -132,22 +130,6 @@ def test_the_checksum_of_gpus_is_that_of_sglangs_kernel(
 ) -> None:
     """`known` is what SGLang 0.5.21's Triton kernel gives in Triton's interpreter."""
     assert hash_tensor((torch.arange(count) * 0.37).to(dtype), "cuda") == known
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler for torch.compile")
-def test_a_compiled_checksum_reads_each_byte_once() -> None:
-    """One kernel reads the words and writes two sums a tile, one adds these; else some 60."""
-    from torch._inductor import metrics
-
-    words = torch.arange(64 * checksum.TILE_WORDS, dtype=torch.int32).mul(-1_640_531_527)
-    tiles = words.view(-1, checksum.TILE_WORDS)
-    start, num_bytes = torch.tensor(8192 * 5_000_000), torch.tensor(123_456)
-    metrics.reset()
-    # The vectors of inductor's C++ have no int64 shifts.
-    fused = torch.compile(checksum.tiles_sum, dynamic=True, options={"cpp.simdlen": 0})
-    assert fused(tiles, start, num_bytes) == checksum.tiles_sum(tiles, start, num_bytes)
-    assert metrics.generated_kernel_count <= 2
 
 
 def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
