@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineLostError, RankLostError
+from swerl.core.errors import EngineLostError, RankLostError, TrainerError
 from swerl.core.events import Event
 from swerl.core.learning import Batch, EngineTarget, Sent
 from swerl.core.sample import Sample
@@ -31,9 +31,10 @@ from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 from swerl.training.weight_sync import sync as weight_sync
 from tests.sglang_cpu.interpreter import sglang_python
-from tests.unit.engines._updates import TrainerSource, receive
+from tests.unit.engines._updates import TrainerSource, receive, resending
 from tests.unit.training.weight_sync._live_servers import (
     has_connection,
+    kill_server,
     stop_server,
     until,
 )
@@ -185,6 +186,45 @@ async def test_an_engine_that_slept_wakes_with_the_next_weights(
     assert await mismatch(trainer, replies) <= 1e-4
 
 
+class _CutOff:
+    """A source that dies after its first piece."""
+
+    async def send(self, targets: Sequence[EngineTarget], *, version: str | None = None) -> Sent:
+        """Send one tensor of noise by shared memory, and fail."""
+        import torch
+
+        from swerl.training.weight_sync.transport import Bucket, Caller, failures, handle
+
+        name = "model.layers.0.mlp.down_proj.weight"
+        bucket = Bucket((name,), (torch.randn(256, 512),))
+        flat = bucket.flat()
+        body = {"serialized_named_tensors": [handle(bucket, flat)], "flush_cache": False}
+        body["load_format"] = "flattened_bucket"
+        caller = Caller(len(targets), 60.0)
+        path = "/update_weights_from_tensor"
+        calls = {each.url: caller.start(each.url, path, body) for each in targets}
+        assert not await asyncio.to_thread(failures, calls)
+        raise TrainerError("rank 0 died", hint="")
+
+
+async def test_no_token_comes_from_an_update_that_was_cut_off(
+    engine: HttpEngine, trainer: MegatronTrainer, model: Path
+) -> None:
+    urls = tuple(server.url for server in engine.pool.servers)
+    setup = EngineSetup(family=None, log_dir=Path(), model=model)  # type: ignore[arg-type]
+    async with (
+        engine.pool.changing,  # it would see a foreign update, and begin its own
+        sglang.open(sglang.Options(url=urls), setup) as another,
+    ):
+        with pytest.raises(TrainerError, match="rank 0 died"):
+            await receive(another, _CutOff())
+        with pytest.raises(EngineLostError, match="interrupted"):
+            await another.generate(PROMPT, Sampling(4), "a session")
+    received = await receive(engine, TrainerSource(trainer, "distributed"))
+    assert received.num_confirmed == NUM_PARAMETERS
+    assert await mismatch(trainer, await sample(engine)) <= 1e-4
+
+
 class _Hanging:
     """A source under which one server stops for good in the middle of the first broadcast."""
 
@@ -324,3 +364,22 @@ async def test_after_a_rank_is_killed_in_an_update_only_whole_weights_serve(
 async def both_serve(engine: HttpEngine) -> None:
     """Wait until the watch has taken back every server that was lost."""
     await until(lambda: not any(server.lost for server in engine.pool.servers))
+
+
+async def test_a_killed_server_is_replaced_and_its_requests_answered_by_the_right_weights(
+    engine: HttpEngine, trainer: MegatronTrainer
+) -> None:
+    source = TrainerSource(trainer, "tensor")
+    version = (await receive(engine, source)).version
+    async with resending(engine, source):
+        under_way = asyncio.create_task(sample(engine, 300))
+        await until(lambda: bool(engine._flights))
+        victim = engine.pool.servers[0]
+        kill_server(victim.url)
+        replies = await under_way
+        assert {reply.weight_version for reply in replies} == {version}
+        assert await mismatch(trainer, replies) <= 1e-4
+        await both_serve(engine)
+    for server in engine.pool.servers:
+        assert (await server.get("/model_info"))["weight_version"] == version
+    assert await mismatch(trainer, await sample(engine)) <= 1e-4

@@ -103,8 +103,27 @@ def diagnose(root: Path) -> Diagnosis:
     steps = tuple(step.number for step in run.steps)
     numbers = ", ".join(map(str, steps))
     records = f"{len(run.metrics)} steps, with the Episodes of steps {numbers}" if steps else ""
+    records += _audits_in_words(run)
     problems = tuple(dict.fromkeys(run.problems))
     return Diagnosis(root.name, tuple(findings), steps, records, problems)
+
+
+def _audits_in_words(run: Evidence) -> str:
+    """Return the rate of forgeries among audited patches, with its 95 % interval (Wilson)."""
+    audits, forgeries = (
+        round(sum(metrics.get(name, 0.0) for metrics in run.metrics.values()))
+        for name in ("audits", "forgeries")
+    )
+    if not audits:
+        return ""
+    rate, z2 = forgeries / audits, 1.96**2
+    middle = rate + z2 / (2 * audits)
+    around = 1.96 * sqrt(rate * (1 - rate) / audits + z2 / (4 * audits**2))
+    low, high = ((middle + sign * around) / (1 + z2 / audits) for sign in (-1, 1))
+    return (
+        f"; of {audits} audited solved patches {forgeries} were forged "
+        f"({rate:.1%}, 95% interval {max(low, 0):.1%} to {min(high, 1):.1%})"
+    )
 
 
 _WINDOW = 3

