@@ -446,9 +446,9 @@ class MessageTree:
 
 
 def _delivered(replies: Sequence[ReplyNode], parent: ReplyNode | None) -> ReplyNode | None:
-    """Return the newest reply that surely was delivered after this one."""
-    fits = (r for r in reversed(replies) if r.parent is parent and r.index is not None)
-    return next(fits, None)
+    """Return the newest reply that was delivered, of the branch walked so far if there is one."""
+    delivered = [reply for reply in reversed(replies) if reply.index is not None]
+    return max(delivered, key=lambda reply: reply.parent is parent, default=None)
 
 
 def _owner_key(message: Message) -> Key:

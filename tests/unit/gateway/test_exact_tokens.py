@@ -231,6 +231,7 @@ def families(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 @pytest.mark.parametrize("family", ["tiny", "thinking"])
 @given(seed=st.integers(0, 2**32))
 @example(seed=1282168663)  # blank replies after the same messages, cut at two places
+@example(seed=29)  # blank replies after the same messages, and after one of them another
 @settings(max_examples=30, deadline=None)
 def test_every_delivered_token_is_trained_once_after_what_the_engine_saw(
     families: dict[str, Family], family: str, policy: HistoryPolicy, seed: int
