@@ -1,15 +1,23 @@
-"""Create and remove containers, and pull images that the daemon lacks."""
+"""Create and remove containers, and pull images that the daemon lacks.
+
+Some daemons' own system call filter permits sockets to the host's hypervisor (vsock); Docker's
+refuses them from version 23 on. For the older ones, which call it `default`, the filter here
+replaces it. It refuses the same calls, and also vsock and io_uring, which no filter can inspect. A
+filter that the daemon's owner has set is kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from swerl.core.chat import Json
 from swerl.core.errors import ImageError, SandboxError
 from swerl.core.sandbox import Limits, Mount
 from swerl.sandboxes import _machine_scripts as scripts
@@ -34,6 +42,23 @@ _MASKED = (
 )  # fmt: skip
 """Files of the machine that a container must not see. The daemon's own list lacks files that root
 may read without a capability."""
+_ENOSYS = 38
+_REFUSED = (
+    "acct", "add_key", "adjtimex", "bpf", "chroot", "clock_adjtime", "clock_settime",
+    "create_module", "delete_module", "fanotify_init", "finit_module", "fsconfig", "fsmount",
+    "fsopen", "fspick", "get_kernel_syms", "get_mempolicy", "init_module", "ioperm", "iopl",
+    "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mbind", "mount",
+    "mount_setattr", "move_mount", "move_pages", "name_to_handle_at", "nfsservctl",
+    "open_by_handle_at", "open_tree", "perf_event_open", "pivot_root", "query_module", "quotactl",
+    "quotactl_fd", "reboot", "request_key", "set_mempolicy", "setdomainname", "sethostname",
+    "setns", "settimeofday", "swapoff", "swapon", "sysfs", "syslog", "umount2", "unshare",
+    "uselib", "userfaultfd", "ustat", "vhangup",
+)  # fmt: skip
+_ABSENT = ("clone3", "io_uring_enter", "io_uring_register", "io_uring_setup")
+"""Calls that fail with ENOSYS: programs then use others."""
+_NAMESPACES = tuple(1 << bit for bit in (17, 25, 26, 27, 28, 29, 30))
+_LAST_FAMILY = 16
+_FAMILIES = (1, 2, 10, _LAST_FAMILY)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +147,8 @@ def _require_valid(plan: ContainerPlan) -> None:
 
 
 async def _create(daemon: Daemon, plan: ContainerPlan) -> str:
-    making = daemon.begin(lambda client: _request(client, plan))
+    security = security_options(daemon.info.get("SecurityOptions") or ())
+    making = daemon.begin(lambda client: _request(client, plan, security))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
@@ -135,12 +161,12 @@ async def _create(daemon: Daemon, plan: ContainerPlan) -> str:
         ) from error
 
 
-def _request(client: Any, plan: ContainerPlan) -> str:
+def _request(client: Any, plan: ContainerPlan, security: Sequence[str]) -> str:
     limits, disk = plan.limits, plan.limits.disk_mib << 20
     host = client.create_host_config(
         network_mode="none",
         cap_drop=["ALL"],
-        security_opt=["no-new-privileges"],
+        security_opt=["no-new-privileges", *security],
         mem_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
         memswap_limit=max(limits.memory_mib << 20, _MIN_MEMORY_BYTES),
         pids_limit=limits.num_processes + _OVERHEAD_PROCESSES,
@@ -178,3 +204,34 @@ def _request(client: Any, plan: ContainerPlan) -> str:
 def _mount(mount: Mount) -> Mapping[str, object]:
     source = str(mount.source.absolute())
     return {"Type": "bind", "Source": source, "Target": mount.target, "ReadOnly": True}
+
+
+def security_options(daemon_options: Sequence[str]) -> list[str]:
+    """Return the security options to add to the daemon's own."""
+    if "name=seccomp,profile=default" not in daemon_options:
+        return []
+    return [f"seccomp={json.dumps(seccomp_profile())}"]
+
+
+def seccomp_profile() -> dict[str, Json]:
+    """Return the filter: it permits all calls but the listed ones, in native mode only."""
+    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": list(_rules())}
+
+
+def _rules() -> Iterator[dict[str, Json]]:
+    yield _refuse(_REFUSED)
+    yield {**_refuse(_ABSENT), "errnoRet": _ENOSYS}
+    for flag in _NAMESPACES:
+        yield _refuse(("clone",), _compare("MASKED_EQ", flag, flag))
+    for family in range(_LAST_FAMILY):
+        if family not in _FAMILIES:
+            yield _refuse(("socket",), _compare("EQ", family))
+    yield _refuse(("socket",), _compare("GT", _LAST_FAMILY))
+
+
+def _refuse(names: Sequence[str], *arguments: Json) -> dict[str, Json]:
+    return {"names": list(names), "action": "SCMP_ACT_ERRNO", "args": list(arguments)}
+
+
+def _compare(how: str, value: int, second: int = 0) -> Json:
+    return {"index": 0, "op": f"SCMP_CMP_{how}", "value": value, "valueTwo": second}

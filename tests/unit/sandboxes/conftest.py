@@ -18,10 +18,7 @@ from swerl.sandboxes import docker, e2b, kubernetes, local
 from . import kube_server
 from .helpers import LIMITS, OUTPUT_CAP_BYTES, WORKDIR, Target
 
-DOCKER_LACKS = {
-    "disk quota": "a check every 10 s ends a container that holds more",
-    "vsock filter": "Docker's own filter permits vsock before version 23",
-}
+NO_QUOTA = "a check every 10 s ends a container that holds more"
 E2B_LACKS = {"end of daemons": "a command's daemons run until the sandbox ends"}
 
 
@@ -53,7 +50,7 @@ def open_docker(request: pytest.FixtureRequest) -> Target:
     name = request.getfixturevalue("docker_image")
     url = request.getfixturevalue("dockerd")
     options = docker.Options(base_url=url)
-    return Target(docker.build(options), name, DOCKER_LACKS)
+    return Target(docker.build(options), name, {"disk quota": NO_QUOTA})
 
 
 def open_e2b(request: pytest.FixtureRequest) -> Target:
@@ -67,7 +64,7 @@ def open_kubernetes(request: pytest.FixtureRequest) -> Target:
     name = request.getfixturevalue("docker_image")
     _, path = request.getfixturevalue("kube")
     options = kubernetes.Options(kubeconfig=str(path), user="agent")
-    return Target(kubernetes.build(options), name, DOCKER_LACKS)
+    return Target(kubernetes.build(options), name, {"disk quota": "the kubelet evicts the pod"})
 
 
 TARGETS: dict[str, Callable[[pytest.FixtureRequest], Target]] = {

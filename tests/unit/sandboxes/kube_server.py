@@ -27,7 +27,7 @@ from typing import Any
 from aiohttp import WSMsgType, web
 
 from swerl.core.errors import ImageError, SandboxError
-from swerl.sandboxes._docker_container import remove
+from swerl.sandboxes._docker_container import remove, security_options
 from swerl.sandboxes._docker_daemon import Daemon
 
 TOKEN = "the-token-of-a-test"
@@ -189,7 +189,10 @@ class KubeServer:
             network_mode=self.network,
             cap_drop=security["capabilities"]["drop"],
             cap_add=security["capabilities"].get("add"),
-            security_opt=["no-new-privileges"],
+            security_opt=[
+                "no-new-privileges",
+                *security_options(self.api.info.get("SecurityOptions") or ()),
+            ],
             mem_limit=int(_amount(limits["memory"])),
             memswap_limit=int(_amount(limits["memory"])),
             nano_cpus=int(_amount(limits["cpu"]) * 1e9),
