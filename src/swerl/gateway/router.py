@@ -1,7 +1,7 @@
 """HTTP: connections, request bodies, routing to a dialect, and answers.
 
 Every failure leaves in its vendor's format. A connection without a request has no cost but its
-socket, even if it sends one byte a minute.
+socket, even if it sends one byte a minute. If there are too many, a new one is closed.
 """
 
 from __future__ import annotations
@@ -252,16 +252,28 @@ class Server(web.Server):
         self,
         handler: _Handler,
         on_break: MutableMapping[web.RequestHandler, Callable[[], None]],
+        *,
+        most: int,
     ) -> None:
-        """`on_break` holds a callback by connection; an entry lasts until the next request."""
+        """Serve at most `most` connections at once.
+
+        `on_break` holds a callback by connection; an entry lasts until the next request.
+        """
         super().__init__(self._handle, handler_cancellation=True)
         self._handler = handler
         self._on_break = on_break
+        self._most = most
 
     def __call__(self) -> AgentConnection:
         """Return the handler of a new connection. `read_object` decompresses bodies."""
         loop = asyncio.get_running_loop()
         return AgentConnection(self, loop=loop, access_log=None, auto_decompress=False)  # type: ignore[arg-type]  # None is no log
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        """Add a connection, or close it if there are too many."""
+        super().connection_made(handler, transport)
+        if len(self.connections) > self._most:
+            transport.abort()
 
     def connection_lost(
         self, handler: web.RequestHandler, exc: BaseException | None = None

@@ -36,6 +36,10 @@ LOAD_REPORT_S = 10.0
 _SWITCH_S = 0.0005
 """Seconds that a thread at long work may delay the event loop at each of its turns; with Python's
 5 ms one Session could halve the speed of all."""
+_MOST_CONNECTIONS = 256
+"""Connections to a Session's own socket: an agent and its sub-agents hold a few."""
+_MOST_CONNECTIONS_OF_ALL = 8192
+"""Connections to the main port: a few for each of a thousand Sessions."""
 _BACKLOG = 1024
 """Connections that may wait in the kernel, when a thousand agents start at once."""
 OnLoad: TypeAlias = Callable[[GatewayLoad], None]
@@ -146,7 +150,9 @@ class Gateway:
 
     async def _serve(self, session: Session | None, sock: socket.socket) -> Serving:
         """Serve all Sessions, or only one, on a listening socket."""
-        server = Server(partial(self._router.handle, session), self._router.on_break)
+        most = _MOST_CONNECTIONS if session else _MOST_CONNECTIONS_OF_ALL
+        handler = partial(self._router.handle, session)
+        server = Server(handler, self._router.on_break, most=most)
         loop = asyncio.get_running_loop()
         return Serving(await loop.create_server(server, sock=sock, backlog=_BACKLOG), server)
 

@@ -16,6 +16,7 @@ from swerl.core.errors import GatewayError
 from swerl.core.turn import Sampling
 from swerl.gateway import bodies, limits
 from swerl.gateway.limits import SessionAdmission, SessionLimits
+from swerl.gateway.router import Server
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
@@ -186,6 +187,37 @@ async def test_a_body_that_never_ends_times_out(
 
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"did not arrive within" in answer
+
+
+async def _ends(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read(1) == b""
+    except ConnectionError:
+        return True
+
+
+async def test_a_server_full_of_busy_connections_takes_no_more() -> None:
+    gate, asked = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
+        asked.set()
+        await gate.wait()
+        return aiohttp.web.Response()
+
+    full = Server(wait, {}, most=1)
+    listening = await asyncio.get_running_loop().create_server(full, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.0\r\n\r\n")
+    await asked.wait()
+    other, other_writer = await asyncio.open_connection("127.0.0.1", port)
+
+    assert await _ends(other)
+    gate.set()
+    assert b"200 OK" in await reader.read()
+    for one in (writer, other_writer):
+        one.close()
+    listening.close()
 
 
 async def test_a_session_has_few_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
