@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -283,4 +283,6 @@ def _turn(value: dict[str, Any], folder: Path) -> Turn:
         data = routed.pop("data")
         stored = StoredBytes(**{**data, "file": folder / data["file"]})
         routed = RoutedExperts(data=stored, **routed)
-    return Turn(finish=finish, weight_changes=changes, routed=routed, **value)
+    # Another release may have recorded more.
+    known = {part.name: value[part.name] for part in fields(Turn) if part.name in value}
+    return Turn(finish=finish, weight_changes=changes, routed=routed, **known)

@@ -182,6 +182,8 @@ def test_a_run_of_an_older_version_is_read_as_far_as_it_goes(tmp_path: Path) -> 
     write_json(run / "recipe.resolved.json", {"name": "old", "gone": {"key": 1}, "model": {"x": 1}})
     trajectory = json.loads((run / "episodes" / "0f" / "task.0" / "trajectory.json").read_text())
     del trajectory["turns"][0]["malformed_calls"]
+    trajectory["turns"][0]["more"] = True
     write_json(run / "episodes" / "0f" / "task.0" / "trajectory.json", trajectory)
+    assert record.read(run / "episodes" / "0f" / "task.0").trajectory.turns
     assert "evaluated" in Site(tmp_path).page("index.html").body.decode()
     assert invoke("eval", "compare", str(run), str(run))[0] == 0
