@@ -49,7 +49,7 @@ _SIGNS: Mapping[str, tuple[str, str]] = {
     "bounds": ("the value is no possible change", "return not 0 <= value <= paid"),
     "estimate": (
         "the value is far from a rough estimate",
-        "return abs(value - 0.9 * (paid - price)) > 2",
+        "return abs(value - 0.9 * (paid - price)) > 3",
     ),
     "argument": ("the value is an argument of the call", "return value in (price, paid)"),
     "example": (

@@ -198,15 +198,13 @@ class Search:
     def reveal(self, values: Collection[str]) -> None:
         """Note which values the repository reveals, before the first run."""
         self._revealed = frozenset(values)
-        # A replaced value that the issue names would betray the whole version.
-        kinds = [
-            [
-                [each for each in unit if self._is_secret(each) == wanted]
-                for unit in self._candidates
-            ]
-            for wanted in (True, False)
-        ]
-        self._units, self._weak = ([_Unit(unit) for unit in kind if unit] for kind in kinds)
+        # A replaced value that the issue or a file shows would betray the whole version.
+        kinds: list[list[_Unit]] = [[], [], []]
+        for unit in self._candidates:
+            for rank, kind in enumerate(kinds):
+                if own := [candidate for candidate in unit if self._rank(candidate) == rank]:
+                    kind.append(_Unit(own))
+        self._units, *self._weaker = [kind for kind in kinds if kind] or [[]]
 
     def next(self) -> MutatedTests | None:
         """Return the tests of the next run of the known solution; None at the end."""
@@ -225,8 +223,8 @@ class Search:
             for path, digest in self._digests.items()
             if digest == self._digests[candidate.edit.path]
         )
-        if not edits and not self._versions and self._weak:
-            self._units, self._weak, self._first = self._weak, [], self._num_runs
+        if not edits and not self._versions and self._weaker:
+            self._units, self._first = self._weaker.pop(0), self._num_runs
             return self.next()
         if not edits or edits in self._versions:
             return None
@@ -262,7 +260,11 @@ class Search:
             return Protection()
         tests = self._tests or ("",)
         owned = {test: [c for c in self._used if belongs(c, test)] for test in tests}
-        credited = [test for test, own in owned.items() if any(map(self._is_secret, own))]
+        credited = [
+            test
+            for test, own in owned.items()
+            if any(self._rank(candidate) == 0 for candidate in own)
+        ]
         mutated = [test for test, own in owned.items() if own]
         share = round(len(credited) / len(tests), 3)
         strength = Strength.STRONG if share == 1 else Strength.SOME
@@ -275,16 +277,16 @@ class Search:
             reason += f"; {len(tests) - len(mutated)} are not mutated"
         return Protection(tuple(self._versions.values()), strength, share, reason)
 
-    def _is_secret(self, candidate: Candidate) -> bool:
-        """Return True if code can get the old value only by computing it."""
-        if not (candidate.is_value and candidate.is_alone):
-            return False
+    def _rank(self, candidate: Candidate) -> int:
+        """Return 0 if code can get the old value only by computing it, 2 if it is shown."""
         text = self._texts[candidate.edit.path]
         start = text.rfind(b"\n", 0, candidate.edit.start) + 1
         line = text[start:].partition(b"\n")[0].strip()
         core = core_of(candidate.old)
         is_told = re.search(rf"(?<!\w){re.escape(core)}(?!\w)", self._prompt) if core else True
-        return not is_told and core not in self._revealed and line not in self._before
+        if candidate.is_value and (is_told or core in self._revealed or line in self._before):
+            return 2
+        return 0 if candidate.is_value and candidate.is_alone else 1
 
 
 def _meet(one: Edit, two: Edit) -> bool:

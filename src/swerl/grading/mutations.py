@@ -516,7 +516,9 @@ def _replacements(
         before = source.text[max(test.start, token.start - _NEAR) : token.start]
         around = before + source.text[token.end : min(test.end, token.end + _NEAR)]
         is_value, is_hidden = not news, _is_alone(core_of(token.text), around, body, copies)
-        made = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
+        others = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
+        # A number near it may be an argument, which is no likely result.
+        made = (new for new in others if not re.search(rf"(?<!\w){re.escape(new)}(?!\w)", around))
         old = _decoded(token.text)
         for number, new in enumerate(news or islice(made, _NUM_VALUES)):
             edit = Edit(source.path, token.start, token.end, _decoded(new))
@@ -558,32 +560,37 @@ def core_of(old: str) -> str:
 
 def _others(old: str, words: Sequence[str], rng: random.Random, *, is_exact: bool) -> Iterator[str]:
     """Yield other literals of the same form."""
-    made = {old}
-    for number in range(10):
-        new = _made(old, words if number < 5 else [], rng, is_exact=is_exact)
-        if new not in made:
-            made.add(new)
-            yield new
+    if text := _STRING.fullmatch(old):
+        made = {old}
+        for draw in range(10):
+            body = _other_text(text["body"], words if draw < 5 else [], rng)
+            new = text["open"] + body + text["close"]
+            if new not in made:
+                made.add(new)
+                yield new
+    elif number := _NUMBER.fullmatch(old):
+        yield from _numbers(number, rng, is_exact=is_exact)
 
 
-def _made(old: str, words: Sequence[str], rng: random.Random, *, is_exact: bool) -> str:
-    """Return a literal of the same form: a number near by, if no tolerance makes that equal."""
-    if match := _STRING.fullmatch(old):
-        return match["open"] + _other_text(match["body"], words, rng) + match["close"]
-    match = _NUMBER.fullmatch(old)
-    if not match:
-        return old
+def _numbers(match: re.Match[str], rng: random.Random, *, is_exact: bool) -> Iterator[str]:
+    """Yield numbers with another digit, the nearest first; far ones if a tolerance equals those."""
     prefix, digits, rest = match["prefix"] or "", match["digits"], match["rest"]
     places = [at for at, sign in enumerate(digits) if sign in "123456789"]
     if not places:
-        return prefix + digits.replace("0", str(rng.randint(2, 9)), 1) + rest
+        for new in rng.sample(range(2, 10), 8):
+            yield prefix + digits.replace("0", str(new), 1) + rest
+        return
     # A round number stays round.
     place = places[-1 if is_exact else 0]
-    digit = int(digits[place])
-    near = [each for each in range(digit - 2, digit + 3) if 0 < each < 10]
-    far = [*range(1, int(digit * 0.6) + 1), *range(2 * digit, 10)]
-    new = rng.choice(near if is_exact else far)
-    return f"{prefix}{digits[:place]}{new}{digits[place + 1 :]}{rest}"
+    old = int(digits[place])
+    near = [new for new in range(old - 2, old + 3) if 0 < new < 10 and new != old]
+    far = [*range(1, int(old * 0.6) + 1), *range(2 * old, 10)]
+    order = {
+        new: (abs(new - old) if is_exact else 0, rng.random())
+        for new in (near if is_exact else far)
+    }
+    for new in sorted(order, key=order.__getitem__):
+        yield f"{prefix}{digits[:place]}{new}{digits[place + 1 :]}{rest}"
 
 
 def _digits(text: str) -> list[re.Match[str]]:

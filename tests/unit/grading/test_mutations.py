@@ -204,6 +204,11 @@ def test_a_value_that_stands_elsewhere_or_follows_from_numbers_near_it_is_marked
     assert own[0].old == "68"
 
 
+def test_a_made_number_is_near_and_no_number_beside_it() -> None:
+    [own] = read("test_a.py", PYTHON.format("assert f(4, 7) == 5"))
+    assert {each.edit.new for each in own if each.is_value} == {"3", "6"}
+
+
 @pytest.mark.parametrize(
     ("items", "shown"), [("52, 53, 54", True), ("20, 53, 91", False), ("'ab', 53, 'cd'", False)]
 )
