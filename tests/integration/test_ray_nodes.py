@@ -138,7 +138,7 @@ from swerl.cluster.ray_nodes import RayShare
 
 async def main() -> None:
     async with ray_nodes(sys.argv[1], RayShare(2, 0, 1), run="killed") as nodes:
-        order = ProcessSpec(("sleep", "300"), Path(sys.argv[2]))
+        order = ProcessSpec(("sleep", "300"), Path(sys.argv[2]), guarded=True)
         print(*[(await node.start(order)).pid for node in nodes], flush=True)
         await asyncio.sleep(300)
 
