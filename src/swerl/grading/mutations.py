@@ -517,8 +517,9 @@ def _replacements(
         around = before + source.text[token.end : min(test.end, token.end + _NEAR)]
         is_value, is_hidden = not news, _is_alone(core_of(token.text), around, body, copies)
         others = _others(token.text, source.words, rng, is_exact=not _TOLERANT.search(around))
-        # A number near it may be an argument, which is no likely result.
-        made = (new for new in others if not re.search(rf"(?<!\w){re.escape(new)}(?!\w)", around))
+        # A number beside it may be an argument, which is no likely result.
+        beside = set(re.findall(r"\w+", around))
+        made = (new for new in others if new not in beside)
         old = _decoded(token.text)
         for number, new in enumerate(news or islice(made, _NUM_VALUES)):
             edit = Edit(source.path, token.start, token.end, _decoded(new))
