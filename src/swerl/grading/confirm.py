@@ -192,7 +192,8 @@ class Search:
 
     def secrets(self) -> list[str]:
         """Return the values that a file of the repository could reveal."""
-        cores = {core_of(each.old) for unit in self._units for each in unit.untried}
+        values = (each for unit in self._candidates for each in unit if self._rank(each) == 0)
+        cores = {core_of(each.old) for each in values}
         return sorted(core for core in cores if len(core) >= LONG and "\n" not in core)
 
     def reveal(self, values: Collection[str]) -> None:
@@ -278,15 +279,16 @@ class Search:
         return Protection(tuple(self._versions.values()), strength, share, reason)
 
     def _rank(self, candidate: Candidate) -> int:
-        """Return 0 if code can get the old value only by computing it, 2 if it is shown."""
+        """Return 0 if code can get the old value only by computing it, 1 if it can be derived."""
         text = self._texts[candidate.edit.path]
         start = text.rfind(b"\n", 0, candidate.edit.start) + 1
         line = text[start:].partition(b"\n")[0].strip()
         core = core_of(candidate.old)
         is_told = re.search(rf"(?<!\w){re.escape(core)}(?!\w)", self._prompt) if core else True
-        if candidate.is_value and (is_told or core in self._revealed or line in self._before):
+        is_shown = is_told or core in self._revealed or line in self._before
+        if is_shown or not candidate.is_value:
             return 2
-        return 0 if candidate.is_value and candidate.is_alone else 1
+        return 0 if candidate.is_alone else 1
 
 
 def _meet(one: Edit, two: Edit) -> bool:
