@@ -202,8 +202,9 @@ class Search:
         # A replaced value that the issue or a file shows would betray the whole version.
         kinds: list[list[_Unit]] = [[], [], []]
         for unit in self._candidates:
+            ranked = [(self._rank(candidate), candidate) for candidate in unit]
             for rank, kind in enumerate(kinds):
-                if own := [candidate for candidate in unit if self._rank(candidate) == rank]:
+                if own := [candidate for its_rank, candidate in ranked if its_rank == rank]:
                     kind.append(_Unit(own))
         self._units, *self._weaker = [kind for kind in kinds if kind] or [[]]
 

@@ -10,15 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +22,6 @@ from swerl.core import secrets
 from swerl.core.errors import SandboxError, SandboxUnavailableError, install_command
 
 T = TypeVar("T")
-
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Credentials that a cluster gives to its own pods."""
 _PROTOCOL = "v5.channel.k8s.io"
@@ -132,7 +125,16 @@ class Session:
         self, method: str, path: str, *, body: Any = None, query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         """Make a request; repeat it while the server is busy. Raises KubernetesError."""
-        return await self._patiently(lambda: self._attempt(method, path, body, query or {}))
+        attempts = count()
+
+        async def attempt() -> dict[str, Any]:
+            if next(attempts) and method == "POST":  # the answer to a create may be lost
+                created = f"{path}/{body['metadata']['name']}"
+                with suppress(KubernetesError, aiohttp.ClientError, OSError, TimeoutError):
+                    return await self._attempt("GET", created, None, {})
+            return await self._attempt(method, path, body, query or {})
+
+        return await self._patiently(attempt)
 
     async def follow(self, name: str) -> AsyncGenerator[dict[str, Any], None]:
         """Yield a pod and each of its later states. Raises KubernetesError; 404: it is gone."""
@@ -179,7 +181,7 @@ class Session:
                 self._cluster.has_answered = True
                 return answer
             except KubernetesError as error:
-                if error.status == 401 and not is_renewed:  # its token may have expired
+                if error.status == 401 and pause_s and not is_renewed:  # its token may have expired
                     is_renewed = True
                     await self._cluster.log_in(self._client.configuration)
                     continue
