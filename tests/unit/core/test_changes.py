@@ -101,25 +101,24 @@ def test_git_makes_the_same_tree_from_the_diff(
     assert read(folder) == after
 
 
-def test_a_diff_of_a_large_file_is_small_and_fast(tmp_path: Path) -> None:
-    lines = [b"line %d\n" % number for number in range(200_000)]
+@pytest.mark.parametrize(
+    ("num_lines", "changed", "most"),
+    [(200_000, range(77, 78), 500), (3000, range(3000), 60_000)],
+    ids=["a line of many", "every line"],
+)
+def test_a_diff_of_a_large_file_is_as_small_as_its_changes(
+    tmp_path: Path, num_lines: int, changed: range, most: int
+) -> None:
+    lines = [b"a %d\n" % number for number in range(num_lines)]
     old = TreeFile(b"".join(lines))
-    lines[77] = b"changed\n"
+    for number in changed:
+        lines[number] = b"b %d\n" % number
     new = TreeFile(b"".join(lines))
     patch = diff(Changes({"lock": new}, {"lock": old}))
-    assert len(patch) < 500
+    assert len(patch) < most
     write(tmp_path, {"lock": old})
     assert apply(tmp_path, patch).returncode == 0
     assert read(tmp_path) == {"lock": new}
-
-
-def test_a_file_with_a_thousand_changes_is_one_hunk(tmp_path: Path) -> None:
-    old = TreeFile(b"".join(b"a %d\n" % number for number in range(3000)))
-    new = TreeFile(b"".join(b"b %d\n" % number for number in range(3000)))
-    patch = diff(Changes({"f": new}, {"f": old}))
-    write(tmp_path, {"f": old})
-    assert apply(tmp_path, patch).returncode == 0
-    assert read(tmp_path) == {"f": new}
 
 
 @pytest.mark.parametrize(
@@ -195,20 +194,28 @@ def test_touched_names_both_sides_of_a_rename() -> None:
     assert touched(PATCH) == ("pkg/a.py", "new.txt", "old.py", "moved.py")
 
 
-def test_a_line_that_looks_like_a_header_inside_a_hunk_is_content() -> None:
-    patch = "--- a/x\n+++ b/x\n@@ -1,1 +1,2 @@\n--- a\n+++ b/y\n+++ b/z\n"
-    assert edits(patch) == [FileEdit("x", "-- a\n", "++ b/y\n++ b/z\n")]
+NO_NEWLINE = "\\ No newline at end of file\n"
 
 
-def test_a_file_may_end_without_a_newline_on_either_side() -> None:
-    marker = "\\ No newline at end of file\n"
-    patch = f"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n one\n-two\n{marker}+TWO\n"
-    assert edits(patch) == [FileEdit("x", "one\ntwo", "one\nTWO\n")]
-    patch = f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-one\n+ONE\n{marker}"
-    patch += "--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n"
-    assert edits(patch) == [FileEdit("x", "one\n", "ONE"), FileEdit("y", "a\n", "b\n")]
-
-
-def test_a_deleted_file_is_emptied_under_its_own_name() -> None:
-    patch = "--- a/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-one\n"
-    assert edits(patch) == [FileEdit("x", "one\n", "")]
+@pytest.mark.parametrize(
+    ("patch", "found"),
+    [
+        (
+            "--- a/x\n+++ b/x\n@@ -1,1 +1,2 @@\n--- a\n+++ b/y\n+++ b/z\n",
+            [FileEdit("x", "-- a\n", "++ b/y\n++ b/z\n")],
+        ),
+        (
+            f"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n one\n-two\n{NO_NEWLINE}+TWO\n",
+            [FileEdit("x", "one\ntwo", "one\nTWO\n")],
+        ),
+        (
+            f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-one\n+ONE\n{NO_NEWLINE}"
+            "--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\n",
+            [FileEdit("x", "one\n", "ONE"), FileEdit("y", "a\n", "b\n")],
+        ),
+        ("--- a/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-one\n", [FileEdit("x", "one\n", "")]),
+    ],
+    ids=["a line like a header", "no newline before", "no newline after", "deleted"],
+)
+def test_edits_are_read_by_the_counts_of_their_hunks(patch: str, found: list[FileEdit]) -> None:
+    assert edits(patch) == found

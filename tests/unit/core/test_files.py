@@ -48,16 +48,20 @@ def test_some_are_kept_and_some_may_be_executed(tmp_path: Path) -> None:
     assert (tmp_path / "out/bin/run").stat().st_mode & 0o100
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
-def test_nothing_comes_to_lie_outside(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("files", "links"),
+    [
+        ({"../outside": b"x"}, []),
+        ({"a/../../outside": b"x"}, []),
+        ({}, [("link", "../../elsewhere")]),
+    ],
+)
+def test_nothing_comes_to_lie_outside(
+    tmp_path: Path, files: dict[str, bytes], links: list[tuple[str, str]]
+) -> None:
     with pytest.raises(ValueError, match=r"some\.tar\.gz"):
-        unpack_tarball(packed(tmp_path, {name: b"x"}), tmp_path / "out")
+        unpack_tarball(packed(tmp_path, files, *links), tmp_path / "out")
     assert not (tmp_path / "outside").exists()
-
-
-def test_a_link_to_the_outside_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"some\.tar\.gz"):
-        unpack_tarball(packed(tmp_path, {}, ("link", "../../elsewhere")), tmp_path / "out")
 
 
 def test_what_is_no_tarball_is_said_to_be_none(tmp_path: Path) -> None:

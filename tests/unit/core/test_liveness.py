@@ -22,13 +22,9 @@ def dead() -> ProcessIdentity:
     return replace(this_process(), pid=process.pid)
 
 
-def test_this_process_lives_and_an_ended_one_does_not(dead: ProcessIdentity) -> None:
-    assert life(this_process()) is Life.ALIVE
-    assert life(dead) is Life.DEAD
-
-
-def test_a_later_process_with_the_same_id_is_another_one() -> None:
+def test_this_process_lives_and_another_one_with_its_id_does_not() -> None:
     me = this_process()
+    assert life(me) is Life.ALIVE
     assert life(replace(me, started=me.started - 1)) is Life.DEAD
 
 
@@ -42,14 +38,20 @@ def test_a_killed_process_that_no_parent_waited_for_is_dead() -> None:
     process.communicate()
 
 
-def test_a_boot_ends_every_process_of_the_same_machine_only(dead: ProcessIdentity) -> None:
-    before = replace(dead, boot="another boot")
-    assert life(before) is Life.DEAD
-    assert life(replace(before, host="another/machine")) is Life.ELSEWHERE
-
-
-def test_the_state_of_another_pid_namespace_is_unknown(dead: ProcessIdentity) -> None:
-    assert life(replace(dead, place="000000")) is Life.ELSEWHERE
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Life.DEAD),
+        ({"boot": "another boot"}, Life.DEAD),
+        ({"boot": "another boot", "host": "another/machine"}, Life.ELSEWHERE),
+        ({"place": "000000"}, Life.ELSEWHERE),
+    ],
+    ids=["ended", "before a boot", "on another machine", "in another pid namespace"],
+)
+def test_only_a_process_of_this_machine_is_known_to_be_dead(
+    dead: ProcessIdentity, changes: dict[str, str], expected: Life
+) -> None:
+    assert life(replace(dead, **changes)) is expected
 
 
 def test_a_start_time_lies_between_boot_and_now() -> None:

@@ -53,12 +53,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "site"
 
 
-def test_an_entry_point_is_found_by_its_name(site: Path) -> None:
-    package(site, "[swerl.algorithms]\nmine = outside\n")
-    assert plugins.load("algorithms", "mine").build() == 1
-    assert "mine" in plugins.names("algorithms")
-
-
 def test_all_kinds_share_one_pass_over_the_installed_packages(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,28 +63,25 @@ def test_all_kinds_share_one_pass_over_the_installed_packages(
     assert "mine" in plugins.names("algorithms")
     assert "judge" in plugins.names("graders")
     assert len(passes) == 1
+    assert plugins.load("algorithms", "mine").build() == 1
 
 
-def test_a_broken_plug_in_is_one_error_with_its_entry_point_and_its_line(site: Path) -> None:
-    package(site, "[swerl.algorithms]\nmine = outside\n", "import nothing_of_this_name\n")
-    with pytest.raises(InputError) as caught:
-        plugins.load("algorithms", "mine")
-    assert "outside: swerl.algorithms: mine = outside" in str(caught.value)
-    assert "ModuleNotFoundError" in str(caught.value)
-    assert "outside.py:1" in caught.value.hint
-
-
-def test_a_plug_in_without_its_function_is_refused(site: Path) -> None:
-    package(site, "[swerl.graders]\nmine = outside\n", "x = 1\n")
-    with pytest.raises(InputError, match="has no function `build`"):
-        plugins.load("graders", "mine")
-
-
-def test_the_name_of_a_built_in_part_is_refused(site: Path) -> None:
-    package(site, "[swerl.algorithms]\ngspo = outside\n")
-    with pytest.raises(InputError, match="has the name of a built-in one") as caught:
-        plugins.load("algorithms", "gspo")
-    assert "rename" in caught.value.hint
+@pytest.mark.parametrize(
+    ("name", "module", "says", "hint"),
+    [
+        ("mine", "import nothing_of_this_name\n", "ModuleNotFoundError", "outside.py:1"),
+        ("mine", "x = 1\n", "has no function `build`", ""),
+        ("gspo", "x = 1\n", "has the name of a built-in one", "rename"),
+    ],
+)
+def test_a_broken_plug_in_is_one_error_with_its_entry_point(
+    site: Path, name: str, module: str, says: str, hint: str
+) -> None:
+    package(site, f"[swerl.algorithms]\n{name} = outside\n", module)
+    with pytest.raises(InputError, match=says) as caught:
+        plugins.load("algorithms", name)
+    assert f"outside: swerl.algorithms: {name} = outside" in str(caught.value)
+    assert hint in caught.value.hint
 
 
 def test_names_are_typed_with_dashes_only() -> None:

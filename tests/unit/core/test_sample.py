@@ -64,10 +64,17 @@ def test_weight_versions_are_those_of_the_trained_turns() -> None:
     assert [sample.weight_versions for sample in samples] == [("1", "2"), ("2",)]
 
 
-def test_turns_without_exact_tokens_are_left_out() -> None:
-    debugged = replace(turn(0, None), trainable=False)
-
-    assert to_samples(Trajectory("s", (debugged,)), episode="e", task="t") == []
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (),
+        (replace(turn(0, None), output_ids=(), logprobs=()),),
+        (replace(turn(0, None), trainable=False),),
+    ],
+    ids=["no turn", "nothing sampled", "no exact tokens"],
+)
+def test_a_branch_without_trainable_tokens_gives_no_sample(turns: tuple[Turn, ...]) -> None:
+    assert to_samples(Trajectory("s", turns), episode="e", task="t") == []
 
 
 def test_values_of_trained_tokens_find_their_turns() -> None:
@@ -84,10 +91,3 @@ def test_values_of_trained_tokens_find_their_turns() -> None:
         [logp for each in turns for logp in each.logprobs] for turns in trained_turns(tree)
     ]
     assert [[each.index for each in turns] for turns in trained_turns(tree)] == [[0, 1], [2]]
-
-
-def test_a_branch_that_sampled_nothing_gives_no_sample() -> None:
-    silent = replace(turn(0, None), output_ids=(), logprobs=())
-
-    assert to_samples(Trajectory("s", (silent,)), episode="e", task="t") == []
-    assert to_samples(Trajectory("s"), episode="e", task="t") == []

@@ -61,7 +61,6 @@ def refused(*settings: str) -> str:
         (["trainer.tokens_per_micro_batch=11999"], "set trainer.tokens_per_micro_batch to 12000"),
         (["rollout.max_context_tokens=95000"], "set rollout.max_context_tokens = 94976"),
         (["rollout.max_new_tokens=96000"], "no room for a prompt"),
-        (["budgets.tool_s=2000"], "must be below"),
     ],
 )
 def test_layout_that_cannot_run_is_one_clear_error(settings: list[str], words: str) -> None:

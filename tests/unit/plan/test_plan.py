@@ -152,16 +152,8 @@ def test_adapters_of_no_layer_are_refused() -> None:
         plan(load([dense], ['trainer.lora.targets=["experts"]']))
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("rollout.episodes_per_group=1", "compares the episodes of a group"),
-        ("schedule.mode=async", "needs engines beside the trainer"),
-    ],
-)
-def test_a_contradiction_is_refused_before_the_plan(setting: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        planned(setting)
+def test_a_contradiction_is_refused_before_the_plan() -> None:
+    assert "needs engines beside the trainer" in refused("schedule.mode=async")
 
 
 def test_a_laptop_has_a_plan_and_a_list_of_what_to_provide() -> None:

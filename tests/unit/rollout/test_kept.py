@@ -16,7 +16,6 @@ from swerl.core.grade import Grade, Verdict
 from swerl.core.sample import to_samples
 from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families import tiny
-from swerl.recipe.check import check
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
 from swerl.rollout.kept import KeptSchedule, Reader, choose, open_kept, read
@@ -185,22 +184,3 @@ def test_rows_of_another_model_are_refused(
         choose(_recipe(run), _reader(tmp_path, **changes))
     assert why in str(caught.value)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("recipe", "message"),
-    [
-        ({"sft": {"sources": ["none"]}, "algorithm": {"type": "sft"}}, "none does not exist"),
-        ({"sft": {"sources": ["."]}}, "compares new attempts"),
-        ({"sft": {"max_per_task": 1}}, "names no folder"),
-        (
-            {"sft": {"sources": ["."]}, "schedule": {"mode": "async"}, "cluster": {}},
-            "for new Episodes",
-        ),
-    ],
-)
-def test_a_recipe_that_contradicts_itself_is_refused(
-    recipe: dict[str, object], message: str
-) -> None:
-    with pytest.raises(RecipeError, match=message):
-        check(Recipe.model_validate({"name": "a", **recipe}))
