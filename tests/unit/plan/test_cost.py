@@ -10,13 +10,7 @@ from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, UnknownNameError
-from swerl.plan.cost import (
-    Assumption,
-    attempts,
-    estimate,
-    from_recipe,
-    group_factor,
-)
+from swerl.plan.cost import Assumption, attempts, estimate, from_recipe, group_factor
 from swerl.recipe.load import load
 from swerl.recipe.schema import Recipe, RolloutSection
 
@@ -61,11 +55,8 @@ def test_every_assumption_can_be_overridden_and_changes_or_keeps_the_result() ->
         assert (found.value, found.source) == (row.value * 2 + 1, "--assume")
         before = estimate(example())
         assert (changed.cases, changed.num_sandboxes) != (before.cases, before.num_sandboxes)
-
-
-def test_key_of_three_cases_sets_them_together() -> None:
-    result = estimate(example(), ["sandbox_seconds=100"])
-    assert [case.episode_sandbox_seconds for case in result.cases] == [100, 100, 100]
+    together = estimate(example(), ["sandbox_seconds=100"])
+    assert [case.episode_sandbox_seconds for case in together.cases] == [100, 100, 100]
 
 
 @pytest.mark.parametrize("setting", ["vcpus", "vcpus=", "vcpus=two", "vcpus=-1", "vcpus=nan"])
@@ -125,12 +116,8 @@ def test_command_prints_json() -> None:
     assert {row["key"]: row["value"] for row in answer["assumptions"]}["steps"] == 7
 
 
-def section(**settings: object) -> RolloutSection:
-    return RolloutSection.model_validate({"group_filter": "zero-variance"} | settings)
-
-
 def test_one_group_is_begun_until_it_passes_or_rounds_are_over() -> None:
-    rollout = section(groups_per_step=1, refill_rounds=2)
+    rollout = RolloutSection(group_filter="zero-variance", groups_per_step=1, refill_rounds=2)
     assert group_factor(rollout) == pytest.approx(1 + 0.4 + 0.16)
 
 

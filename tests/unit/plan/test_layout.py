@@ -42,7 +42,9 @@ def refused(*settings: str) -> str:
         (["trainer.context_parallel=7"], "context 7"),
         (["trainer.pipeline_parallel=16", "trainer.context_parallel=1"], "layers: 40"),
         (["cluster.gpus_per_node=4", "cluster.nodes=16", "trainer.tensor_parallel=8"], "spans"),
+        (["model.path=Qwen3-8B"], "has no experts"),
         (["trainer.expert_parallel=3"], "experts: 256"),
+        (["trainer.expert_parallel=3"], "layout that fits: trainer.expert_parallel = 4"),
         (["trainer.expert_parallel=128"], "not a multiple of expert 128"),
         (["cluster.gpus_per_engine=5"], "not a multiple of cluster.gpus_per_engine"),
         (
@@ -67,18 +69,10 @@ def test_layout_that_cannot_run_is_one_clear_error(settings: list[str], words: s
     assert words in refused(*settings)
 
 
-def test_dense_model_with_expert_ranks_is_refused() -> None:
-    assert "has no experts" in refused("model.path=Qwen3-8B")
-
-
-def test_a_single_expert_rank_splits_experts_over_the_tensor_ranks() -> None:
-    found = laid_out("trainer.expert_parallel=1")
-    assert found.expert_data == 32
-
-
-def test_gpus_of_their_own_leave_engines_the_rest() -> None:
-    found = laid_out("cluster.colocate=false", "cluster.nodes=12")
-    assert (found.ranks, found.num_engines) == (64, 4)
+def test_ranks_that_experts_and_engines_leave_are_counted() -> None:
+    assert laid_out("trainer.expert_parallel=1").expert_data == 32
+    apart = laid_out("cluster.colocate=false", "cluster.nodes=12")
+    assert (apart.ranks, apart.num_engines) == (64, 4)
 
 
 @pytest.mark.parametrize(
@@ -97,30 +91,21 @@ def test_nearest_layout_that_an_error_names_is_legal(setting: str) -> None:
     assert "The nearest layout that fits: " in told
     sizes = re.findall(r"(trainer\.\w+) = (\d+)", told.rpartition("The nearest layout")[2])
     laid_out(setting, *(f"{key}={size}" for key, size in sizes))
-
-
-def test_the_nearest_layout_changes_as_little_as_possible() -> None:
-    told = refused("trainer.expert_parallel=3")
-    assert told.endswith("The nearest layout that fits: trainer.expert_parallel = 4")
-
-
-def test_no_nearest_layout_is_named_if_none_is_legal() -> None:
     assert "nearest" not in refused("cluster.gpus_per_engine=5")
 
 
-def test_linear_attentions_value_heads_are_split_whole() -> None:
-    config = Recipe.model_validate({"name": "r", "trainer": {"ranks": 3, "tensor_parallel": 3}})
-    shape = replace(shape_of(config.model), num_heads=3, num_kv_heads=3, hidden_size=192)
-    shape = replace(shape, vocab_size=300, ffn_size=384, linear_num_value_heads=8)
-    with pytest.raises(RecipeError, match="linear attention's value heads: 8"):
-        layout(config, shape)
-
-
-def test_key_value_heads_are_split_whole() -> None:
-    config = Recipe.model_validate({"name": "r", "trainer": {"ranks": 4, "tensor_parallel": 4}})
-    shape = replace(shape_of(config.model), num_heads=8, num_kv_heads=2, hidden_size=128)
-    shape = replace(shape, vocab_size=320, ffn_size=384)
-    with pytest.raises(RecipeError, match="does not divide the key-value heads: 2"):
+@pytest.mark.parametrize(
+    ("tensor", "heads", "message"),
+    [
+        (3, {"num_heads": 3, "num_kv_heads": 3, "linear_num_value_heads": 8}, "linear attention's"),
+        (4, {"num_heads": 8, "num_kv_heads": 2}, "does not divide the key-value heads: 2"),
+    ],
+)
+def test_heads_are_split_whole(tensor: int, heads: dict[str, int], message: str) -> None:
+    trainer = {"ranks": tensor, "tensor_parallel": tensor}
+    config = Recipe.model_validate({"name": "r", "trainer": trainer})
+    shape = replace(shape_of(config.model), hidden_size=192, vocab_size=1200, ffn_size=384, **heads)
+    with pytest.raises(RecipeError, match=message):
         layout(config, shape)
 
 
