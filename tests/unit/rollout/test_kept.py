@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Status
+from swerl.core.episode import Episode
 from swerl.core.errors import RecipeError, RunError
 from swerl.core.events import Event, Notice, ignore
 from swerl.core.files import write_json
-from swerl.core.grade import Grade, Verdict
 from swerl.core.sample import to_samples
-from swerl.core.turn import Trajectory, Turn
 from swerl.engines.families import tiny
 from swerl.recipe.schema import Recipe
 from swerl.rollout import record
@@ -22,28 +19,22 @@ from swerl.rollout.kept import KeptSchedule, Reader, choose, open_kept, read
 from swerl.rollout.versions import Versions
 from swerl.training import batch
 from swerl.training.algorithms import sft
+from tests.unit import made
 
 FAMILY = tiny.build(None)
 STOP = FAMILY.stop_ids[0]
 
 
 def _episode(
-    id: str, ids: tuple[int, ...], verdict: Verdict = Verdict.SOLVED, reward: float = 1.0
+    id: str, ids: tuple[int, ...], verdict: str = "solved", reward: float = 1.0
 ) -> Episode:
     """Return an Episode with a root Turn, a reply to it, and a fork."""
     turns = (
-        _turn(0, None, (5, 6), ids),
-        _turn(1, 0, (7,), (8, *ids)),
-        _turn(2, 0, (9, 9), (10,)),
+        made.turn(0, None, (5, 6), (*ids, STOP), "000001"),
+        made.turn(1, 0, (7,), (8, *ids, STOP), "000001"),
+        made.turn(2, 0, (9, 9), (10, STOP), "000001"),
     )
-    task = id.partition(".")[0].partition("/")[2]
-    grade = Grade(verdict)
-    return Episode(id, task, Status.COMPLETED, grade, reward, Trajectory("s", turns))
-
-
-def _turn(index: int, parent: int | None, prompt: tuple[int, ...], ids: tuple[int, ...]) -> Turn:
-    sampled = (*ids, STOP)
-    return Turn(index, parent, prompt, sampled, (-0.5,) * len(sampled), Finish.STOP, "000001")
+    return made.episode(id, *turns, verdict=verdict, reward=reward)
 
 
 def _run(root: Path, *episodes: Episode, agent: str = "builtin", family: str = "tiny") -> Path:
@@ -72,8 +63,8 @@ def test_episodes_are_chosen_by_outcome_and_each_reason_is_counted(tmp_path: Pat
         _episode("00000/a.1", (20,)),
         _episode("00000/a.2", (21,)),
         _episode("00000/a.3", (22,)),
-        _episode("00000/b.0", (23,), Verdict.UNSOLVED, 0.0),
-        _episode("00000/b.1", (24,), Verdict.SOLVED, 0.4),
+        _episode("00000/b.0", (23,), "unsolved", 0.0),
+        _episode("00000/b.1", (24,), "solved", 0.4),
         _episode("00000/b.2", (25,) * 50),
         _episode("eval-heldout-00000/c.0", (26,)),
     )

@@ -18,17 +18,16 @@ from swerl.core.events import EpisodeEnded, Event, PhaseEnded, ignore
 from swerl.core.grade import Verdict
 from swerl.core.learning import WeightRef
 from swerl.core.sandbox import Limits
-from swerl.core.task import GradingSpec, Task
+from swerl.core.task import Task
 from swerl.core.turn import Completion
 from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
-from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout.group import run as run_group
 from swerl.rollout.parts import Clock, MixedAgent, Parts
-from swerl.rollout.reward import reward_of
 from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.runs.layout import open_run
 from swerl.sandboxes import local
+from tests.unit import made
 
 HARNESS = builtin.build(builtin.Options())
 SCRIPT = """
@@ -42,7 +41,7 @@ mkdir r2e_tests; echo hidden >r2e_tests/test_1.py
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
     subprocess.run(["sh", "-ec", SCRIPT], cwd=tmp_path, check=True)
-    return Task("a__b-1", "a/b", f"dir:{tmp_path}", "/repo", "Mend it.", GradingSpec("command"))
+    return made.task("a__b-1", f"dir:{tmp_path}", "/repo")
 
 
 @pytest.fixture
@@ -93,16 +92,7 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
     told: list[Event] = []
     family = plugins.load("families", "tiny").build(None)
     async with Gateway(engine=NoEngine(), family=family) as gateway:
-        parts = Parts(
-            gateway=gateway,
-            sandboxes=pool,
-            harness=HARNESS,
-            reward=reward_of("solved"),
-            rollout=RolloutSection(),
-            budgets=BudgetsSection(),
-            seed=0,
-            emit=told.append,
-        )
+        parts = made.parts(gateway=gateway, sandboxes=pool, harness=HARNESS, emit=told.append)
         with open_run(tmp_path / "run", {}) as folder:
             [group] = await run_group([task], "00000", parts, size=1, folder=folder)
     assert [each.verdict for each in group.episodes] == [Verdict.INVALID]
@@ -111,12 +101,8 @@ async def test_a_broken_repository_makes_an_episode_invalid_and_is_tried_once(
 
 
 def _mixed(seed: int = 0, **shares: float) -> Parts:
-    absent: Any = None
-    return Parts(
-        gateway=absent, sandboxes=absent, harness=HARNESS, reward=reward_of("solved"),
-        rollout=RolloutSection(), budgets=BudgetsSection(), seed=seed, emit=lambda _: None,
-        mix=tuple(MixedAgent(name, HARNESS, share) for name, share in shares.items()),
-    )  # fmt: skip
+    mix = tuple(MixedAgent(name, HARNESS, share) for name, share in shares.items())
+    return made.parts(harness=HARNESS, seed=seed, mix=mix)
 
 
 def test_groups_draw_their_agent_by_share_and_never_one_that_is_held_out() -> None:

@@ -13,13 +13,12 @@ from swerl.core.chat import Finish
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.events import Event, Notice
 from swerl.core.grade import Confirmation, Grade, TestStatus, Verdict
-from swerl.core.task import GradingSpec, Task
+from swerl.core.task import Task
 from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
-from swerl.recipe.schema import RolloutSection
 from swerl.rollout import group, record
-from swerl.rollout.parts import Parts
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
+from tests.unit import made
 
 
 def _episode(patch: str, logprob: float) -> Episode:
@@ -107,15 +106,10 @@ def test_the_versions_of_an_episode_are_read_without_its_tokens(tmp_path: Path) 
     assert record.read_versions(tmp_path) == ("v1", "v2")
 
 
-TASK = Task("t", "r", "host", "/w", "p", GradingSpec("command"))
-
-
-def episode(name: str, *names: str, verdict: Verdict = Verdict.SOLVED, tokens: int = 2) -> Episode:
+def episode(name: str, *names: str, verdict: str = "solved", tokens: int = 2) -> Episode:
     changes = tuple(WeightChange(1, later) for later in names[1:])
-    ids, logprobs = (7,) * tokens, (-1.0,) * tokens
-    turn = Turn(0, None, (1,), ids, logprobs, Finish.STOP, names[0], weight_changes=changes)
-    grade = Grade(verdict)
-    return Episode(name, "t", Status.COMPLETED, grade, 1.0, Trajectory("s", (turn,)))
+    turn = made.turn(output=(7,) * tokens, version=names[0], weight_changes=changes)
+    return made.episode(name, turn, verdict=verdict, reward=1.0)
 
 
 def test_only_untrained_episodes_of_unknown_weights_go_aside(tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ def _written(root: Path) -> list[Path]:
 async def test_tokens_of_attempts_lost_to_infrastructure_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = [episode(f"00000/t.0+{n}", "a", verdict=Verdict.INFRA, tokens=3) for n in range(3)]
+    attempts = [episode(f"00000/t.0+{n}", "a", verdict="infra", tokens=3) for n in range(3)]
     attempts.append(episode("00000/t.0+3", "a", tokens=5))
     record.write(tmp_path / "episodes/00000/t.0", attempts.pop(0))
 
@@ -170,10 +164,9 @@ async def _group(root: Path, *, size: int) -> Group:
         async def __aenter__(self) -> None: ...
         async def __aexit__(self, *_: object) -> None: ...
 
-    absent: Any = None
-    slot: Any = type("Pool", (), {"slot": Slot()})
-    parts = Parts(absent, slot, absent, absent, RolloutSection(), absent, seed=0, emit=absent)
-    return await group.run_one(TASK, "00000", parts, size=size, folder=RunFolder(root))
+    pool: Any = type("Pool", (), {"slot": Slot()})
+    parts = made.parts(sandboxes=pool)
+    return await group.run_one(made.task("t"), "00000", parts, size=size, folder=RunFolder(root))
 
 
 async def test_a_group_with_a_forgery_is_confirmed_whole_before_it_is_trained(

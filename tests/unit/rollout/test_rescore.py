@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from swerl.cli.main import typer_app
-from swerl.core.chat import Finish
 from swerl.core.contracts import Attempt
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import InputError, PluginError
 from swerl.core.files import write_json
-from swerl.core.grade import Grade, Verdict
 from swerl.core.task import GradingSpec, Task, write_tasks
-from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import Recipe, RolloutSection
 from swerl.rollout import record, rescore
 from swerl.runs.index import FoundRun
+from tests.unit import made
 
 PENALTIES = rescore.penalties({"rollout": {"shaping": {"unfinished": 0.5}, "gone": 1}})
 
@@ -29,20 +28,22 @@ def _task(name: str) -> Task:
     return Task(name, "e/r", "dir:/x", "/r", "Fix.", GradingSpec("swebench", fail_to_pass=("t",)))
 
 
-def _episode(name: str, reward: float, length: int, verdict: Verdict = Verdict.UNSOLVED) -> Episode:
-    turn = Turn(0, None, (1,), (2,) * length, (-0.5,) * length, Finish.STOP, "1")
-    verdict = Verdict.SOLVED if reward == 1 else verdict
-    trajectory = Trajectory("s", (turn,))
-    return Episode(name, name[0], Status.COMPLETED, Grade(verdict), reward, trajectory)
+def _episode(
+    name: str, reward: float, length: int, verdict: str = "unsolved", **fields: Any
+) -> Episode:
+    turn = made.turn(output=(2,) * length)
+    return made.episode(
+        name, turn, verdict="solved" if reward == 1 else verdict, reward=reward, **fields
+    )
 
 
-def _run(root: Path, *episodes: Episode, stage: str = "00000") -> FoundRun:
+def _run(root: Path, *episodes: Episode) -> FoundRun:
     recipe = Recipe.model_validate({"name": "a", "tasks": {"source": str(root / "gone.jsonl")}})
     root.mkdir(exist_ok=True)
     write_json(root / "recipe.resolved.json", recipe.model_dump(mode="json"))
     (root / "events.jsonl").touch()
     for episode in episodes:
-        record.write(root / "episodes" / stage / episode.id, episode)
+        record.write(root / "episodes" / "00000" / episode.id, episode)
     return FoundRun(root.name, root, is_trained=True)
 
 
@@ -57,7 +58,7 @@ def test_signal_length_bias_and_reversed_groups_are_counted(tmp_path: Path) -> N
         *(_episode("a.0", 1, 90), _episode("a.1", 0, 10)),  # the solved one is the longer one
         *(_episode("b.0", 0, 20), _episode("b.1", 0, 40)),  # the recorded rewards are equal
         *(_episode("c.0", 1, 30), _episode("c.1", 1, 30)),
-        _episode("c.2", 0, 30, Verdict.INFRA),
+        _episode("c.2", 0, 30, "infra"),
     )
     found = rescore.rescore(run, _short, _task, PENALTIES)
     assert found.num_groups == 3 and len(found.episodes) == 6
@@ -83,10 +84,7 @@ def test_evaluations_of_a_training_run_and_damaged_episodes_are_left_out(tmp_pat
 
 
 def test_the_penalties_of_the_run_are_subtracted(tmp_path: Path) -> None:
-    limited = _episode("a.0", -0.5, 10)
-    run = _run(tmp_path / "run")
-    episode = Episode("a.0", "a", Status.LIMIT, limited.grade, -0.5, limited.trajectory)
-    record.write(run.root / "episodes" / "00000" / "a.0", episode)
+    run = _run(tmp_path / "run", _episode("a.0", -0.5, 10, status=Status.LIMIT))
     [one] = rescore.rescore(run, lambda attempt: 0.0, _task, PENALTIES).episodes
     assert one.reward == -0.5
 

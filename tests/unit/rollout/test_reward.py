@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.core.chat import Finish
 from swerl.core.episode import Status
 from swerl.core.turn import Trajectory, Turn
 from swerl.recipe.schema import RolloutSection, ShapingSection
 from swerl.rollout.reward import penalty
+from tests.unit import made
 
 DONE = Status.COMPLETED
 
 
 def _turn(index: int, parent: int | None, num_tokens: int, malformed: int = 0) -> Turn:
-    return Turn(
-        index=index,
-        parent=parent,
-        prompt_ids=(1,) * (num_tokens - 1),
-        output_ids=(2,),
-        logprobs=(-1.0,),
-        finish=Finish.STOP,
-        weight_version="0",
-        malformed_calls=malformed,
-    )
+    return made.turn(index, parent, (1,) * (num_tokens - 1), malformed_calls=malformed)
 
 
 def _rollout(**rules: float) -> RolloutSection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,33 +12,26 @@ from typing import Any
 
 import pytest
 
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Episode, Group
 from swerl.core.errors import RunError
 from swerl.core.events import EpisodeEnded, Event, Notice, TurnEnded
-from swerl.core.grade import Grade, Verdict
+from swerl.core.grade import Verdict
 from swerl.core.sandbox import Limits
-from swerl.core.task import GradingSpec, Task
-from swerl.core.turn import Trajectory
-from swerl.recipe.schema import BudgetsSection, RolloutSection, ScheduleSection
+from swerl.core.task import Task
+from swerl.recipe.schema import RolloutSection, ScheduleSection
 from swerl.rollout import group
 from swerl.rollout.parts import Parts
-from swerl.rollout.reward import reward_of
 from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.rollout.schedules import Schedule, ScheduleInputs, open_schedule
 from swerl.rollout.step import choose_tasks
 from swerl.rollout.versions import Versions
 from swerl.runs.layout import Cursor, RunFolder
+from tests.unit import made
 
-TASKS = [Task(f"task{i}", "r", "host", "/w", "p", GradingSpec("command")) for i in range(12)]
+TASKS = [made.task(f"task{i}") for i in range(12)]
 ORDER = [task.id for turn in range(6) for task in choose_tasks(TASKS, turn, 2, seed=0)]
 """Tasks by place."""
 START = Cursor()
-
-
-def episode(task: str, stage: str, k: int, verdict: Verdict = Verdict.SOLVED) -> Episode:
-    reward = float(verdict is Verdict.SOLVED)
-    grade = Grade(verdict)
-    return Episode(f"{stage}/{task}.{k}", task, Status.COMPLETED, grade, reward, Trajectory("s"))
 
 
 @dataclass
@@ -60,8 +54,7 @@ class Rollouts:
         except asyncio.CancelledError:
             self.cancelled.append(name)
             raise
-        verdicts = enumerate(self.verdicts(task.id))
-        return Group(task.id, tuple(episode(task.id, stage, k, Verdict(v)) for k, v in verdicts))
+        return made.group(task.id, *self.verdicts(task.id))
 
     def end(self, *places: int) -> None:
         """Let the Groups of these places end."""
@@ -79,14 +72,9 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
 
 def parts_of(told: list[Event], **rollout: Any) -> Parts:
     absent: Any = None
-    return Parts(
-        gateway=absent,
+    return made.parts(
         sandboxes=SandboxPool(absent, Limits(), concurrency=2),
-        harness=absent,
-        reward=reward_of("solved"),
         rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),
-        budgets=BudgetsSection(),
-        seed=0,
         emit=told.append,
     )
 
@@ -143,6 +131,38 @@ async def test_with_staleness_zero_the_steps_are_those_of_a_synchronous_run(roll
             assert len(rollouts.begun) == 2 * step + 2  # none begins while the trainer learns
             await schedule.serve(serves(f"v{step + 1}"))
     assert len(rollouts.begun) == 12
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 4])
+@pytest.mark.parametrize("pool", [1.0, 2.0, 4.0])
+async def test_every_group_that_begins_is_trained_once_and_within_the_bound(
+    rollouts, staleness: int, pool: float
+) -> None:
+    """Groups end in any order, and a step takes those that may not wait any longer."""
+    draws = random.Random(f"{staleness} {pool}")
+    places = draws.sample(range(12), 12)
+    began: dict[str, int] = {}
+    trained: list[str] = []
+
+    def note_begun(version: int) -> None:
+        for name in rollouts.begun:
+            began.setdefault(name.partition("/")[2], version)
+
+    async with opened(max_staleness=staleness, pool=pool) as schedule:
+        for step in range(6):
+            work = asyncio.create_task(taken(schedule, step))
+            while await is_waiting(work):
+                running = [place for place in places if ORDER[place] in began]
+                note_begun(step)
+                if running:
+                    rollouts.end(running[0])
+                    places.remove(running[0])
+            trained += await work
+            await asyncio.sleep(0)
+            note_begun(step)
+            assert all(step - began[task] <= staleness for task in trained[2 * step :])
+            await schedule.serve(serves(f"v{step + 1}"))
+    assert sorted(trained) == sorted(ORDER)
 
 
 async def test_slow_groups_let_others_pass_and_hold_the_step_in_which_they_are_due(
@@ -239,13 +259,12 @@ async def test_a_lost_episode_is_retried_alone_while_others_continue(
     async def run(task: Task, name: str, parts: Parts, **_: object) -> Episode:
         """A fake of `episode.run`: the first attempt of the first Task is lost."""
         tried.append(name)
-        stage, _, attempt = name.partition("/")
         is_lost = name == f"00000/{ORDER[0]}.0"
         if name == f"00000/{ORDER[0]}.0+1":
             await second_try.wait()
         verdict = Verdict.INFRA if is_lost else Verdict.SOLVED
         parts.emit(EpisodeEnded(name, task.id, verdict, 0.0, 0, 0, 0.0))
-        return episode(task.id, stage, int(attempt.rpartition(".")[2][0]), verdict)
+        return made.episode(name.partition("+")[0], verdict=verdict)
 
     monkeypatch.setattr(group.episode, "run", run)
     async with opened(max_staleness=2, pool=2.0, folder=tmp_path) as schedule:

@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Group
 from swerl.core.errors import RecipeError, UnknownNameError
 from swerl.core.events import Event, Notice
-from swerl.core.grade import Grade, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.core.turn import Trajectory
-from swerl.recipe.schema import BudgetsSection, RolloutSection
+from swerl.recipe.schema import RolloutSection
 from swerl.rollout import step as rollout_step
 from swerl.rollout.parts import Parts
-from swerl.rollout.reward import reward_of
 from swerl.rollout.step import StepGroups, choose_tasks, group_filter, run_step
+from tests.unit import made
 
-TASKS = [Task(str(i), "r", "host", "/w", "p", GradingSpec("command")) for i in range(7)]
+TASKS = [made.task(str(i)) for i in range(7)]
 
 
 def test_every_epoch_takes_every_task_in_a_new_order() -> None:
@@ -35,18 +32,8 @@ def test_fewer_tasks_than_a_step_takes_are_one_clear_error() -> None:
 
 
 def _parts(told: list[Event], **rollout: object) -> Parts:
-    """What a step reads of a run; nothing here opens a sandbox or asks an engine."""
-    absent: Any = None
-    return Parts(
-        gateway=absent,
-        sandboxes=absent,
-        harness=absent,
-        reward=reward_of("solved"),
-        rollout=RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout),
-        budgets=BudgetsSection(),
-        seed=0,
-        emit=told.append,
-    )
+    section = RolloutSection(groups_per_step=2, episodes_per_group=2, **rollout)
+    return made.parts(rollout=section, emit=told.append)
 
 
 @pytest.fixture
@@ -61,26 +48,12 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
 
         async def run(tasks, stage, parts, *, size, folder) -> list[Group]:
             rounds.append([task.id for task in tasks])
-            return [Group(task.id, _episodes(task.id, verdicts(task.id))) for task in tasks]
+            return [made.group(task.id, *verdicts(task.id)) for task in tasks]
 
         monkeypatch.setattr(rollout_step.group, "run", run)
         return rounds
 
     return play
-
-
-def _episodes(task: str, verdicts: Sequence[str]) -> tuple[Episode, ...]:
-    return tuple(
-        Episode(
-            id=f"{task}.{k}",
-            task_id=task,
-            status=Status.COMPLETED,
-            grade=Grade(Verdict(verdict)),
-            reward=float(verdict == "solved"),
-            trajectory=Trajectory(session="s"),
-        )
-        for k, verdict in enumerate(verdicts)
-    )
 
 
 MIXED = ("solved", "unsolved")
@@ -132,7 +105,7 @@ async def test_if_no_group_passes_the_first_are_trained_without_an_advantage(pla
 
 
 async def test_only_mixed_verdicts_looks_through_a_shaped_reward(played) -> None:
-    long, short = _episodes("a", ("solved", "solved"))
+    long, short = made.group("a", "solved", "solved").episodes
     group = Group("a", (replace(long, reward=0.4), short))
     assert group_filter("zero-variance")(group)
     assert not group_filter("mixed-verdicts")(group)

@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Status
-from swerl.core.grade import Grade, Verdict
-from swerl.core.turn import Trajectory, Turn, WeightChange
+from swerl.core.turn import Turn, WeightChange
 from swerl.rollout.versions import Staleness, Versions, staleness
+from tests.unit import made
 
 
 def turn(num_tokens: int, version: str, *changes: WeightChange) -> Turn:
-    ids = tuple(range(num_tokens))
-    logprobs = (0.0,) * num_tokens
-    return Turn(0, None, (1,), ids, logprobs, Finish.STOP, version, weight_changes=changes)
-
-
-def episode(*turns: Turn) -> Episode:
-    grade = Grade(Verdict.SOLVED)
-    return Episode("e", "t", Status.COMPLETED, grade, 1.0, Trajectory("s", turns))
+    return made.turn(output=range(num_tokens), version=version, weight_changes=changes)
 
 
 def test_every_token_has_the_version_that_sampled_it() -> None:
@@ -28,7 +19,7 @@ def test_every_token_has_the_version_that_sampled_it() -> None:
 def test_staleness_counts_versions_and_weighs_by_tokens() -> None:
     versions = Versions(["a", "b", "c"])
     partial = turn(10, "a", WeightChange(5, "c"))
-    found = staleness([episode(partial, turn(10, "b"))], versions)
+    found = staleness([made.episode("e", partial, turn(10, "b"))], versions)
     assert found == Staleness(mean=1.0, largest=2, num_tokens=20, num_stale=15, num_partial=1)
 
 

@@ -8,26 +8,15 @@ from typing import Any
 
 import pytest
 
-from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Group
 from swerl.core.errors import InputError, RunError
-from swerl.core.grade import Grade, Verdict
-from swerl.core.turn import Trajectory, Turn
 from swerl.runs.evaluation import TaskResult, compare, find, read, result_of, summary
+from tests.unit import made
 
 
 def group(task: str, *verdicts: str) -> Group:
-    turn = Turn(0, None, (1, 1, 1), (2,), (0.0,), Finish.STOP, "000003")
-    later = Turn(1, 0, (1,), (2, 2), (0.0, 0.0), Finish.STOP, "000003")
-    trajectory = Trajectory("s", (turn, later))
-    return Group(
-        task,
-        tuple(
-            Episode(f"e/{task}.{k}", task, Status.COMPLETED, Grade(Verdict(verdict)), 0.0,
-                    trajectory, timings={"total": 2.0})
-            for k, verdict in enumerate(verdicts)
-        ),
-    )  # fmt: skip
+    turns = (made.turn(prompt=(1, 1, 1), version="000003"), made.turn(1, 0, output=(2, 2)))
+    return made.group(task, *verdicts, turns=turns, timings={"total": 2.0})
 
 
 def result(task: str, solved: int, attempts: int = 4, **fields: Any) -> TaskResult:

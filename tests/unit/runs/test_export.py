@@ -9,38 +9,24 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from swerl.cli.main import typer_app
-from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Group, Status
+from swerl.core.episode import Group
 from swerl.core.errors import InputError, SwerlError
-from swerl.core.grade import Grade, Verdict
 from swerl.core.learning import Batch
-from swerl.core.turn import RoutedExperts, Trajectory, Turn
+from swerl.core.turn import RoutedExperts, Turn
 from swerl.runs import export, tables
 from swerl.runs.layout import RunFolder
 from swerl.training import batch as batches
 from swerl.training.algorithms import grpo
 from swerl.training.batch import collect
+from tests.unit import made
 
 
 def turn(index: int, parent: int | None) -> Turn:
     base = 10 * (index + 1)
     start, num_positions = (0, 3) if parent is None else (3, 4)
     routed = RoutedExperts(start, 1, 1, 1, b"\1" * num_positions) if index < 2 else None
-    return Turn(
-        index, parent, (base, base + 2), (base + 1, base + 3), (-0.25, -1.5), Finish.STOP,
-        f"v{index}", routed=routed,
-    )  # fmt: skip
-
-
-def episode(name: str, task: str, verdict: Verdict, *turns: Turn) -> Episode:
-    return Episode(
-        id=name,
-        task_id=task,
-        status=Status.COMPLETED,
-        grade=Grade(verdict, ""),
-        reward=float(verdict is Verdict.SOLVED),
-        trajectory=Trajectory(name, turns),
-    )
+    output = (base + 1, base + 3)
+    return made.turn(index, parent, (base, base + 2), output, logprobs=(-0.25, -1.5), routed=routed)
 
 
 FORK = (turn(0, None), turn(1, 0), turn(2, 0))
@@ -55,9 +41,9 @@ def run(tmp_path: Path) -> Path:
     algorithm = grpo.build(grpo.Options())
     for step in (0, 1):
         episodes = (
-            episode(f"{step}/a.0", "a", Verdict.SOLVED, *FORK),
-            episode(f"{step}/a.1", "a", Verdict.UNSOLVED, turn(0, None)),
-            episode(f"{step}/a.2", "a", Verdict.INFRA, turn(0, None)),
+            made.episode(f"{step}/a.0", *FORK),
+            made.episode(f"{step}/a.1", turn(0, None), verdict="unsolved"),
+            made.episode(f"{step}/a.2", turn(0, None), verdict="infra"),
         )
         tables.write_turns(folder.turns(step), episodes)
         batches.write(folder.samples(step), collect(step, [Group("a", episodes)], algorithm).batch)
@@ -137,7 +123,7 @@ def test_an_export_leaves_an_existing_file_alone(run: Path, tmp_path: Path) -> N
 
 def test_turns_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
     folder = RunFolder(run)
-    tables.write_turns(folder.turns(0), [episode("x", "a", Verdict.SOLVED, turn(0, None))])
+    tables.write_turns(folder.turns(0), [made.episode("x", turn(0, None))])
     with pytest.raises(SwerlError, match=r"lack the episode 0/a\.0"):
         list(export.step_rows(run, [0]))
     assert not list(tmp_path.glob(".*part"))

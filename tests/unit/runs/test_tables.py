@@ -7,23 +7,19 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Status
 from swerl.core.errors import RunError
-from swerl.core.grade import Grade, Verdict
-from swerl.core.turn import RoutedExperts, Trajectory, Turn, WeightChange
+from swerl.core.turn import RoutedExperts, WeightChange
 from swerl.runs import tables
 from swerl.runs.tables import read_logprobs, write_logprobs, write_turns
+from tests.unit import made
 
 
 def test_a_turn_keeps_its_tokens_and_its_weights(tmp_path: Path) -> None:
     routed = RoutedExperts(start=0, num_layers=1, top_k=2, bytes_per_id=1, data=bytes([0, 255] * 3))
-    first = Turn(
-        0, None, (1, 2), (3, 4), (-0.5, -1.0), Finish.STOP, "v1",
-        weight_changes=(WeightChange(1, "v2"),), routed=routed,
-    )  # fmt: skip
-    second = Turn(1, 0, (5,), (6,), (-1.0,), Finish.STOP, "v2")
-    write_turns(tmp_path / "turns.parquet", [_episode(first, second)])
+    changes = (WeightChange(1, "v2"),)
+    first = made.turn(0, None, (1, 2), (3, 4), "v1", weight_changes=changes, routed=routed)
+    second = made.turn(1, 0, (5,), (6,), "v2", logprobs=(-1.0,))
+    write_turns(tmp_path / "turns.parquet", [made.episode("00001/t.0", first, second)])
     rows = pq.read_table(tmp_path / "turns.parquet").to_pylist()
     assert rows[0]["weight_changes"] == [{"at": 1, "version": "v2"}]
     assert (rows[0]["prompt_ids"], rows[0]["output_ids"]) == ([1, 2], [3, 4])
@@ -34,7 +30,7 @@ def test_a_turn_keeps_its_tokens_and_its_weights(tmp_path: Path) -> None:
 
 
 def test_a_step_without_a_turn_is_an_empty_table(tmp_path: Path) -> None:
-    write_turns(tmp_path / "turns.parquet", [_episode()])
+    write_turns(tmp_path / "turns.parquet", [made.episode("00001/t.0")])
     assert pq.read_table(tmp_path / "turns.parquet").num_rows == 0
 
 
@@ -50,17 +46,3 @@ def test_the_trainers_log_probabilities_are_found_by_episode_in_order(
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RunError, match="cannot read"):
         read_logprobs(path, "a")
-
-
-def _episode(*turns: Turn) -> Episode:
-    return Episode(
-        id="00001/t.0",
-        task_id="t",
-        status=Status.COMPLETED,
-        grade=Grade(Verdict.SOLVED, "ok"),
-        reward=1.0,
-        trajectory=Trajectory("00001/t.0", turns),
-        patch="",
-        timings={},
-        log="",
-    )
