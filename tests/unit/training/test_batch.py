@@ -10,19 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from swerl.core import experts, plugins
-from swerl.core.chat import Finish
+from swerl.core import experts
 from swerl.core.contracts import Algorithm
 from swerl.core.episode import Episode, Group, Status
 from swerl.core.errors import TrainerError
-from swerl.core.grade import Grade, Verdict
+from swerl.core.grade import Verdict
 from swerl.core.learning import Batch
-from swerl.core.turn import RoutedExperts, Trajectory, Turn
+from swerl.core.turn import RoutedExperts
 from swerl.plan.parameters import RowCost
 from swerl.runs import tables
 from swerl.training import batch as batches
 from swerl.training.batch import collect
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
+from tests.unit import made
+from tests.unit.training.algorithms.conftest import NAMES, make
 
 MakeBatch = Callable[..., Batch]
 
@@ -144,26 +145,13 @@ def test_a_damaged_file_is_a_trainer_error(tmp_path: Path, random_batch: MakeBat
         batches.read(path)
 
 
-NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)
-
-
-def make(name: str) -> Algorithm:
-    module = plugins.load("algorithms", name)
-    algorithm: Algorithm = module.build(module.Options())
-    return algorithm
 
 
 def episode(name: str, verdict: Verdict, fan_out: int = 1) -> Episode:
     """Return an Episode of `fan_out` conversations of eight sampled tokens."""
-    turns = tuple(
-        Turn(index, None, (1, 2, 3), (5,) * 8, (-0.5,) * 8, Finish.STOP, "0")
-        for index in range(fan_out)
-    )
-    reward = float(verdict is Verdict.SOLVED)
-    task = name.partition(".")[0]
-    grade = Grade(verdict, "")
-    return Episode(name, task, Status.COMPLETED, grade, reward, Trajectory(name, turns))
+    turns = (made.turn(index, None, (1, 2, 3), (5,) * 8) for index in range(fan_out))
+    return made.episode(name, *turns, verdict=verdict)
 
 
 def gradients(

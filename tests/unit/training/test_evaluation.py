@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from swerl.core.chat import Finish
-from swerl.core.episode import REFILLS, Episode, Status
+from swerl.core.episode import REFILLS, Episode
 from swerl.core.errors import RunError
 from swerl.core.events import EvalEnded, Event, Progress
 from swerl.core.grade import Grade, Verdict
-from swerl.core.task import GradingSpec, Task
-from swerl.core.turn import Trajectory, Turn
-from swerl.recipe.schema import BudgetsSection, EvalSection, Recipe, RolloutSection
+from swerl.core.task import Task
+from swerl.recipe.schema import EvalSection, Recipe, RolloutSection
 from swerl.rollout import group
 from swerl.rollout.parts import MixedAgent, Parts
-from swerl.rollout.reward import reward_of
 from swerl.runs.evaluation import compare, find
 from swerl.runs.layout import Best, RunFolder, open_run
 from swerl.training.evaluation import evaluate, is_due
+from tests.unit import made
 
-SPLITS = {"heldout": [Task("a", "r", "host", "/w", "p", GradingSpec("command"))], "empty": []}
-TWO = {"heldout": [replace(SPLITS["heldout"][0], id=name) for name in ("a", "b")]}
+SPLITS = {"heldout": [made.task("a")], "empty": []}
+TWO = {"heldout": [made.task("a"), made.task("b")]}
 ODD = "a\0\udc80"
 """A patch with bytes that are no text."""
 Answer = Callable[[str, Parts], str]
@@ -45,30 +42,24 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[str]]:
     """Give Episodes verdicts without agents; the result lists the attempts that were made."""
 
     def use(verdict: Answer) -> list[str]:
-        made: list[str] = []
+        attempts: list[str] = []
 
         async def run(task: Task, name: str, parts: Parts, **_: object) -> Episode:
-            made.append(name)
+            attempts.append(name)
             grade = Grade(Verdict(verdict(name, parts)), "the machine failed")
-            version = f"{len(made):06d}" if "mixed" in parts.agent else "000003"
-            turn = Turn(0, None, (1,), (2,), (0.0,), Finish.STOP, version)
-            trajectory = Trajectory("s", (turn,))
-            return Episode(name, task.id, Status.COMPLETED, grade, 0.0, trajectory, patch=ODD)
+            turn = made.turn(version="000003")
+            return made.episode(name, turn, task_id=task.id, grade=grade, patch=ODD)
 
         monkeypatch.setattr(group.episode, "run", run)
-        return made
+        return attempts
 
     return use
 
 
 def parts_of(events: list[Event], **fields: Any) -> Parts:
-    absent: Any = None
     pool: Any = SimpleNamespace(slot=asyncio.Semaphore(8))
-    return replace(Parts(
-        gateway=absent, sandboxes=pool, harness=absent, reward=reward_of("solved"),
-        rollout=RolloutSection(temperature=1.0), budgets=BudgetsSection(), seed=0,
-        emit=events.append, agent="builtin",
-    ), **fields)  # fmt: skip
+    defaults = {"sandboxes": pool, "emit": events.append, "agent": "builtin"}
+    return made.parts(**{**defaults, **fields})
 
 
 class Settled:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from swerl.core.episode import Episode, Group, Status
-from swerl.core.grade import Grade, Verdict
+from swerl.core import plugins
+from swerl.core.episode import Group
 from swerl.core.learning import LossInputs, Totals
-from swerl.core.turn import Trajectory
+from tests.unit import made
 
 Arrays = Mapping[str, np.ndarray]
 
+NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
+"""Algorithms that learn from Groups."""
 FAN_OUT = (1, 2, 3)
 """Samples of each Episode of the random batch."""
+
+
+def make(name: str, **options: Any) -> Any:
+    """Build an algorithm as a recipe would."""
+    module = plugins.load("algorithms", name)
+    return module.build(module.Options.model_validate(options))
 
 
 @pytest.fixture
@@ -72,20 +81,11 @@ def group() -> Callable[..., Group]:
     """Make a Group from (verdict, reward) pairs."""
 
     def make(*outcomes: tuple[str, float]) -> Group:
-        return Group(
-            "task",
-            tuple(
-                Episode(
-                    id=f"episode-{number}",
-                    task_id="task",
-                    status=Status.COMPLETED,
-                    grade=Grade(Verdict(verdict)),
-                    reward=reward,
-                    trajectory=Trajectory(session="session"),
-                )
-                for number, (verdict, reward) in enumerate(outcomes)
-            ),
+        episodes = (
+            made.episode(f"episode-{number}", verdict=verdict, reward=reward)
+            for number, (verdict, reward) in enumerate(outcomes)
         )
+        return Group("task", tuple(episodes))
 
     return make
 
@@ -102,9 +102,3 @@ def slope(loss: Callable[[Arrays], float], arrays: Arrays) -> np.ndarray:
             ends.append(loss(moved))
         found[place] = (ends[0] - ends[1]) / (2 * step)
     return found
-
-
-@pytest.fixture
-def numeric_slope() -> Callable[[Callable[[Arrays], float], Arrays], np.ndarray]:
-    """Return the numeric gradient of a written-out loss by `logp`."""
-    return slope

@@ -7,44 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swerl.core import plugins
-from swerl.core.chat import Finish
 from swerl.core.episode import Group
-from swerl.core.turn import Trajectory, Turn
+from swerl.core.turn import Trajectory
 from swerl.training.batch import collect
+from tests.unit import made
+from tests.unit.training.algorithms.conftest import NAMES, make
 
-NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 BY_DEVIATION = ("gspo", "grpo", "dapo", "cispo")
 FLOOR = 1e-6
 
 
-def make(name: str, **options: object):
-    """Build an algorithm as a recipe would."""
-    module = plugins.load("algorithms", name)
-    return module.build(module.Options.model_validate(options))
-
-
-def _trajectory(num_roots: int) -> Trajectory:
-    """A Session of so many roots: each becomes a Sample of its own."""
-    turns = [
-        Turn(
-            index=index,
-            parent=None,
-            prompt_ids=(1, 2),
-            output_ids=(3,) * (index + 1),
-            logprobs=(-0.5,) * (index + 1),
-            finish=Finish.STOP,
-            weight_version="0",
-        )
-        for index in range(num_roots)
-    ]
-    return Trajectory(session="session", turns=tuple(turns))
-
-
 def _with_roots(group: Group, name: str, *num_roots: int) -> Group:
+    """Give each Episode a Session of so many roots: each becomes a Sample of its own."""
     episodes = (
-        replace(episode, id=f"{name}.{k}", trajectory=_trajectory(count))
+        replace(episode, id=f"{name}.{k}", trajectory=Trajectory("s", roots))
         for k, (episode, count) in enumerate(zip(group.episodes, num_roots, strict=True))
+        for roots in [tuple(made.turn(n, output=(3,) * (n + 1)) for n in range(count))]
     )
     return Group(name, tuple(episodes))
 

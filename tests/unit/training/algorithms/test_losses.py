@@ -8,20 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from swerl.core import plugins
 from swerl.core.learning import Totals
+from tests.unit.training.algorithms.conftest import NAMES, Arrays, make, slope
 
-Arrays = Mapping[str, np.ndarray]
 Gains = Callable[[Arrays, object], np.ndarray]
-
-NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
-
-
-def make(name: str, **options: object):
-    """Build an algorithm and its options as a recipe would."""
-    module = plugins.load("algorithms", name)
-    chosen = module.Options.model_validate(options)
-    return module.build(chosen), chosen
 
 
 def _ppo(ratio: np.ndarray, advantage: np.ndarray, options) -> np.ndarray:
@@ -89,14 +79,16 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_loss_and_gradient_equal_the_written_out_formula(
-    arrays, to_inputs, numeric_slope, name: str, settings: dict[str, float]
+    arrays, to_inputs, name: str, settings: dict[str, float]
 ) -> None:
-    algorithm, options = make(name, **settings)
+    algorithm = make(name, **settings)
     inputs = to_inputs(arrays)
     result = algorithm.loss(inputs)
     result.loss.backward()
-    assert result.loss.item() == pytest.approx(written_out(name, arrays, options), abs=1e-9)
-    expected = numeric_slope(lambda moved: written_out(name, moved, options), arrays)
+    assert result.loss.item() == pytest.approx(
+        written_out(name, arrays, algorithm.options), abs=1e-9
+    )
+    expected = slope(lambda moved: written_out(name, moved, algorithm.options), arrays)
     np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-6)
 
 
@@ -104,7 +96,7 @@ def test_loss_and_gradient_equal_the_written_out_formula(
 def test_cispo_equals_the_written_out_formula_and_its_weight_has_no_gradient(
     arrays, to_inputs, bounds: tuple[float, float]
 ) -> None:
-    algorithm, _ = make("cispo", ratio_low=bounds[0], ratio_high=bounds[1])
+    algorithm = make("cispo", ratio_low=bounds[0], ratio_high=bounds[1])
     inputs = to_inputs(arrays)
     result = algorithm.loss(inputs)
     result.loss.backward()
@@ -119,7 +111,7 @@ def test_cispo_equals_the_written_out_formula_and_its_weight_has_no_gradient(
 def test_an_episode_has_one_vote_however_many_samples_it_became(
     to_inputs, name: str, num_rows: int
 ) -> None:
-    algorithm, _ = make(name, kl_coef=0.1, entropy_coef=0.01, mismatch="icepop")
+    algorithm = make(name, kl_coef=0.1, entropy_coef=0.01, mismatch="icepop")
     whole = _gradient_of_two_episodes(algorithm, to_inputs, num_rows=1)
     parts = _gradient_of_two_episodes(algorithm, to_inputs, num_rows=num_rows)
     assert np.count_nonzero(whole) == 14
@@ -150,7 +142,7 @@ def test_a_batch_that_trains_nothing_has_no_loss_and_no_gradient(
 ) -> None:
     arrays["mask"] = np.zeros_like(arrays["mask"])
     arrays["weight"] = np.full(len(arrays["weight"]), 1 / 6)
-    algorithm, _ = make(name, kl_coef=0.1, entropy_coef=0.01, mismatch="sequence-mis")
+    algorithm = make(name, kl_coef=0.1, entropy_coef=0.01, mismatch="sequence-mis")
     inputs = to_inputs(arrays, Totals(3, 0))
     result = algorithm.loss(inputs)
     result.loss.backward()
@@ -177,7 +169,7 @@ def test_one_token_does_not_own_a_step(to_inputs, name: str, gap: float) -> None
             options = {"kl_coef": 0.05 * (far == "ref_logp"), "entropy_coef": 0.001}
             wide = {"clip_low": 0.2, "clip_high": 0.2} if name == "gspo" else {}
             inputs = to_inputs(arrays, Totals(8, 4096))
-            result = make(name, kl_estimator="k3", **options, **wide)[0].loss(inputs)
+            result = make(name, kl_estimator="k3", **options, **wide).loss(inputs)
             result.loss.backward()
             grad = inputs.logp_BT.grad
             assert torch.isfinite(result.loss)
@@ -193,12 +185,12 @@ def test_only_clipped_tokens_count_as_clipped(arrays, to_inputs) -> None:
     arrays["advantage"] = np.ones(len(arrays["weight"]))
     first = np.flatnonzero(arrays["mask"][0])
     arrays["old_logp"][0, first[0]] -= 1.0
-    result = make("grpo")[0].loss(to_inputs(arrays))
+    result = make("grpo").loss(to_inputs(arrays))
     expected = arrays["weight"][0] / len(first)
     assert result.stats["clip_fraction"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_kl_no_reference_is_asked_for(name: str) -> None:
-    assert make(name, kl_coef=0.1)[0].needs_reference
-    assert not make(name, kl_coef=0)[0].needs_reference
+    assert make(name, kl_coef=0.1).needs_reference
+    assert not make(name, kl_coef=0).needs_reference

@@ -9,24 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from swerl.core import plugins
 from swerl.core.errors import RecipeError
 from swerl.recipe.check import check_clip, plugin_options
 from swerl.recipe.load import load
 from swerl.recipe.schema import PluginSection, Recipe
+from tests.unit.training.algorithms.conftest import NAMES, make, slope
 
 GPU_RECIPES = [
     path
     for path in sorted((Path(__file__).parents[4] / "recipes").glob("*.toml"))
     if load([path]).cluster.gpus_per_node
 ]
-NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
-
-
-def make(name: str, **options: object):
-    """Build an algorithm as a recipe would."""
-    module = plugins.load("algorithms", name)
-    return module.build(module.Options.model_validate(options))
 
 
 def _weights(rule: str, arrays, low: float, high: float) -> np.ndarray:
@@ -103,7 +96,7 @@ def test_each_token_pulls_by_its_weight_and_its_advantage(
 @pytest.mark.parametrize("rule", DEFAULTS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "cispo"])
 def test_a_later_update_is_clipped_by_how_far_the_policy_has_moved(
-    apart, to_inputs, numeric_slope, name: str, rule: str
+    apart, to_inputs, name: str, rule: str
 ) -> None:
     """Decoupled: the ratio is to the policy at the Batch's start, the weight its ratio to the
     engine."""
@@ -129,7 +122,7 @@ def test_a_later_update_is_clipped_by_how_far_the_policy_has_moved(
     assert result.loss.item() == pytest.approx(loss(apart), abs=1e-9)
     # In the token form of a sequence ratio each token pulls with its own weight.
     if name != "gspo" or rule.startswith(("sequence", "geometric")):
-        expected = numeric_slope(loss, apart)
+        expected = slope(loss, apart)
         np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-6)
     assert 0 < result.stats["clip_fraction"] < 1
 

@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from swerl.core import plugins
 from swerl.core.learning import LossInputs, Totals
+from tests.unit.training.algorithms.conftest import NAMES, make
 
 NUM_TOKENS = 7
-NAMES = ("gspo", "grpo", "reinforce-pp")
-
-
-def make(name: str, **options: object):
-    """Build an algorithm as a recipe would."""
-    module = plugins.load("algorithms", name)
-    return module.build(module.Options.model_validate(options))
 
 
 def _logits(seed: int) -> torch.Tensor:
@@ -28,12 +21,11 @@ def _logits(seed: int) -> torch.Tensor:
     return torch.randn(NUM_TOKENS, generator=generator, dtype=torch.float64)
 
 
-def _expected_gradient(logits: torch.Tensor, name: str, **settings: object) -> torch.Tensor:
-    """Return the mean gradient over all tokens of a loss without any advantage."""
-    logits = logits.clone().requires_grad_()
+def _every_token(logits: torch.Tensor) -> LossInputs:
+    """Return a row for each token that could be sampled, by its probability; no advantage."""
     logp = torch.log_softmax(logits, 0)
     ones = torch.ones(NUM_TOKENS, 1, dtype=torch.float64)
-    inputs = LossInputs(
+    return LossInputs(
         logp_BT=logp.unsqueeze(1),
         old_logp_BT=logp.detach().unsqueeze(1),
         ref_logp_BT=torch.log_softmax(_logits(1), 0).unsqueeze(1),
@@ -43,32 +35,21 @@ def _expected_gradient(logits: torch.Tensor, name: str, **settings: object) -> t
         weight_B=logp.detach().exp(),
         totals=Totals(1, 1),
     )
-    make(name, **settings).loss(inputs).loss.backward()
-    assert logits.grad is not None
-    return logits.grad
 
 
-def test_the_reported_kl_is_the_divergence_on_average() -> None:
+@pytest.mark.parametrize(
+    ("place", "estimator"), [("loss", "k3"), ("reward", "k1"), ("reward", "k3")]
+)
+def test_the_reported_kl_is_the_divergence_on_average(place: str, estimator: str) -> None:
     logp, ref_logp = torch.log_softmax(_logits(0), 0), torch.log_softmax(_logits(1), 0)
     exact = float((logp.exp() * (logp - ref_logp)).sum())
-    ones = torch.ones(NUM_TOKENS, 1, dtype=torch.float64)
-    for place, estimator in (("loss", "k3"), ("reward", "k1"), ("reward", "k3")):
-        inputs = LossInputs(
-            logp_BT=logp.unsqueeze(1),
-            old_logp_BT=logp.unsqueeze(1),
-            ref_logp_BT=ref_logp.unsqueeze(1),
-            mask_BT=ones,
-            token_BT=ones,
-            advantage_B=torch.zeros(NUM_TOKENS, dtype=torch.float64),
-            weight_B=logp.exp(),
-            totals=Totals(1, 1),
-        )
-        algorithm = make("grpo", kl_coef=0.1, kl_place=place, kl_estimator=estimator)
-        assert algorithm.loss(inputs).stats["kl"] == pytest.approx(exact, abs=1e-9)
+    algorithm = make("grpo", kl_coef=0.1, kl_place=place, kl_estimator=estimator)
+    stats = algorithm.loss(_every_token(_logits(0))).stats
+    assert stats["kl"] == pytest.approx(exact, abs=1e-9)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("name", ["gspo", "grpo", "dapo", "cispo", "dr-grpo", "reinforce-pp"])
+@pytest.mark.parametrize("name", NAMES)
 def test_in_the_reward_a_token_is_charged_for_the_kl_to_the_end_of_its_row(
     arrays, to_inputs, name: str, estimator: str
 ) -> None:
@@ -88,13 +69,13 @@ def test_in_the_reward_a_token_is_charged_for_the_kl_to_the_end_of_its_row(
     np.testing.assert_allclose(inputs.logp_BT.grad.numpy(), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["gspo", "grpo", "reinforce-pp"])
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy(name: str) -> None:
-    settings = {"kl_coef": 0.0, "entropy_coef": 0.5}
-    found = _expected_gradient(_logits(0), name, **settings)
+    sampled = _logits(0).requires_grad_()
+    make(name, kl_coef=0.0, entropy_coef=0.5).loss(_every_token(sampled)).loss.backward()
     logits = _logits(0).requires_grad_()
     logp = torch.log_softmax(logits, 0)
     (0.5 * (logp.exp() * logp).sum()).backward()
     assert logits.grad is not None
     assert float(logits.grad.abs().max()) > 0.01
-    torch.testing.assert_close(found, logits.grad, atol=1e-9, rtol=0)
+    torch.testing.assert_close(sampled.grad, logits.grad, atol=1e-9, rtol=0)

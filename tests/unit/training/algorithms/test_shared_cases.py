@@ -11,28 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from swerl.core import plugins
-from swerl.core.episode import Episode, Group, Status
-from swerl.core.grade import Grade, Verdict
+from swerl.core.episode import Group
 from swerl.core.learning import LossInputs, Totals
-from swerl.core.turn import Trajectory
+from tests.unit import made
+from tests.unit.training.algorithms.conftest import NAMES, make
 
-NAMES = ("gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp")
 VARIANTS = ("plain", "kl", "kl_reward", "tis", "seqmis", "icepop")
 
 
 def _group(entry: dict[str, Any]) -> Group:
-    episodes = [
-        Episode(
-            id=episode["id"],
-            task_id=entry["task"],
-            status=Status.COMPLETED,
-            grade=Grade(Verdict(episode["verdict"])),
-            reward=episode["reward"],
-            trajectory=Trajectory(session=""),
-        )
-        for episode in entry["episodes"]
-    ]
+    episodes = (
+        made.episode(each["id"], verdict=each["verdict"], reward=each["reward"])
+        for each in entry["episodes"]
+    )
     return Group(entry["task"], tuple(episodes))
 
 
@@ -75,8 +66,7 @@ def _part(inputs: LossInputs, places: slice) -> LossInputs:
 def test_micro_batches_add_up_to_the_reference(shared_dir: Path, name: str, variant: str) -> None:
     path = shared_dir / "cases" / "training" / f"loss-{name}-{variant}.json"
     case = json.loads(path.read_text())
-    module = plugins.load("algorithms", case["algorithm"])
-    algorithm = module.build(module.Options.model_validate(case["options"]))
+    algorithm = make(case["algorithm"], **case["options"])
     groups = [_group(entry) for entry in case["groups"]]
     values = algorithm.advantages(groups)
     advantages = {
