@@ -10,11 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +21,13 @@ from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Limits
-from swerl.core.task import GradingSpec, Task
+from swerl.core.task import Task
 from swerl.harnesses import builtin
 from swerl.images.store import Store
 from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks import worktree
+from tests.unit import made
 from tests.unit.sandboxes.helpers import write_image
 
 TASK_IMAGE = "built:prepared"
@@ -70,19 +67,16 @@ def repository(tmp_path: Path) -> Path:
 
 
 class Counting:
-    """A backend that counts the openings of each image, and can refuse snapshots."""
+    """A backend that counts the openings of each image."""
 
-    def __init__(self, inner: Any = None, *, refuses: bool = False) -> None:
-        self.inner = inner or local.build(local.Options())
+    def __init__(self) -> None:
+        self.inner = local.build(local.Options())
         self.opened: list[str] = []
-        self.refuses = refuses
 
     @asynccontextmanager
     async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Any]:
         self.opened.append(image.partition(":")[0])
         async with self.inner.open(image, limits, **options) as sandbox:
-            if self.refuses:
-                sandbox.snapshot = refuse
             yield sandbox
 
     def __getattr__(self, name: str) -> Any:
@@ -101,8 +95,8 @@ class Counting:
 class WithoutSnapshots:
     """A backend that can take no snapshots, as most cannot."""
 
-    def __init__(self, inner: Any = None) -> None:
-        self.open = (inner or local.build(local.Options())).open
+    def __init__(self) -> None:
+        self.open = local.build(local.Options()).open
 
 
 async def refuse(name: str = "") -> str:
@@ -118,7 +112,7 @@ def for_agent(pool: SandboxPool, task: Task) -> AbstractAsyncContextManager[Prep
 
 
 def task_of(image: str, **fields: Any) -> Task:
-    return Task("a__b-1", "a/b", image, "/repo", "Mend it.", GradingSpec("command"), **fields)
+    return made.task("a__b-1", image, "/repo", **fields)
 
 
 async def shown(sandbox: Sandbox) -> str:
@@ -174,8 +168,7 @@ async def test_a_snapshot_that_goes_before_it_is_opened_is_prepared_anew(
     for _ in range(3):
         task = task_of(f"dir:{repository}", files={"/repo/a": "text"})
         async with for_agent(pool, task) as prepared:
-            sandbox = prepared.sandbox
-            views.append(timeless(await shown(sandbox)))
+            views.append(timeless(await shown(prepared.sandbox)))
     assert machine.opened == ["dir", "snapshot", "dir", "dir"]
     assert views[0] == views[1] == views[2]
 
@@ -213,11 +206,9 @@ async def test_a_changed_image_or_task_is_prepared_anew(repository: Path) -> Non
         pass
     (repository / "pkg/code.py").write_text("edited\n")
     async with for_agent(pool, task) as prepared:
-        sandbox = prepared.sandbox
-        assert await sandbox.read("/repo/pkg/code.py") == b"edited\n"
+        assert await prepared.sandbox.read("/repo/pkg/code.py") == b"edited\n"
     async with for_agent(pool, replace(task, files={"/repo/more": "x"})) as prepared:
-        sandbox = prepared.sandbox
-        assert await sandbox.read("/repo/more") == b"x"
+        assert await prepared.sandbox.read("/repo/more") == b"x"
     assert backend.opened == ["dir"] * 3
 
 
@@ -229,9 +220,8 @@ async def test_what_a_snapshot_would_lose_is_prepared_each_time(
     pool = make(backend)
     for _ in range(2):
         async with for_agent(pool, task) as prepared:
-            sandbox = prepared.sandbox
             if "files" in fields:
-                assert await sandbox.read("/tmp/given") == b"x"
+                assert await prepared.sandbox.read("/tmp/given") == b"x"
     assert "snapshot" not in backend.opened
 
 
@@ -298,9 +288,8 @@ async def test_clean_files_of_a_snapshot_are_read_once(repository: Path) -> None
     found = []
     for changes in (edit, edit, edit, more):
         async with pool.for_grading(task) as prepared:
-            sandbox = prepared.sandbox
             if len(found) == 2:
-                sandbox.run = refuse  # type: ignore[method-assign,assignment]
+                prepared.sandbox.run = refuse  # type: ignore[method-assign,assignment]
             found.append(await prepared.compare(changes))
     clean = {"pkg/code.py": TreeFile(b"broken\n"), "link": TreeFile(b"pkg/code.py", FileKind.LINK)}
     assert found[:3] == [Changes(edit.files, clean)] * 3

@@ -9,10 +9,11 @@ import pytest
 
 from swerl.core.errors import BrokenImageError
 from swerl.core.sandbox import Limits
-from swerl.core.task import GradingSpec, Task
+from swerl.core.task import Task
 from swerl.rollout.sandbox_pool import SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks.datasets import find_converter
+from tests.unit import made
 
 SCRIPT = """
 git init -q --template= -b main; git config user.name a; git config user.email a@b
@@ -64,7 +65,7 @@ async def test_grading_gets_the_hidden_tests_back(image: str, pool: SandboxPool)
 
 
 async def test_a_setup_that_fails_is_the_images_fault(image: str, pool: SandboxPool) -> None:
-    task = Task("a", "a", image, "/repo", "Mend.", GradingSpec("command"), setup="git checkout no")
+    task = made.task("a", image, "/repo", setup="git checkout no")
     with pytest.raises(BrokenImageError, match=r"setup of task a failed .*no"):
         async with pool.for_grading(task):
             pass

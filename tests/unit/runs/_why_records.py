@@ -6,19 +6,19 @@ Four Tasks a step, four attempts each: a prompt, a reply with a call, its result
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from swerl.core.chat import Finish
-from swerl.core.episode import Episode, Status
+from swerl.core.episode import Episode
 from swerl.core.events import StepEnded
 from swerl.core.files import write_json
 from swerl.core.grade import Grade, TestStatus, Verdict
-from swerl.core.turn import Trajectory, Turn
+from swerl.core.turn import Turn
 from swerl.engines.families.tiny import byte_tokenizer, save_tokenizer
 from swerl.rollout import record
 from swerl.runs import tables
 from swerl.runs.history import EventLog
+from tests.unit import made
 
 ATTEMPTS = 4
 METRICS = {
@@ -44,8 +44,7 @@ def ids(text: str) -> tuple[int, ...]:
 def turn(number: int, parent: int | None, prompt: str, reply: str, **facts: object) -> Turn:
     said = ids(reply)
     noise = tuple(-0.3 + 0.01 * (place % 5) for place in range(len(said)))
-    made = Turn(number, parent, ids(prompt), said, noise, Finish.STOP, "000000")
-    return replace(made, **facts)
+    return made.turn(number, parent, ids(prompt), said, "000000", logprobs=noise, **facts)
 
 
 def healthy_episode(step: int, task: int, attempt: int) -> Episode:
@@ -59,16 +58,13 @@ def healthy_episode(step: int, task: int, attempt: int) -> Episode:
         turn(1, 0, f"{result}<|im_start|>assistant\n", f"Done with {attempt}.<|im_end|>"),
     )
     status = TestStatus.PASSED if is_solved else TestStatus.FAILED
-    return Episode(
-        id=name,
-        task_id=f"task-{step}-{task}",
-        status=Status.COMPLETED,
-        grade=Grade(
-            Verdict.SOLVED if is_solved else Verdict.UNSOLVED,
-            tests={"test_new": status, "test_old": TestStatus.PASSED},
-        ),
-        reward=float(is_solved),
-        trajectory=Trajectory(name, turns),
+    verdict = Verdict.SOLVED if is_solved else Verdict.UNSOLVED
+    return made.episode(
+        name,
+        *turns,
+        verdict=verdict,
+        grade=Grade(verdict, tests={"test_new": status, "test_old": TestStatus.PASSED}),
+        session=name,
         patch=f"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+x{attempt}\n",
         timings={"total": 1.0},
         log="x = 1\n",

@@ -18,6 +18,11 @@ def test_a_new_run_starts_at_step_zero_and_remembers_its_state(tmp_path: Path) -
         folder.write_state(RunState(step=2, evals_done=("eval-heldout-00000",)))
     with open_run(tmp_path / "run", {"steps": 3}) as folder:
         assert folder.read_state() == RunState(2, False, ("eval-heldout-00000",))
+        # Each start has a log folder of its own.
+        assert folder.new_attempt().name == "attempt-01"
+        assert folder.new_attempt().name == "attempt-02"
+        (folder.root / "logs" / "attempt-01").rmdir()
+        assert folder.new_attempt().name == "attempt-03"
 
 
 def recipe(changes: dict[str, object] | None = None) -> dict[str, object]:
@@ -103,15 +108,6 @@ def test_a_run_of_a_release_without_some_keys_goes_on(tmp_path: Path) -> None:
         pass
 
 
-def test_a_run_folder_serves_one_process_at_a_time(tmp_path: Path) -> None:
-    with (
-        open_run(tmp_path / "run", {}),
-        pytest.raises(RunError, match="another process"),
-        open_run(tmp_path / "run", {}),
-    ):
-        pass
-
-
 def test_a_lock_that_may_not_be_opened_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "run" / "lock").mkdir(parents=True)
     with pytest.raises(RunError, match=r"cannot write .*lock"), open_run(tmp_path / "run", {}):
@@ -137,14 +133,6 @@ def test_a_damaged_state_without_a_checkpoint_is_that_of_a_new_run(tmp_path: Pat
         with pytest.raises(RunError, match="cannot read") as caught:
             folder.read_state()
     assert "delete" not in caught.value.hint
-
-
-def test_each_start_gets_a_log_folder_of_its_own(tmp_path: Path) -> None:
-    with open_run(tmp_path / "run", {}) as folder:
-        assert folder.new_attempt().name == "attempt-01"
-        assert folder.new_attempt().name == "attempt-02"
-        (folder.root / "logs" / "attempt-01").rmdir()
-        assert folder.new_attempt().name == "attempt-03"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:

@@ -144,13 +144,18 @@ def test_a_killed_process_differs_from_a_running_one(tmp_path: Path) -> None:
     holder.stdout.close()
 
 
-async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path) -> None:
-    async with own_run(tmp_path):
+async def run_elsewhere(root: Path) -> None:
+    """Leave a run that a process of another machine owns, whose heartbeat is of this moment."""
+    async with own_run(root):
         pass
-    path = tmp_path / "process.json"
+    path = root / "process.json"
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "host": "elsewhere", "ending": None, "ended": 0}))
-    (tmp_path / "heartbeat").touch()
+    (root / "heartbeat").touch()
+
+
+async def test_another_machines_process_is_known_by_its_heartbeat(tmp_path: Path) -> None:
+    await run_elsewhere(tmp_path)
     assert run_status(tmp_path).status is RunStatus.RUNNING
     over = threading.Event()
 
@@ -175,12 +180,7 @@ async def test_a_machine_that_failed_a_moment_ago_delays_a_new_run_only_shortly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "SILENT_S", 0.5)
-    async with own_run(tmp_path):
-        pass
-    path = tmp_path / "process.json"
-    stored = json.loads(path.read_text())
-    path.write_text(json.dumps({**stored, "host": "elsewhere", "ending": None, "ended": 0}))
-    (tmp_path / "heartbeat").touch()
+    await run_elsewhere(tmp_path)
     notices: list[str] = []
     await require_unused(tmp_path, notify=notices.append)
     assert notices[0].endswith("0 s old; waiting up to 0 s for the next one")
