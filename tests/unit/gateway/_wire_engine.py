@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,7 +16,10 @@ from tests.unit.gateway._fakes import RecordingEngine
 
 
 class WireEngine:
-    """Serves an engine. Each request is a session: the wire format does not carry ours."""
+    """Serves an engine. Each request is a session: the wire format does not carry ours.
+
+    An engine's routed experts are sent as SGLang sends them: base64 of int32.
+    """
 
     def __init__(self, engine: RecordingEngine) -> None:
         self.engine = engine
@@ -33,7 +38,10 @@ class WireEngine:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
-        sampling = Sampling(body["sampling_params"]["max_new_tokens"])
+        sampling = Sampling(
+            body["sampling_params"]["max_new_tokens"],
+            num_routed=body.get("routed_experts_start_len", 0),
+        )
         spoken = self.engine.generate(body["input_ids"], sampling, body["rid"])
         self._running[body["rid"]] = task = asyncio.create_task(spoken)
         try:
@@ -52,6 +60,10 @@ class WireEngine:
             "cached_tokens": 0,
             "output_token_logprobs": pairs,
         }
+        if done.routed:
+            assert body["return_routed_experts"]
+            numbers = array("i", list(done.routed.data))
+            meta["routed_experts"] = base64.b64encode(numbers.tobytes()).decode()
         return web.json_response({"output_ids": list(done.ids), "meta_info": meta})
 
     async def _abort(self, request: web.Request) -> web.Response:
@@ -66,11 +78,9 @@ class WireEngine:
 
 
 @asynccontextmanager
-async def wired(
-    engine: RecordingEngine, kind: type[WireEngine] = WireEngine
-) -> AsyncIterator[WireEngine]:
+async def wired(engine: RecordingEngine) -> AsyncIterator[WireEngine]:
     """Serve the engine on a free port of the loopback interface."""
-    wire = kind(engine)
+    wire = WireEngine(engine)
     runner = web.AppRunner(wire.routes(), handler_cancellation=True, shutdown_timeout=0.5)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -8,7 +8,9 @@ from typing import TypeAlias
 import pytest
 
 from swerl.core.turn import Sampling
+from swerl.gateway.conversation import Conversation
 from swerl.gateway.limits import SessionLimits
+from swerl.gateway.prompting import HistoryPolicy, prompter
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
@@ -36,6 +38,23 @@ def open_session(gateway: Gateway) -> OpenSession:
         return open_in(gateway, session_id, sampling=sampling, **limits)
 
     return open_one
+
+
+def conversation_with(
+    engine: RecordingEngine,
+    *,
+    max_new_tokens: int = 100,
+    policy: HistoryPolicy = HistoryPolicy.EXACT,
+    **limits: int,
+) -> Conversation:
+    """Return a conversation with an engine, without a server in between."""
+    return Conversation(
+        "s",
+        prompter(engine, engine.family, "s", policy),
+        sampling=Sampling(max_new_tokens),
+        limits=SessionLimits(**limits),
+        on_turn=None,
+    )
 
 
 def open_in(

@@ -195,6 +195,15 @@ async def test_a_bad_request_is_refused_in_the_vendors_words_and_loses_nothing(
     await lost_nothing(talk)
 
 
+async def test_an_id_may_come_again_once_its_call_is_answered(talk: Talk) -> None:
+    dialect = talk.dialect
+    messages = (ASK, dialect.call, dialect.result, dialect.call, dialect.result)
+
+    status, answer, _ = await talk.post(dialect.body(*messages))
+
+    assert status == 200, answer
+
+
 @pytest.mark.parametrize(
     ("line", "status", "is_retried"),
     [
@@ -298,7 +307,9 @@ async def lost_nothing(talk: Talk) -> None:
     trajectory = await talk.session.close()
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     first, second = trajectory.turns
-    assert talk.engine.calls[-1].prompt == first.prompt_ids + first.output_ids + second.prompt_ids
+    call = talk.engine.calls[-1]
+    assert call.prompt == first.prompt_ids + first.output_ids + second.prompt_ids
+    assert (call.output, call.logprobs) == (second.output_ids, second.logprobs)
 
 
 CLASSES: Mapping[str, tuple[type[Exception], type[Exception]]] = {

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from swerl.core.chat import ChatReply, ChatRequest, Finish, Message, Role, Tool, ToolCall
+from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, Tool, ToolCall
 from swerl.core.errors import GatewayError
-from swerl.core.turn import Sampling
 from swerl.gateway.conversation import Conversation
-from swerl.gateway.limits import SessionLimits
-from swerl.gateway.prompting import MALFORMED_CALL, prompter
+from swerl.gateway.prompting import MALFORMED_CALL
 from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway.conftest import conversation_with
 
 ASK = Message(Role.USER, "fix it")
-
-
-def talk(engine: RecordingEngine, *, max_new_tokens: int = 100) -> Conversation:
-    return Conversation(
-        "s",
-        prompter(engine, engine.family, "s"),
-        sampling=Sampling(max_new_tokens),
-        limits=SessionLimits(),
-        on_turn=None,
-    )
 
 
 async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
@@ -36,7 +26,7 @@ async def ask(conversation: Conversation, *messages: Message) -> ChatReply:
 
 async def test_the_next_request_proves_that_a_reply_arrived(engine: RecordingEngine) -> None:
     engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     async with conversation.answer(ChatRequest((ASK,))) as answer:
         reply = await answer.reply()
         await ask(conversation, ASK, reply.message, ASK)
@@ -53,16 +43,40 @@ async def test_the_trajectory_names_the_tools_of_its_first_request(engine: Recor
     digests = []
     for tools in ([look, edit], [edit, look], [look, Tool("edit", "Change a line.")]):
         engine.lines = [Message(Role.ASSISTANT, "one")]
-        conversation = talk(engine)
+        conversation = conversation_with(engine)
         async with conversation.answer(ChatRequest((ASK,), tools=tuple(tools))) as answer:
             (await answer.reply()) and answer.delivered()
         digests.append((await conversation.close()).tools)
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.parametrize(
+    ("values", "is_known"),
+    [
+        ({"n": "5", "all": "true", "cmd": "ls "}, True),
+        ({"n": 5.0, "all": True, "cmd": "ls"}, True),
+        ({"n": "005", "all": True, "cmd": "ls"}, True),
+        ({"n": "5x", "all": True, "cmd": "ls"}, False),
+        ({"n": 6, "all": True, "cmd": "ls"}, False),
+        ({"n": 5, "all": True, "cmd": "ls", "x": 1}, False),
+    ],
+)
+async def test_a_client_that_makes_its_own_call_ids_is_known_by_content(
+    engine: RecordingEngine, values: dict[str, Json], is_known: bool
+) -> None:
+    call = ToolCall("", "bash", {"cmd": "ls", "n": 5, "all": True})
+    engine.lines = [Message(Role.ASSISTANT, "I look.", "Hm.", (call,))]
+    conversation = conversation_with(engine, max_new_tokens=500)
+    reply = await ask(conversation)
+    own = replace(reply.message, tool_calls=(ToolCall("mine", "bash", values),))
+    await ask(conversation, ASK, own, Message(Role.TOOL, "ok", tool_call_id="mine"))
+
+    assert (await conversation.close()).turns[1].parent == (0 if is_known else None)
+
+
 async def test_a_reply_that_the_engine_aborted_is_not_passed_on(engine: RecordingEngine) -> None:
     engine.gate = asyncio.Event()
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     asking = asyncio.create_task(ask(conversation))
     await engine.started.wait()
 
@@ -78,7 +92,7 @@ async def test_a_cut_reply_is_closed_before_the_conversation_goes_on(
     engine: RecordingEngine,
 ) -> None:
     engine.lines = [Message(Role.ASSISTANT, "a long answer")]
-    conversation = talk(engine, max_new_tokens=6)
+    conversation = conversation_with(engine, max_new_tokens=6)
     reply = await ask(conversation)
     await ask(conversation, ASK, reply.message, ASK)
 
@@ -94,7 +108,7 @@ async def test_calls_get_ids_of_their_own_and_the_declared_types(engine: Recordi
     engine.lines = [Message(Role.ASSISTANT, tool_calls=(call, call))]
     types = {"timeout": {"type": "integer"}, "cmd": {"type": "string"}}
     request = ChatRequest((ASK,), (Tool("bash", parameters={"properties": types}),))
-    async with talk(engine, max_new_tokens=500).answer(request) as answer:
+    async with conversation_with(engine, max_new_tokens=500).answer(request) as answer:
         reply = await answer.reply()
 
     first, second = reply.message.tool_calls
@@ -109,7 +123,7 @@ async def test_a_malformed_call_of_an_agent_with_tools_gets_an_error_that_the_mo
     good = ToolCall("", "bash", {"cmd": "ls"})
     whole = engine.family.encode_reply(Message(Role.ASSISTANT, tool_calls=(good, good)))
     engine.lines = [whole[:-20] + whole[-1:]]
-    conversation = talk(engine, max_new_tokens=500)
+    conversation = conversation_with(engine, max_new_tokens=500)
     request = ChatRequest((ASK,), (Tool("bash"),))
     async with conversation.answer(request) as answer:
         reply = await answer.reply()

@@ -23,15 +23,15 @@ from hypothesis import strategies as st
 from swerl.core.chat import ChatRequest, Message, Role, ToolCall
 from swerl.core.contracts import Family
 from swerl.core.sample import Sample, to_samples
-from swerl.core.turn import Sampling, Trajectory
+from swerl.core.turn import Trajectory
 from swerl.engines.families import qwen3_5, tiny
 from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic
 from swerl.gateway.history import Match, MessageTree
-from swerl.gateway.limits import SessionLimits
-from swerl.gateway.prompting import HistoryPolicy, prompter
+from swerl.gateway.prompting import HistoryPolicy
 from tests.unit.engines.families.test_templates import write_model
 from tests.unit.gateway._fakes import Call, RecordingEngine
+from tests.unit.gateway.conftest import conversation_with
 
 DIALECT = anthropic.build()
 TOOLS = [
@@ -196,7 +196,8 @@ def _coerced(value: Any, random: Random) -> Any:
 async def live(
     random: Random, engine: RecordingEngine, policy: HistoryPolicy
 ) -> tuple[World, Trajectory]:
-    world = World(random, _conversation(engine, policy), engine)
+    conversation = conversation_with(engine, policy=policy, max_new_tokens=90)
+    world = World(random, conversation, engine)
     for _ in range(random.randrange(1, 25)):
         await world.step()
     return world, await world.conversation.close()
@@ -280,15 +281,3 @@ def test_a_walk_that_continues_another_finds_what_a_whole_one_finds(seed: int, s
 
 def _same(message: dict[str, Any], random: Random) -> dict[str, Any]:
     return message
-
-
-def _conversation(
-    engine: RecordingEngine, policy: HistoryPolicy = HistoryPolicy.EXACT
-) -> Conversation:
-    return Conversation(
-        "s",
-        prompter(engine, engine.family, "s", policy),
-        sampling=Sampling(max_new_tokens=90),
-        limits=SessionLimits(),
-        on_turn=None,
-    )

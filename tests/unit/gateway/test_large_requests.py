@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 
@@ -19,6 +18,7 @@ from swerl.gateway.history import MessageTree
 from swerl.gateway.limits import LongWork
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession
+from tests.unit.gateway.test_server import post
 
 COUNT = "/v1/messages/count_tokens"
 LISTS = {"/v1/messages": "messages", "/v1/chat/completions": "messages", "/v1/responses": "input"}
@@ -31,12 +31,7 @@ def short_messages(number: int) -> list[Any]:
 
 async def ask(session: Any, path: str, body: Any) -> tuple[int, Any]:
     packed = body if isinstance(body, bytes) else orjson.dumps(body)
-    headers = {"Authorization": f"Bearer {session.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as http,
-        http.post(session.url + path, data=packed) as response,
-    ):
-        return response.status, await response.json()
+    return await post(session, path, data=packed)
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses/input_tokens"])

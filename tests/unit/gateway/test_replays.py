@@ -15,12 +15,9 @@ import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.sample import Sample, to_samples
-from swerl.core.turn import Sampling
-from swerl.gateway.conversation import Conversation
 from swerl.gateway.dialects import anthropic
-from swerl.gateway.limits import SessionLimits
-from swerl.gateway.prompting import prompter
 from tests.unit.gateway._fakes import RecordingEngine
+from tests.unit.gateway.conftest import conversation_with
 from tests.unit.gateway.replays import HARMLESS, Body, Replay
 from tests.unit.gateway.test_exact_tokens import check_samples
 
@@ -46,14 +43,7 @@ class Talk:
     system: str = "Be brief.\nToday is Monday."
 
     def __post_init__(self) -> None:
-        made = prompter(self.engine, self.engine.family, "s")
-        self.conversation = Conversation(
-            "s",
-            made,
-            sampling=Sampling(max_new_tokens=900),
-            limits=SessionLimits(),
-            on_turn=None,
-        )
+        self.conversation = conversation_with(self.engine, max_new_tokens=900)
 
     async def say(self, *changes: Replay, said: Message | None = None) -> None:
         """Add messages of the user or of tools, and the model's answer."""

@@ -17,24 +17,13 @@ from swerl.core.turn import Completion, Sampling
 from swerl.gateway import conversation as state
 from swerl.gateway.conversation import Conversation, Requester, read_requester
 from swerl.gateway.limits import SessionLimits
-from swerl.gateway.prompting import prompter
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.gateway.conftest import OpenSession
+from tests.unit.gateway.conftest import OpenSession, conversation_with
 
 ASK = Message(Role.USER, "fix it")
 UNNAMED, NAMED, AGAIN = Requester(), Requester("agent-7"), Requester(is_retry=True)
-
-
-def talk(engine: RecordingEngine, **limits: int) -> Conversation:
-    return Conversation(
-        "s",
-        prompter(engine, engine.family, "s"),
-        sampling=Sampling(100),
-        limits=SessionLimits(**limits),
-        on_turn=None,
-    )
 
 
 async def ask(
@@ -57,7 +46,7 @@ async def test_a_retry_gets_the_pending_reply_of_the_request_that_left(
     engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
-    conversation = talk(engine, max_turns=1)
+    conversation = conversation_with(engine, max_turns=1)
     first = asyncio.create_task(ask(conversation, requester))
     await engine.started.wait()
     await leave(first)
@@ -76,7 +65,7 @@ async def test_equal_requests_at_the_same_time_get_a_reply_each(
     engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     both = [asyncio.create_task(ask(conversation, one)) for one in (UNNAMED, requester)]
     await until(lambda: len(engine.calls) == 2)
     engine.gate.set()
@@ -91,7 +80,7 @@ async def test_a_named_or_marked_retry_shares_the_reply_which_is_trained_once(
     engine: RecordingEngine, requester: Requester
 ) -> None:
     engine.gate = asyncio.Event()
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     both = [asyncio.create_task(ask(conversation, requester)) for _ in range(2)]
     await asyncio.sleep(0.01)
     engine.gate.set()
@@ -105,7 +94,7 @@ async def test_a_named_or_marked_retry_shares_the_reply_which_is_trained_once(
 async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(
     engine: RecordingEngine,
 ) -> None:
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     first = await ask(conversation)
 
     assert await ask(conversation, AGAIN) is first
@@ -118,7 +107,7 @@ async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(
 ) -> None:
     monkeypatch.setattr(state, "RETRY_S", 0)
     engine.gate = asyncio.Event()
-    conversation = talk(engine, max_concurrency=1, max_turns=1)
+    conversation = conversation_with(engine, max_concurrency=1, max_turns=1)
     first = asyncio.create_task(ask(conversation))
     await engine.started.wait()
     await leave(first)
@@ -135,7 +124,7 @@ async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(
 
 
 async def test_few_delivered_replies_are_kept(engine: RecordingEngine) -> None:
-    conversation = talk(engine)
+    conversation = conversation_with(engine)
     first = await ask(conversation, text="0")
     for number in range(1, 80):
         last = await ask(conversation, text=str(number))
@@ -146,7 +135,7 @@ async def test_few_delivered_replies_are_kept(engine: RecordingEngine) -> None:
 
 
 async def test_tokens_of_lost_replies_count_towards_the_cap(engine: RecordingEngine) -> None:
-    conversation = talk(engine, max_sampled_tokens=6)
+    conversation = conversation_with(engine, max_sampled_tokens=6)
     async with conversation.answer(ChatRequest((ASK,))) as answer:
         await answer.reply()
 

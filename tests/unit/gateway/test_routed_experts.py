@@ -7,7 +7,6 @@ slips by one position, one branch or one reply is another.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import json
 from array import array
@@ -15,9 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +30,7 @@ from swerl.gateway.limits import SessionLimits
 from swerl.gateway.prompting import HistoryPolicy
 from swerl.gateway.server import Gateway
 from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.gateway._wire_engine import WireEngine, wired
+from tests.unit.gateway._wire_engine import wired
 from tests.unit.gateway.test_exact_tokens import live
 from tests.unit.gateway.test_server import body, post
 
@@ -103,40 +100,12 @@ def test_every_position_has_the_experts_recorded_for_its_token_in_its_context(
             assert recorded in engine.chosen[tuple(sample.ids[: position + 1])]
 
 
-class RoutingWire(WireEngine):
-    """A RoutingEngine behind SGLang's contract: base64 of int32 where a body asks for experts."""
-
-    async def _generate(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        assert asked["return_routed_experts"]
-        sampling = Sampling(
-            asked["sampling_params"]["max_new_tokens"],
-            num_routed=asked["routed_experts_start_len"],
-        )
-        done = await self.engine.generate(asked["input_ids"], sampling, asked["rid"])
-        assert done.routed
-        meta: dict[str, Any] = {
-            "id": asked["rid"],
-            "finish_reason": {"type": str(done.finish)},
-            "weight_version": "v1",
-            "prompt_tokens": len(asked["input_ids"]),
-            "completion_tokens": len(done.ids),
-            "output_token_logprobs": [
-                [logprob, one, None] for one, logprob in zip(done.ids, done.logprobs, strict=True)
-            ],
-            "routed_experts": base64.b64encode(
-                array("i", list(done.routed.data)).tobytes()
-            ).decode(),
-        }
-        return web.json_response({"output_ids": list(done.ids), "meta_info": meta})
-
-
 async def test_experts_of_an_engine_behind_a_url_are_spooled(tmp_path: Path) -> None:
     tokenizer.save_tokenizer(tokenizer.byte_tokenizer(), tmp_path)
     config = {"vocab_size": 512, "num_hidden_layers": LAYERS, "num_experts_per_tok": TOP_K}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": EXPERTS}))
     engine = RoutingEngine()
-    async with wired(engine, RoutingWire) as wire:
+    async with wired(engine) as wire:
         options = sglang.Options(url=wire.url, routed_experts=True)
         setup = EngineSetup(engine.family, tmp_path, tmp_path)
         spool = ExpertSpool(tmp_path / "spool")

@@ -1,23 +1,27 @@
-"""The gateway over HTTP: keys, limits, errors, lost replies."""
+"""The gateway over HTTP: keys, limits, errors, lost replies, callbacks, pages beside chat."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from swerl.core.chat import Message, Role, ToolCall
-from swerl.core.errors import EngineError, EngineLostError, GatewayError
+from swerl.core.errors import EngineError, EngineLostError, GatewayError, InputError
+from swerl.core.events import GatewayLoad
 from swerl.core.turn import Sampling
-from swerl.gateway import router, sessions
+from swerl.gateway import router, server, sessions
+from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
-from tests.unit.gateway.conftest import OpenSession
+from tests.unit.gateway.conftest import OpenSession, open_in
 
 ASK = {"role": "user", "content": "fix it"}
 PATHS = {"anthropic": "/v1/messages", "openai": "/v1/chat/completions"}
@@ -36,24 +40,6 @@ async def post(
         target = (url or session.url) + path
         async with http.post(target, headers=headers, **sent) as response:
             return response.status, await response.json(content_type=None)
-
-
-async def test_two_turns_become_a_chain_of_exact_tokens(
-    engine: RecordingEngine, open_session: OpenSession
-) -> None:
-    engine.lines = [Message(Role.ASSISTANT, "one"), Message(Role.ASSISTANT, "two")]
-    session = open_session()
-    _, first = await post(session, json=body())
-    await post(session, json=body(ASK, {"role": "assistant", "content": first["content"]}, ASK))
-
-    trajectory = await session.close()
-
-    one, two = trajectory.turns
-    assert (one.parent, two.parent) == (None, 0)
-    assert engine.calls[1].prompt == one.prompt_ids + one.output_ids + two.prompt_ids
-    assert two.output_ids == engine.calls[1].output
-    assert two.logprobs == engine.calls[1].logprobs
-    assert await session.close() is trajectory
 
 
 async def test_sessions_see_nothing_of_each_other(
@@ -120,18 +106,16 @@ async def test_an_agent_in_a_loop_is_stopped(open_session: OpenSession) -> None:
     assert session.limit == "requests_per_minute"
 
 
-async def test_the_client_may_lower_the_reply_length_and_nothing_else(
+async def test_the_client_may_lower_the_reply_length(
     engine: RecordingEngine, open_session: OpenSession
 ) -> None:
-    session = open_session(sampling=Sampling(200, temperature=0.7, seed=5), max_context_tokens=120)
-    wishes = {"temperature": 0, "top_p": 0.1, "top_k": 1, "stop_sequences": ["x"], "seed": 1}
-    await post(session, json=body(**wishes))
-    await post(session, json=body(**wishes) | {"max_tokens": 3})
+    session = open_session(sampling=Sampling(200, seed=5), max_context_tokens=120)
+    await post(session, json=body())
+    await post(session, json=body(max_tokens=3))
 
     first, second = (call.sampling for call in engine.calls)
     assert first.max_new_tokens == 120 - len(engine.calls[0].prompt)
     assert second.max_new_tokens == 3
-    assert (first.temperature, first.top_p, first.top_k) == (0.7, 1.0, -1)
     assert first.stop_token_ids == engine.family.stop_ids
     assert first.seed != second.seed
 
@@ -310,3 +294,74 @@ async def test_a_session_id_is_open_once(open_session: OpenSession) -> None:
         open_session("same")
     await session.close()
     open_session("same")
+
+
+async def test_a_failing_on_turn_callback_holds_no_slot(
+    gateway: Gateway, engine: RecordingEngine
+) -> None:
+    def broken(record: TurnRecord) -> None:
+        raise OSError("no space left on device")
+
+    limits = SessionLimits(max_concurrency=1)
+    session = gateway.open("s", sampling=Sampling(100), limits=limits, on_turn=broken)
+
+    for number in range(3):
+        await post(session, json=body({"role": "user", "content": str(number)}))
+
+    assert not session.conversation.answers
+    assert len((await session.close()).turns) == 3
+
+
+async def test_a_conversation_that_the_chat_template_refuses_is_the_clients_mistake(
+    engine: RecordingEngine, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: object) -> list[int]:
+        message = "no user query found"
+        raise InputError(message)
+
+    monkeypatch.setattr(engine.family, "render", refuse)
+
+    status, answer = await post(open_session(), json=body())
+
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert "no user query" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models/m", 200),
+        ("/v1/models/org/m", 200),
+        ("/v1/models/..", 404),
+        ("/v1/modelsx", 404),
+    ],
+)
+async def test_any_model_name_has_a_page(open_session: OpenSession, path: str, status: int) -> None:
+    session = open_session()
+    headers = {"x-api-key": session.key}
+    url = URL(session.url + path, encoded=True)
+    async with aiohttp.ClientSession(headers=headers) as http, http.get(url) as response:
+        assert response.status == status
+        answer = await response.json()
+    if status == 200:
+        assert answer["id"] == path.removeprefix("/v1/models/")
+        assert (answer["type"], answer["object"]) == ("model", "model")
+
+
+async def test_event_loop_lag_is_reported(
+    engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "LAG_SAMPLE_S", 0.01)
+    monkeypatch.setattr(server, "LOAD_REPORT_S", 0.05)
+    told = asyncio.Queue[GatewayLoad]()
+    served = Gateway(engine=engine, family=engine.family, on_load=told.put_nowait)
+    async with served as gateway:
+        open_in(gateway)
+        await told.get()
+        time.sleep(0.2)  # noqa: ASYNC251  # the stall that is measured
+        stalled = await told.get()
+        calm = [await told.get() for _ in range(3)]
+
+    assert stalled.lag_s >= 0.15
+    assert stalled.sessions == 1
+    assert min(load.lag_s for load in calm) < stalled.lag_s

@@ -9,7 +9,6 @@ import openai
 import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
-from swerl.core.errors import GatewayError
 from swerl.gateway.dialects.openai_chat import build
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
@@ -34,8 +33,8 @@ SAID = Message(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_arrives_whole(
-    engine: RecordingEngine, client: openai.AsyncOpenAI, stream: bool
+async def test_a_reply_arrives_whole_and_is_known_again(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session, stream: bool
 ) -> None:
     engine.lines = [SAID]
 
@@ -50,24 +49,10 @@ async def test_a_reply_arrives_whole(
     ]
     assert calls[0].id != calls[1].id
     assert choice.finish_reason == "tool_calls"
-    assert reply.usage.prompt_tokens == len(engine.calls[0].prompt)
-    assert reply.usage.completion_tokens == len(engine.calls[0].output)
-
-
-async def test_a_tool_round_trip_is_one_chain(
-    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
-) -> None:
-    engine.lines = [SAID]
-    first = (await ask(client, messages=[ASK], tools=TOOLS)).choices[0].message
-    answers = [
-        {"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in first.tool_calls
-    ]
-    said = first.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
-    await ask(client, messages=[ASK, said, *answers[::-1]], tools=TOOLS, stream=True)
-
-    turns = (await session.close()).turns
-    assert [turn.parent for turn in turns] == [None, 0]
-    assert engine.calls[1].prompt[: len(engine.calls[0].prompt)] == engine.calls[0].prompt
+    answers = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in calls]
+    said = choice.message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
+    await ask(client, messages=[ASK, said, *answers[::-1]], tools=TOOLS, stream=stream)
+    assert [turn.parent for turn in (await session.close()).turns] == [None, 0]
 
 
 def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
@@ -111,20 +96,6 @@ def test_every_role_and_content_form_is_read() -> None:
         Message(Role.TOOL, "", tool_call_id="d"),
         Message(Role.TOOL, "", tool_call_id="e"),
     )
-
-
-@pytest.mark.parametrize(
-    ("message", "place"),
-    [
-        ({"role": "user", "content": 5}, "messages.0.content"),
-        ({"role": "user", "content": [{"type": "smell"}]}, "messages.0.content.0.type"),
-        ({"role": "tool", "content": "x"}, "messages.0.tool_call_id"),
-        ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "messages.0.tool_calls.0.function"),
-    ],
-)
-def test_a_malformed_message_is_refused_by_its_place(message: Any, place: str) -> None:
-    with pytest.raises(GatewayError, match=place):
-        parse(message)
 
 
 async def ask(client: openai.AsyncOpenAI, *, stream: bool = False, **sent: Any) -> Any:

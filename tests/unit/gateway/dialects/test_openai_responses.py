@@ -28,8 +28,8 @@ SAID = Message(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_arrives_whole(
-    engine: RecordingEngine, client: openai.AsyncOpenAI, stream: bool
+async def test_a_reply_arrives_whole_and_is_known_again(
+    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session, stream: bool
 ) -> None:
     engine.lines = [SAID]
 
@@ -43,27 +43,13 @@ async def test_a_reply_arrives_whole(
     assert (first.namespace, second.namespace) == (None, "team")
     assert first.call_id != second.call_id
     assert reply.status == "completed"
-    assert reply.usage.input_tokens == len(engine.calls[0].prompt)
-    assert reply.usage.output_tokens == len(engine.calls[0].output)
-    assert reply.usage.input_tokens_details.cached_tokens == 1
-
-
-async def test_a_tool_round_trip_is_one_chain(
-    engine: RecordingEngine, client: openai.AsyncOpenAI, session: Session
-) -> None:
-    engine.lines = [SAID]
-    first = await ask(client, input=[ASK], tools=TOOLS, stream=True)
-    echoed = [item.model_dump(exclude_none=True) for item in first.output]
+    echoed = [item.model_dump(exclude_none=True) for item in reply.output]
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}
-        for item in first.output
-        if item.type == "function_call"
+        for item in (second, first)
     ]
-    await ask(client, input=[ASK, *echoed, *results[::-1]], tools=TOOLS)
-
-    turns = (await session.close()).turns
-    assert [turn.parent for turn in turns] == [None, 0]
-    assert engine.calls[1].prompt[: len(engine.calls[0].prompt)] == engine.calls[0].prompt
+    await ask(client, input=[ASK, *echoed, *results], tools=TOOLS, stream=stream)
+    assert [turn.parent for turn in (await session.close()).turns] == [None, 0]
 
 
 def parse(*items: Any, **more: Any) -> tuple[Message, ...]:
@@ -126,22 +112,6 @@ def test_items_of_the_vendors_own_tools_keep_their_role(kind: str, role: Role) -
     assert parse(ASK, {"type": kind, "id": "i"})[1] == Message(
         role, f'{{"type":"{kind}","id":"i"}}'
     )
-
-
-@pytest.mark.parametrize(
-    ("item", "place"),
-    [
-        ({"role": "user", "content": 5}, "input.0.content"),
-        ({"role": "nobody", "content": ""}, "input.0.role"),
-        ({"role": "user", "content": [{"type": "smell"}]}, "input.0.content.0.type"),
-        ({"type": "function_call_output", "output": "x"}, "input.0.call_id"),
-        ({"type": "function_call", "call_id": "a", "name": "b"}, "input.0.arguments"),
-        ({"type": "item_reference", "id": "x"}, "input.0"),
-    ],
-)
-def test_a_malformed_item_is_refused_by_its_place(item: Any, place: str) -> None:
-    with pytest.raises(GatewayError, match=place):
-        parse(item)
 
 
 async def ask(client: openai.AsyncOpenAI, *, stream: bool = False, **sent: Any) -> Any:

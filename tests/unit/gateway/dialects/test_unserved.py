@@ -1,4 +1,4 @@
-"""Requests that the gateway refuses because it cannot serve them, and settings that it ignores."""
+"""Requests that are malformed or cannot be served, and settings that the gateway ignores."""
 
 from __future__ import annotations
 
@@ -93,3 +93,36 @@ def test_unsupported_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(GatewayError, match=word):
         dialect.build().parse({**BODIES[dialect], **more})
+
+
+BLOCK = "messages.0.content.0"
+NO_INPUT = {"type": "tool_use", "id": "a", "name": "b"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "item", "place"),
+    [
+        (anthropic, {"role": "user"}, "messages.0.content"),
+        (anthropic, {"role": "user", "content": [{"type": "hologram"}]}, f"{BLOCK}.type"),
+        (anthropic, {"role": "user", "content": [{"text": "x"}]}, f"{BLOCK}.type"),
+        (anthropic, {"role": "user", "content": [{"type": "text", "text": 5}]}, f"{BLOCK}.text"),
+        (anthropic, {"role": "user", "content": [{"type": "tool_result"}]}, "tool_use_id"),
+        (anthropic, {"role": "assistant", "content": [NO_INPUT]}, f"{BLOCK}.input"),
+        (openai_chat, {"role": "user", "content": 5}, "messages.0.content"),
+        (openai_chat, {"role": "user", "content": [{"type": "smell"}]}, f"{BLOCK}.type"),
+        (openai_chat, {"role": "tool", "content": "x"}, "messages.0.tool_call_id"),
+        (openai_chat, {"role": "assistant", "tool_calls": [{"id": "a"}]}, "0.tool_calls.0.func"),
+        (openai_responses, {"role": "user", "content": 5}, "input.0.content"),
+        (openai_responses, {"role": "nobody", "content": ""}, "input.0.role"),
+        (openai_responses, {"role": "user", "content": [{"type": "smell"}]}, "0.content.0.type"),
+        (openai_responses, {"type": "function_call_output", "output": "x"}, "input.0.call_id"),
+        (openai_responses, {"type": "function_call", "call_id": "a", "name": "b"}, "0.arguments"),
+        (openai_responses, {"type": "item_reference", "id": "x"}, "input.0"),
+    ],
+)
+def test_a_malformed_item_is_refused_by_its_place(
+    dialect: ModuleType, item: Any, place: str
+) -> None:
+    name = "input" if dialect is openai_responses else "messages"
+    with pytest.raises(GatewayError, match=place):
+        dialect.build().parse({"model": "m", name: [item]})
