@@ -37,15 +37,14 @@ async def test_no_patch_is_unsolved_and_names_the_test(task: Task) -> None:
     assert "FAILED test_add" in result.log
 
 
-async def test_patch_with_moved_context_applies(task: Task) -> None:
-    loose = GOLD.replace("def add(a, b):", "def  add(a,  b):").replace(
-        "@@ -1,2 +1,2", "@@ -7,2 +7,2"
-    )
-    assert (await grade(task, loose)).verdict is Verdict.SOLVED
+LOOSE = GOLD.replace("def add(a, b):", "def  add(a,  b):").replace("@@ -1,2 +1,2", "@@ -7,2 +7,2")
 
 
-async def test_patch_without_its_last_newline_applies(task: Task) -> None:
-    assert (await grade(task, GOLD.rstrip("\n"))).verdict is Verdict.SOLVED
+@pytest.mark.parametrize("patch", [LOOSE, GOLD.rstrip("\n")], ids=["moved", "no newline"])
+async def test_patch_with_moved_context_or_without_its_last_newline_applies(
+    task: Task, patch: str
+) -> None:
+    assert (await grade(task, patch)).verdict is Verdict.SOLVED
 
 
 @pytest.mark.parametrize("patch", ["not a diff", GOLD.replace("calc.py", "nowhere.py")])
@@ -75,14 +74,6 @@ async def test_exit_code_decides_if_no_test_is_declared(
 ) -> None:
     task = with_spec(fail_to_pass=(), pass_to_pass=(), test_command=f"exit {code}")
     assert (await grade(task, "")).verdict is verdict
-
-
-async def test_a_second_line_about_a_test_makes_it_fail(with_spec: Callable[..., Task]) -> None:
-    task = with_spec(
-        test_command="printf 'PASSED test_add\\nPASSED test_zero\\nPASSED test_add\\n'"
-    )
-    result = await grade(task, GOLD)
-    assert result.tests["test_add"] is TestStatus.FAILED
 
 
 async def test_marker_word_is_not_visible_to_the_tests(with_spec: Callable[..., Task]) -> None:

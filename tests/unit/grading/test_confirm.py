@@ -313,11 +313,6 @@ async def test_a_test_that_needs_an_earlier_one_is_expected_to_fail_with_it(
     assert (found.verdict, found.confirmation) == REAL, found.reason
 
 
-async def test_an_unsolved_patch_costs_no_further_run(make: Callable[..., Task]) -> None:
-    found = await grade(make(), patch("    return a * b"))
-    assert (found.verdict, found.confirmation) == (Verdict.UNSOLVED, Confirmation.NONE)
-
-
 async def test_a_skip_that_the_solution_does_not_need_is_not_solved(
     make: Callable[..., Task],
 ) -> None:

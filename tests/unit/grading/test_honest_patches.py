@@ -48,27 +48,15 @@ def loaded(path: str) -> str:
     return f"{MODULE}{path}; printf '%s\\n' '{text}' >calc.py"
 
 
-# State of git, which decided what counted as changed.
+# State of git, which decided what counted as changed. More of it is in test_worktree.py.
 GIT = [
     f"{FIX}; git add -A",
-    f"{FIX}; git commit -qam work",
     f"{FIX}; git commit -q --amend -am work",
-    f"{FIX}; git commit -q --amend -am x; git reflog expire --expire=now --all; git gc --prune=now",
-    f"git update-index --assume-unchanged calc.py; {FIX}",
-    f"git update-index --skip-worktree calc.py; {FIX}",
-    f"{FIX}; : >.git/index.lock",
-    f"{FIX}; echo nonsense >.git/index",
     f"{FIX}; rm .git/index",
-    f"{FIX}; rm -rf .git",
     f"{FIX}; echo nonsense >.git/HEAD",
     f"{FIX}; git stash -q; git stash pop -q",
     f"git checkout -qb other; {FIX}; git commit -qam x; git checkout -q main; git merge -q other",
-    f"{FIX}; git checkout -q --orphan lone",
-    f"{FIX}; git config core.worktree /tmp",
-    f"{FIX}; git config core.bare true",
-    f"{FIX}; git config core.autocrlf true",
     f"{FIX}; git config core.fileMode false; chmod +x calc.py",
-    f"{FIX}; git config diff.noprefix true; git config diff.external /bin/true",
     f"{FIX}; git config status.showUntrackedFiles no",
     f"{FIX}; echo 'calc.py' >>.git/info/exclude; git rm -q --cached calc.py",
     f"{FIX}; printf '*.py binary\\n' >>.git/info/attributes",
@@ -90,18 +78,9 @@ GIT = [
 WRITE = [
     FIX,
     "cp -p calc.py old; " + FIX + "; touch -r old calc.py; rm old",
-    FIX + "; touch -d 1990-01-01 calc.py",
-    FIX + "; touch -d 2100-01-01 calc.py",
-    "sed 's/a - b/a + b/' calc.py >new; mv new calc.py",
     "sed 's/a - b/a + b/' calc.py >new; rm calc.py; mv new calc.py",
     "printf 'def add(a, b):\\r\\n    return a + b\\r\\n' >calc.py",
-    "printf '\\357\\273\\277def add(a, b):\\n    return a + b\\n' >calc.py",
-    "printf 'def add(a, b):\\n    return a + b' >calc.py",
-    "printf 'def add(a, b):\\n\\treturn a + b\\n' >calc.py",
-    "printf '# -*- coding: latin-1 -*-\\n# \\374\\ndef add(a, b): return a + b\\n' >calc.py",
-    "printf 'def add(a, b):\\n    return a + b\\n\\f\\n' >calc.py",
     "printf '# --- a/x\\n# +++ b/x\\n# @@ -1 +1 @@\\ndef add(a, b): return a + b\\n' >calc.py",
-    FIX + "; chmod 755 calc.py",
     FIX + "; chmod 600 calc.py",
     FIX + "; chmod -R g+w .",
     FIX + "; ln calc.py same.py",
@@ -110,7 +89,6 @@ WRITE = [
     "sed -i 's/a - b/a + b/' link; " + FIX,
     "rm link; mkdir link; touch link/x; " + FIX,
     "mv pkg other; ln -s other pkg; " + FIX,
-    "rm -r pkg; " + FIX,
     "for i in $(seq 1 300); do echo $i >pkg/f$i.txt; done; " + FIX,
 ]
 # What else an agent leaves.
@@ -132,7 +110,6 @@ LEFT = [
     f"python3 -c 'import calc'; {FIX}; python3 -c 'import calc'",
     f"{FIX}; sed -i 's/name = calc/name = calc2/' setup.cfg",
     f"{FIX}; printf '[tool:pytest]\\naddopts = -v\\n' >setup.cfg",
-    f"{FIX}; rm setup.cfg; mkdir setup.cfg; touch setup.cfg/x",
     f"{FIX}; rm setup.cfg; ln -s setup.cfg setup.cfg",
     f"{FIX}; ln -s pyproject.toml pyproject.toml; mkfifo package.json",
     f"{FIX}; printf 'x = 1\\n' >conftest.py; printf '[pytest]\\n' >pytest.ini",
@@ -219,10 +196,6 @@ async def taken(task: Task, script: str) -> AgentPatch:
         found = await worktree.take(sandbox, task.workdir, start)
     assert found is not None
     return found.changes
-
-
-def test_there_are_enough() -> None:
-    assert len(set(HONEST)) >= 80
 
 
 @pytest.mark.integration

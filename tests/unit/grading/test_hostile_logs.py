@@ -14,7 +14,7 @@ from swerl.grading.log_parsers import PARSERS, LogError, find_parser, parse_log
 from swerl.grading.statuses import MAX_TESTS
 
 from .agreement import foreign
-from .test_runner_logs import CASES
+from .test_log_parsers import CASES
 
 SIZES = (3_000, 12_000, 48_000)
 FAST_S = 0.1
@@ -52,7 +52,10 @@ SAMPLES = {
     "rspec": foreign.RSPEC,
 }
 """An honest log by parser; those without one read pytest."""
-BLANKS = ("\n", " ", "\t", "\r\n", "[", "(", "<", "{", '"', "1", "-", ":", ".", "x")
+BLANKS = (
+    *("\n", " ", "\t", "\r\n", "[", "(", "<", "{", '"', "1", "-", ":", ".", "x", "_"),
+    *("a. ", "a#b = ", "x > ", "a - "),
+)
 """Pieces that are repeated for every parser."""
 
 

@@ -1,4 +1,4 @@
-"""Logs of real runs of pytest, PHPUnit and JUnit are read as their runners mean them."""
+"""Logs of real runs of pytest and PHPUnit are read as their runners mean them."""
 
 from __future__ import annotations
 
@@ -51,43 +51,6 @@ final class SumsTest extends TestCase {
   public static function rows(): array { return [[1], [0]]; }
 }
 """
-JAVA = r"""
-import java.io.*;
-import org.junit.*;
-import org.junit.runner.*;
-import org.junit.runner.notification.*;
-public class SumsTest {
-  @Test public void adds() { System.out.println("<testcase name=\"x\" classname=\"y\"/>"); }
-  @Test public void fails() { Assert.assertEquals(3, 1 + 1); }
-  @Test public void breaks() { throw new RuntimeException("no"); }
-  @Ignore @Test public void waits() { }
-  public static void main(String[] args) {
-    PrintStream out = System.out;
-    JUnitCore core = new JUnitCore();
-    core.addListener(new RunListener() {
-      ByteArrayOutputStream text;
-      String bad = "";
-      void print(Description test, String inside) {
-        out.printf("<testcase name=\"%s\" classname=\"%s\" time=\"0\">%s</testcase>%n",
-            test.getMethodName(), test.getClassName(), inside);
-      }
-      public void testStarted(Description test) {
-        System.setOut(new PrintStream(text = new ByteArrayOutputStream()));
-        bad = "";
-      }
-      public void testFailure(Failure failure) {
-        bad = failure.getException() instanceof AssertionError ? "<failure/>" : "<error/>";
-      }
-      public void testIgnored(Description test) { print(test, "<skipped/>"); }
-      public void testFinished(Description test) {
-        print(test, bad + "<system-out><![CDATA[" + text + "]]></system-out>");
-      }
-    });
-    core.run(SumsTest.class);
-  }
-}
-"""
-JARS = ("/usr/share/java/junit4.jar", "/usr/share/java/hamcrest-all.jar")
 
 
 def run(argv: Sequence[str | Path], folder: Path) -> str:
@@ -99,20 +62,19 @@ def run(argv: Sequence[str | Path], folder: Path) -> str:
     return done.stdout
 
 
-def need(*paths: str) -> None:
-    """Skip the test if a program or file is not installed."""
-    for path in paths:
-        if not (shutil.which(path) or Path(path).exists()):
-            pytest.skip(f"{path} is not installed")
+NEEDS_PHPUNIT = pytest.mark.skipif(not shutil.which("phpunit"), reason="phpunit is not installed")
 
 
-@pytest.mark.parametrize("colour", ["no", "yes"])
-@pytest.mark.parametrize("name", ["pytest", "pytest_options", "matplotlib", "pytest_coloured"])
+@pytest.mark.parametrize(
+    ("name", "colour"),
+    [
+        *((name, "no") for name in ("pytest", "pytest_options", "matplotlib", "pytest_coloured")),
+        ("pytest_coloured", "yes"),
+    ],
+)
 def test_errors_that_a_test_logs_or_prints_are_no_statuses(
     tmp_path: Path, name: str, colour: str
 ) -> None:
-    if colour == "yes" and name != "pytest_coloured":
-        pytest.skip("these parsers read logs without colours")
     (tmp_path / "t.py").write_text(LOGGING)
     argv = [sys.executable, "-m", "pytest", "-rA", "-p", "no:cacheprovider", f"--color={colour}"]
     assert find_parser(name)(run([*argv, "t.py"], tmp_path)) == {
@@ -131,9 +93,9 @@ def test_nothing_around_a_summary_hides_its_failures(name: str) -> None:
         assert find_parser(name)(log) == {"a.py::t": FAILED}
 
 
+@NEEDS_PHPUNIT
 @pytest.mark.parametrize("name", ["phpunit", "phpunit_timed"])
 def test_phpunit_by_testdox(tmp_path: Path, name: str) -> None:
-    need("phpunit")
     (tmp_path / "SumsTest.php").write_text(PHP)
     argv = ["phpunit", "--testdox", "--no-configuration", "--colors=never", "SumsTest.php"]
     if name == "phpunit_timed":
@@ -148,8 +110,8 @@ def test_phpunit_by_testdox(tmp_path: Path, name: str) -> None:
     }
 
 
+@NEEDS_PHPUNIT
 def test_junit_report_of_phpunit(tmp_path: Path) -> None:
-    need("phpunit")
     (tmp_path / "SumsTest.php").write_text(PHP)
     run(["phpunit", "--no-configuration", "--log-junit", "log.xml", "SumsTest.php"], tmp_path)
     assert find_parser("junit")((tmp_path / "log.xml").read_text()) == {
@@ -159,19 +121,6 @@ def test_junit_report_of_phpunit(tmp_path: Path) -> None:
         "Tests.Unit.SumsTest testWaits": SKIPPED,
         "Tests.Unit.SumsTest testRows with data set #0": PASSED,
         "Tests.Unit.SumsTest testRows with data set #1": FAILED,
-    }
-
-
-def test_junit_4(tmp_path: Path) -> None:
-    need("javac", *JARS)
-    (tmp_path / "SumsTest.java").write_text(JAVA)
-    path = ":".join([*JARS, "."])
-    run(["javac", "-cp", path, "SumsTest.java"], tmp_path)
-    assert find_parser("junit")(run(["java", "-cp", path, "SumsTest"], tmp_path)) == {
-        "SumsTest adds": PASSED,
-        "SumsTest fails": FAILED,
-        "SumsTest breaks": ERROR,
-        "SumsTest waits": SKIPPED,
     }
 
 

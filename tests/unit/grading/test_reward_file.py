@@ -85,10 +85,7 @@ async def test_a_full_reward_is_solved(judged: Callable[..., Task], good: str) -
     assert (result.verdict, result.confirmation) == (Verdict.SOLVED, Confirmation.REAL)
 
 
-@pytest.mark.parametrize(
-    "good",
-    ["0.5", "true", '{"a": 1, "b": 1}'],
-)
+@pytest.mark.parametrize("good", ["0.5", "true", '{"a": 1, "b": 1}'])
 async def test_anything_else_is_not(judged: Callable[..., Task], good: str) -> None:
     assert (await grade(judged(good=good), GOLD)).verdict is Verdict.UNSOLVED
 
@@ -110,10 +107,7 @@ def test_a_file_without_a_plain_number_holds_no_reward(text: str) -> None:
 
 async def test_no_solution_is_unsolved(judged: Callable[..., Task]) -> None:
     result = await grade(judged(), "")
-    assert (result.verdict, result.reason) == (
-        Verdict.UNSOLVED,
-        "the tests wrote a reward of 0",
-    )
+    assert (result.verdict, result.reason) == (Verdict.UNSOLVED, "the tests wrote a reward of 0")
 
 
 async def test_a_reward_from_before_the_tests_is_gone(judged: Callable[..., Task]) -> None:
@@ -122,9 +116,7 @@ async def test_a_reward_from_before_the_tests_is_gone(judged: Callable[..., Task
     assert (result.verdict, result.reason) == (Verdict.UNSOLVED, "the tests wrote no reward")
 
 
-async def test_a_planted_reward_and_an_early_end_do_not_count(
-    judged: Callable[..., Task],
-) -> None:
+async def test_a_planted_reward_and_an_early_end_do_not_count(judged: Callable[..., Task]) -> None:
     forger = (
         "import os, pathlib, signal\n"
         f"pathlib.Path({REWARD!r}).write_text('1')\n"

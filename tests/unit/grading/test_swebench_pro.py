@@ -56,13 +56,14 @@ async def test_the_solution_is_solved_and_nothing_is_not(pro: Callable[..., Task
     assert (await grade(pro(), GOLD)).verdict is Verdict.SOLVED
 
 
-async def test_a_skipped_test_has_not_passed(pro: Callable[..., Task]) -> None:
-    command = "echo good add; echo skip zero"
-    assert (await grade(pro(test_command=command), GOLD)).verdict is Verdict.UNSOLVED
-
-
-async def test_a_test_that_is_listed_twice_must_pass_twice(pro: Callable[..., Task]) -> None:
-    command = "echo bad add; echo good zero; echo good add"
+@pytest.mark.parametrize(
+    "command",
+    ["echo good add; echo skip zero", "echo bad add; echo good zero; echo good add"],
+    ids=["skipped", "listed twice"],
+)
+async def test_each_line_about_a_declared_test_must_be_good(
+    pro: Callable[..., Task], command: str
+) -> None:
     assert (await grade(pro(test_command=command), GOLD)).verdict is Verdict.UNSOLVED
 
 

@@ -68,12 +68,7 @@ def status_classes(log: Log, theirs: Mapping[str, str] | None) -> dict[str, set[
         printed = {name for name in theirs if heading and name not in rest[:end]}
     failed = [line for line in log.text.split("\n") if "SUBFAIL" in line]
     subtests = {word for line in failed for word in line.split() if "::" in word}
-    sets = {
-        "misspelt": misspelt,
-        "error": errors,
-        "printed": printed,
-        "subtest": subtests,
-    }
+    sets = {"misspelt": misspelt, "error": errors, "printed": printed, "subtest": subtests}
     return found | {name: ids for name, ids in sets.items() if ids}
 
 
