@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -64,29 +63,6 @@ def launch(
     said = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it says nothing"]
     message = f"{Path(argv[0]).name} does not start: {said[0][-300:]}"
     raise CannotRunError(message)
-
-
-def launch_on_socket(
-    argv: Sequence[str], folder: Path, path: Path, clear: Callable[[Path], None]
-) -> Daemon:
-    """Start a daemon with Docker's API on the socket `path`; its address is `unix:///…`.
-
-    `clear` removes what it leaves outside its folder. Raises CannotRunError, and leaves nothing.
-    """
-    try:
-        process = launch(argv, folder, lambda: answers(path))
-    except CannotRunError:
-        clear(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return Daemon(f"unix://{path}", process, folder, lambda: clear(folder))
-
-
-def require_root(name: str) -> None:
-    """Raise CannotRunError for an ordinary user."""
-    if os.geteuid() != 0:
-        message = f"{name} needs root"
-        raise CannotRunError(message)
 
 
 def require(*programs: str) -> None:

@@ -13,16 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from .daemon import (
-    CannotRunError,
-    Daemon,
-    answers,
-    launch,
-    launch_on_socket,
-    mounts,
-    require,
-    require_root,
-)
+from .daemon import CannotRunError, Daemon, answers, launch, mounts, require
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _TRIES = 5
@@ -31,11 +22,18 @@ _TRIES = 5
 def start() -> Daemon:
     """Start it; its address is `unix:///…`. Raises CannotRunError."""
     require("dockerd", "containerd", "runc")
-    require_root("dockerd")
+    if os.geteuid() != 0:
+        raise CannotRunError("dockerd needs root")
     folder = Path(tempfile.mkdtemp(prefix="services-dockerd-"))
     path = folder / "docker.sock"
     (folder / "daemon.json").write_text(json.dumps({"runtimes": _runtimes()}))
-    return launch_on_socket(_command(folder, path), folder, path, _clear)
+    try:
+        process = launch(_command(folder, path), folder, lambda: answers(path))
+    except CannotRunError:
+        _clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Daemon(f"unix://{path}", process, folder, lambda: _clear(folder))
 
 
 def start_again(daemon: Daemon) -> Daemon:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from swerl.core.image_reference import parse_target
 from swerl.images.http import Patience, RegistryOptions, http_session
@@ -64,7 +65,7 @@ class Faults:
     """What a proxy does to the next requests: path ending -> the answer to give instead."""
 
     host: str
-    answers: dict[str, Callable[[web.Request, bytes], web.StreamResponse]] = field(
+    answers: dict[str, Callable[[web.BaseRequest, bytes], web.StreamResponse]] = field(
         default_factory=dict
     )
     asked: list[str] = field(default_factory=list)
@@ -75,9 +76,9 @@ def start_registry() -> Iterator[Callable[..., Server]]:
     """Start registries on free loopback ports; all stop with the test."""
     with ExitStack() as started:
 
-        def start(auth: str = "") -> Server:
+        def start() -> Server:
             try:
-                daemon = services_registry.start(auth)
+                daemon = services_registry.start()
             except CannotRunError as error:
                 pytest.skip(str(error))
             started.callback(daemon.stop)
@@ -154,7 +155,7 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
     """A proxy before `registry` that answers as told in `answers` and forwards the rest."""
     faults = Faults(host="")
 
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
         faults.asked.append(f"{request.method} {request.path}")
         async with (
             aiohttp.ClientSession() as http,
@@ -174,8 +175,8 @@ async def faulty(registry: Server) -> AsyncIterator[Faults]:
                 headers["Docker-Content-Digest"] = digest
             return web.Response(status=real.status, body=body, headers=headers)
 
-    async with _serving(handle) as host:
-        faults.host = host
+    async with RawTestServer(handle) as server:
+        faults.host = f"127.0.0.1:{server.port}"
         yield faults
 
 
@@ -241,21 +242,3 @@ def _entry(data: bytes, media_type: str) -> dict[str, object]:
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-@asynccontextmanager
-async def _serving(
-    handle: Callable[[web.Request], object],
-) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()

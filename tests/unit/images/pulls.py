@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from swerl.core.errors import ImageError
 from swerl.images.mirror import Mirrored
 from swerl.images.pull import Pulled
@@ -40,21 +38,6 @@ def failure(results: Sequence[Pulled | Mirrored]) -> str:
     assert isinstance(error, ImageError)
     assert error.hint
     return f"{error} | {error.hint}"
-
-
-def cut_once(faulty: Any) -> Any:
-    """Answer the next request by half a blob and a broken connection."""
-
-    async def half(request: web.Request, body: bytes) -> web.StreamResponse:
-        faulty.answers.clear()
-        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
-        await response.prepare(request)
-        await response.write(body[: len(body) // 2])
-        assert request.transport is not None
-        request.transport.close()
-        return response
-
-    return half
 
 
 def leftovers(store: Store) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Source images: built from an archive, whole or not at all, and graded in a real sandbox."""
+"""Source images: built from an archive, whole or not at all; specs of real instances."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from swerl.core.sandbox import Limits
 from swerl.images.build import (
     SourceLayer,
     SourceSpec,
+    _check_sum,
     build,
     make_task,
     read_specs,
     run_inside,
+    shipped,
     unpack,
 )
 from swerl.images.wheels import fetch_sdist, fetch_wheels, find_python
@@ -162,16 +164,12 @@ def test_broken_specs_are_one_clear_error(tmp_path: Path, text: str) -> None:
 
 def test_real_specs_and_rows_make_tasks(shared_dir: Path) -> None:
     folder = shared_dir / "instances"
-    rows = _rows(folder)
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    rows = {row["instance_id"]: row for row in map(json.loads, lines)}
     for spec in read_specs(folder / "instances.json"):
         task = make_task(spec, rows[spec.instance_id])
         assert task.grading.fail_to_pass
         assert not set(task.grading.pass_to_pass) & {e.test for e in spec.p2p_exceptions}
-
-
-def _rows(folder: Path) -> dict[str, dict[str, str]]:
-    with (folder / "rows.jsonl").open() as lines:
-        return {row["instance_id"]: row for row in map(json.loads, lines)}
 
 
 def test_a_missing_package_is_one_clear_error(home: Path, tmp_path: Path) -> None:
@@ -181,3 +179,45 @@ def test_a_missing_package_is_one_clear_error(home: Path, tmp_path: Path) -> Non
     assert "pip config list" in caught.value.hint
     with pytest.raises(ImageError, match="cannot fetch wheels"):
         fetch_wheels(python, ["no-such-project-here==1.0"], tmp_path)
+
+
+FLASK = "pallets__flask-4045"
+
+
+def rollout(rows: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ["rollout", "--instance", FLASK, "--tasks", str(rows), *options]
+    command = [sys.executable, "-m", "swerl.cli", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("spec", shipped().values(), ids=shipped())
+def test_an_environment_is_pinned_whole(spec: SourceSpec) -> None:
+    assert spec.frozen and spec.sha256 and spec.dataset and spec.split
+    assert all(pin.count("==") == 1 for pin in spec.pins)
+
+
+def test_a_file_without_the_row_is_two_lines(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"instance_id": "a__b-1"}\n')
+    done = rollout(rows, tmp_path)
+    assert done.returncode == 2
+    _, error, hint = done.stderr.splitlines()
+    assert FLASK in error
+    assert "--tasks" in hint
+
+
+def test_an_archive_with_another_checksum_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "a-1.tar.gz"
+    archive.write_bytes(b"other")
+    with pytest.raises(ImageError, match="another checksum"):
+        _check_sum(archive, "0" * 64)
+
+
+@pytest.mark.integration
+def test_one_command_takes_a_row_to_its_verdict(shared_dir: Path, tmp_path: Path) -> None:
+    rows = shared_dir / "instances" / "rows.jsonl"
+    for script, verdict in (("gold", "solved"), ("noop", "unsolved")):
+        done = rollout(rows, tmp_path, "--json", "--engine", f"scripted:{script}")
+        if any(reason in done.stderr for reason in ("no Python", "cannot fetch", "bubblewrap")):
+            pytest.skip(done.stderr.strip())
+        assert json.loads(done.stdout)["verdict"] == verdict, done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -18,9 +18,7 @@ from swerl.images import owners
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
 from swerl.images.store import Store
-
-Push = Callable[..., Awaitable[None]]
-Make = Callable[..., Any]
+from tests.unit.images.pulls import Make, Push
 
 
 class Opener:

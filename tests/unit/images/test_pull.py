@@ -1,4 +1,4 @@
-"""Pulling from a real registry into the store."""
+"""Plan pulls, and pull from a real registry into the store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from swerl.core.errors import InputError
 from swerl.core.image_reference import base_url
 from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
 from swerl.images.mirror import rewritten
+from swerl.images.pull import PullOptions, plan
 from swerl.images.store import Store
 from tests.unit.images.pulls import Bring, Make, Push, failure
 
@@ -159,21 +161,36 @@ def guarded() -> Callable[..., Any]:
     async def serve(image: Any, login: str) -> AsyncIterator[str]:
         wanted = "Basic " + base64.b64encode(login.encode()).decode()
 
-        async def handle(request: web.Request) -> web.StreamResponse:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
             if request.headers.get("Authorization") != wanted:
                 return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
             if "/manifests/" in request.path:
                 return web.Response(body=image.manifest.body, content_type=IMAGE_TYPES[0])
             return web.Response(body=image.blobs[request.path.rpartition("/")[2]])
 
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with RawTestServer(handle) as server:
+            yield f"127.0.0.1:{server.port}"
 
     return serve
+
+
+async def test_a_shared_layer_counts_once_and_no_manifest_is_fetched_again(
+    faulty: Any, push: Push, make_image: Make, store: Store, tmp_path: Path
+) -> None:
+    pair = make_image("base", "a"), make_image("base", "b")
+    for image, name in zip(pair, ("one", "two"), strict=True):
+        await push(image, f"swe/{name}")
+    names = [f"{faulty.host}/swe/{name}" for name in ("one", "two", "one")] + ["host", "built:x"]
+    options = PullOptions(docker_config=tmp_path / "none.json")
+
+    first = await plan(names, store, options=options)
+    faulty.asked.clear()
+    again = await plan(names, store, options=options)
+
+    sizes = {digest: len(data) for image in pair for digest, data in image.blobs.items()}
+    assert (first.num_images, first.num_local, first.num_stored) == (2, 2, 0)
+    assert {blob.digest: blob.size for blob in first.missing} == sizes
+    assert first.blobs == first.missing
+    assert first.pulls == {faulty.host: 2}
+    assert again == first
+    assert {line.split()[0] for line in faulty.asked} == {"HEAD"}
