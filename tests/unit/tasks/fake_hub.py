@@ -2,11 +2,12 @@
 
 It answers what `huggingface_hub` and `datasets` ask when a dataset is streamed or a model fetched:
 the repository's description at a commit, the tree of its files, facts about paths, and files by
-range.
+range. It takes commits of one user; large files come by LFS, as the client asks it which do.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from swerl.core.chat import Json
@@ -26,12 +28,14 @@ _FILE = re.compile(r"(?:/datasets)?/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)$")
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves one repository; `asked` lists the requests."""
+    """Serves one repository; `asked` lists the requests, `created` the new repositories."""
 
     def __init__(self, repo_id: str, files: Mapping[str, bytes]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repo_id = repo_id
-        self.files = files
+        self.files = dict(files)
+        self.objects: dict[str, bytes] = {}
+        self.created: list[dict[str, object]] = []
         self.asked: list[str] = []
 
     @property
@@ -81,14 +85,64 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0)).decode()
-        self.server.asked.append(f"POST {self.path} {body}")
-        match = _API.match(unquote(urlsplit(self.path).path))
-        if not match or match[1] != self.server.repo_id:
+        self.server.asked.append(f"POST {self.path}")
+        path, body = urlsplit(self.path).path, self._body()
+        match = _API.match(unquote(path))
+        if match and match[2] == "paths-info" and match[1] == self.server.repo_id:
+            text, known = body.decode(), self.server.files
+            paths = json.loads(text)["paths"] if text.startswith("{") else _form(text)
+            return self._json([self.server.entry(path) for path in paths if path in known])
+        if match:
             return self._missing("RepoNotFound")
-        paths = json.loads(body)["paths"] if body.startswith("{") else _form(body)
-        known = self.server.files
-        return self._json([self.server.entry(path) for path in paths if path in known])
+        if self.headers.get("authorization") != "Bearer hf_writer":
+            error = b'{"error": "Invalid credentials in Authorization header"}'
+            return self._send(401, error, "application/json", {})
+        if path.endswith("/commit/main"):
+            return self._json(self._commit(path, body))
+        return self._json(self._before_a_commit(path, json.loads(body)))
+
+    def do_PUT(self) -> None:
+        oid, body = self.path.rpartition("/")[2], self._body()
+        assert hashlib.sha256(body).hexdigest() == oid
+        self.server.objects[oid] = body
+        self._json({})
+
+    def _before_a_commit(self, path: str, asked: Any) -> dict[str, object]:
+        if path == "/api/repos/create":
+            self.server.created.append(asked)
+            kind = "datasets/" * (asked["type"] == "dataset")
+            name = f"{asked['organization']}/{asked['name']}"
+            return {"url": f"{self.server.url}/{kind}{name}", "name": name}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        if "/preupload/" in path:
+            names = [file["path"] for file in asked["files"]]
+            modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
+            files = [
+                {"path": name, "shouldIgnore": False, "uploadMode": mode}
+                for name, mode in modes.items()
+            ]
+            return {"files": files}
+        assert path.endswith(".git/info/lfs/objects/batch")
+        objects = [
+            {**each, "actions": {"upload": {"href": f"{self.server.url}/lfs/{each['oid']}"}}}
+            for each in asked["objects"]
+        ]
+        return {"transfer": "basic", "objects": objects}
+
+    def _commit(self, path: str, body: bytes) -> dict[str, object]:
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                self.server.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                self.server.files[value["path"]] = self.server.objects[value["oid"]]
+        name = path.removeprefix("/api/").removesuffix("/commit/main").removeprefix("models/")
+        url = f"{self.server.url}/{name}/commit/{COMMIT}"
+        return {"success": True, "commitOid": COMMIT, "commitUrl": url}
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
 
     def _api(self, kind: str, folder: str, recursive: bool) -> None:
         if kind == "revision":

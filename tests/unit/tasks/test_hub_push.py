@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,94 +15,15 @@ from swerl.core.task import GradingSpec, Task, write_tasks
 from swerl.recipe.hub import require_id
 from swerl.tasks.export import task_card
 
+from .fake_hub import Hub, serve
+
 pytest.importorskip("huggingface_hub")
-
-
-class Hub(ThreadingHTTPServer):
-    """Takes commits of one user; large files come by LFS, as the client asks it which do."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.created: list[dict[str, object]] = []
-        self.files: dict[str, bytes] = {}
-        self.objects: dict[str, bytes] = {}
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = self._body()
-        if self.headers.get("authorization") != "Bearer hf_writer":
-            return self._answer(401, {"error": "Invalid credentials in Authorization header"})
-        path = self.path.partition("?")[0]
-        if path.endswith("/commit/main"):
-            return self._answer(200, self._commit(path, body))
-        asked = json.loads(body)
-        if path == "/api/repos/create":
-            self.server.created.append(asked)
-            kind = "datasets/" * (asked["type"] == "dataset")
-            name = f"{asked['organization']}/{asked['name']}"
-            return self._answer(200, {"url": f"{self.server.url}/{kind}{name}", "name": name})
-        if path == "/api/validate-yaml":
-            return self._answer(200, {"errors": [], "warnings": []})
-        if "/preupload/" in path:
-            modes = [
-                {"path": file["path"], "shouldIgnore": False,
-                 "uploadMode": "lfs" if file["path"].endswith(".safetensors") else "regular"}
-                for file in asked["files"]
-            ]  # fmt: skip
-            return self._answer(200, {"files": modes})
-        assert path.endswith(".git/info/lfs/objects/batch")
-        objects = [
-            {**each, "actions": {"upload": {"href": f"{self.server.url}/lfs/{each['oid']}"}}}
-            for each in asked["objects"]
-        ]
-        return self._answer(200, {"transfer": "basic", "objects": objects})
-
-    def do_PUT(self) -> None:
-        oid, body = self.path.rpartition("/")[2], self._body()
-        assert hashlib.sha256(body).hexdigest() == oid
-        self.server.objects[oid] = body
-        self._answer(200, {})
-
-    def _commit(self, path: str, body: bytes) -> dict[str, object]:
-        for line in map(json.loads, body.splitlines()):
-            value = line["value"]
-            if line["key"] == "file":
-                self.server.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                self.server.files[value["path"]] = self.server.objects[value["oid"]]
-        name = path.removeprefix("/api/").removesuffix("/commit/main").removeprefix("models/")
-        url = f"{self.server.url}/{name}/commit/{'c' * 40}"
-        return {"success": True, "commitOid": "c" * 40, "commitUrl": url}
-
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("content-length") or 0))
-
-    def _answer(self, status: int, value: object) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve("me/new", {}) as server:
         yield server
-        server.shutdown()
 
 
 def pushing(

@@ -59,6 +59,20 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("twin")
 
 
+@pytest.fixture
+def task(repositories: Path) -> Task:
+    [task] = make_tasks(repositories, split="train", count=1, seed=3)
+    return task
+
+
+def _begun_with(task: Task, text: str, folder: Path) -> Task:
+    """Return the task with a text in front of its module."""
+    module = touched(task.gold_patch)[0]
+    shutil.copytree(task.image.removeprefix("dir:"), folder)
+    (folder / module).write_text(text + (folder / module).read_text())
+    return dataclasses.replace(task, image=f"dir:{folder}")
+
+
 @pytest.mark.parametrize("split", ["train", "heldout", "unseen"])
 def test_declared_tests_fail_before_and_pass_after_the_gold_patch(
     split: str, repositories: Path, tmp_path: Path
@@ -97,10 +111,8 @@ def test_only_the_right_expression_passes() -> None:
         "import marshal; [os.write(fd, marshal.dumps([b'i'] * 99)) for fd in os.listdir_fds()]",
     ],
 )
-def test_a_module_cannot_forge_the_report(repositories: Path, tmp_path: Path, way: str) -> None:
-    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+def test_a_module_cannot_forge_the_report(task: Task, tmp_path: Path, way: str) -> None:
     must_mend = task.grading.fail_to_pass
-    module = touched(task.gold_patch)[0]
     lines = "".join(f"PASSED {name}\\n" for name in must_mend)
     writable = (
         "[fd for fd in range(1, 64) if os.path.exists(f'/proc/self/fd/{fd}')"
@@ -108,32 +120,23 @@ def test_a_module_cannot_forge_the_report(repositories: Path, tmp_path: Path, wa
     )
     way = way.replace("os.listdir_fds()", writable)
     forged = f"import fcntl, os\nLINES = b'{lines}'\n{way}\n"
-    image = tmp_path / "forged-image"
-    shutil.copytree(task.image.removeprefix("dir:"), image)
-    (image / module).write_text(forged + (image / module).read_text())
-    forging = dataclasses.replace(task, image=f"dir:{image}")
+    forging = _begun_with(task, forged, tmp_path / "image")
     found = _run_tests(forging, tmp_path / "forged", patch="")
     assert not any(found.get(name) == "PASSED" for name in must_mend)
 
 
-def test_a_module_sees_nothing_of_what_the_tests_want(repositories: Path, tmp_path: Path) -> None:
-    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
-    module = touched(task.gold_patch)[0]
+def test_a_module_sees_nothing_of_what_the_tests_want(task: Task, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     spy = (
         "import os, __main__\n"
         f"open({str(seen)!r}, 'w').write(repr((os.path.exists(__main__.__file__), "
         "__main__.CASES, __main__.wants)))\n"
     )
-    image = tmp_path / "spying-image"
-    shutil.copytree(task.image.removeprefix("dir:"), image)
-    (image / module).write_text(spy + (image / module).read_text())
-    _run_tests(dataclasses.replace(task, image=f"dir:{image}"), tmp_path / "spied", patch="")
+    _run_tests(_begun_with(task, spy, tmp_path / "image"), tmp_path / "spied", patch="")
     assert seen.read_text() == "(False, [], [])"
 
 
-def test_the_mutated_tests_to_fix_fail_and_no_others(repositories: Path, tmp_path: Path) -> None:
-    [task] = make_tasks(repositories, split="train", count=1, seed=3)
+def test_the_mutated_tests_to_fix_fail_and_no_others(task: Task, tmp_path: Path) -> None:
     text = task.grading.test_files[TEST_FILE].encode()
     assert task.grading.mutated
     for at, version in enumerate(task.grading.mutated):
@@ -169,10 +172,7 @@ def {name}(*args):
 """
 
 
-async def test_code_that_reads_the_wanted_values_in_the_runner_is_a_cheat(
-    repositories: Path,
-) -> None:
-    [task] = make_tasks(repositories, split="train", count=1, seed=3)
+async def test_code_that_reads_the_wanted_values_in_the_runner_is_a_cheat(task: Task) -> None:
     module = touched(task.gold_patch)[0]
     before = (Path(task.image.removeprefix("dir:")) / module).read_text()
     name = task.grading.fail_to_pass[0].split("_")[1]
@@ -185,8 +185,7 @@ async def test_code_that_reads_the_wanted_values_in_the_runner_is_a_cheat(
     assert (grade.verdict, grade.confirmation) == (Verdict.CHEAT, Confirmation.FORGED), grade.reason
 
 
-def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(repositories: Path) -> None:
-    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+def test_a_repository_is_a_clean_git_work_tree_at_the_base_commit(task: Task) -> None:
     folder = task.image.removeprefix("dir:")
 
     def git(*arguments: str) -> str:
@@ -230,6 +229,10 @@ def test_the_same_arguments_give_the_same_tasks_and_write_nothing_twice(tmp_path
     assert make_tasks(tmp_path, split="heldout", count=3, seed=7) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == written
     assert make_tasks(tmp_path, split="heldout", count=3, seed=8) != first
+    elsewhere = make_tasks(tmp_path / "elsewhere", split="heldout", count=3, seed=7)
+    assert [(each.id, each.base_commit) for each in elsewhere] == [
+        (each.id, each.base_commit) for each in first
+    ]
 
 
 def test_a_task_keeps_its_name_from_release_to_release() -> None:
@@ -242,15 +245,7 @@ def test_a_task_keeps_its_name_from_release_to_release() -> None:
     }
 
 
-def test_repositories_do_not_depend_on_where_they_are_written(tmp_path: Path) -> None:
-    one = make_tasks(tmp_path / "one", split="train", count=2, seed=1)
-    two = make_tasks(tmp_path / "two", split="train", count=2, seed=1)
-    assert [task.id for task in one] == [task.id for task in two]
-    assert [task.base_commit for task in one] == [task.base_commit for task in two]
-
-
-def test_the_gold_patch_is_one_edit_that_git_and_swerl_read_alike(repositories: Path) -> None:
-    task = make_tasks(repositories, split="train", count=1, seed=3)[0]
+def test_the_gold_patch_is_one_edit_that_git_and_swerl_read_alike(task: Task) -> None:
     (edit,) = edits(task.gold_patch)
     source = (Path(task.image.removeprefix("dir:")) / edit.path).read_text()
     assert touched(task.gold_patch) == (edit.path,)
