@@ -114,9 +114,11 @@ def raise_files() -> None:
 class Agent:
     """One session's client."""
 
-    def __init__(self, gateway: Served, number: int, first_tokens: int) -> None:
+    def __init__(
+        self, gateway: Served, number: int, first_tokens: int, place: int | None = None
+    ) -> None:
         self._url = f"http://127.0.0.1:{gateway.ports[number]}/v1/messages"
-        self._place = number * 7_919
+        self._place = (number if place is None else place) * 7_919
         first = self._slice(int((first_tokens - _FIXED_TOKENS) * gateway.chars_per_token))
         self._history = [orjson.dumps({"role": "user", "content": first})]
 

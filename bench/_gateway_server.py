@@ -1,6 +1,7 @@
 """The other processes of bench/gateway.py: the gateway under test, and an engine without a model.
 
     python bench/_gateway_server.py url    MODEL SESSIONS URL LOG_DIR
+    python bench/_gateway_server.py floor  MODEL SESSIONS URL LOG_DIR
     python bench/_gateway_server.py engine MODEL REPLY_S
 
 Each prints its address in one line of JSON, answers the words on its standard input with such
@@ -18,6 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
 
 from swerl.core import plugins
 from swerl.core.chat import Finish, Message, Role, ToolCall
@@ -54,6 +59,8 @@ def main() -> None:
     match kind:
         case "url":
             asyncio.run(behind_url(*family, int(rest[0]), rest[1], Path(rest[2])))
+        case "floor":
+            asyncio.run(floor(build(*family), rest[1]))
         case "engine":
             asyncio.run(engine(*family, float(rest[0])))
 
@@ -82,6 +89,43 @@ async def behind_url(
         await _work(gateway.open, family, num_sessions, [os.getpid()])
 
 
+async def floor(family: Family, url: str) -> None:
+    """Serve only what no gateway can leave out: parse, send as many ids to the engine, answer."""
+    call = {"type": "tool_use", "id": "one", "name": CALL.name, "input": {}}
+    written = {"type": "input_json_delta", "partial_json": orjson.dumps(CALL.arguments).decode()}
+    chars_per_token = _chars_per_token(family)
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.read()
+        orjson.loads(body)
+        num_ids = int(len(body) / chars_per_token)
+        ids = orjson.dumps({"input_ids": list(range(num_ids))})
+        async with http.post(f"{url}/generate", data=ids) as reply:
+            orjson.loads(await reply.read())
+        usage = {"input_tokens": num_ids, "cache_read_input_tokens": 0}
+        events: list[dict[str, Any]] = [
+            {"type": "message_start", "message": {"usage": usage}},
+            {"type": "content_block_start", "content_block": call},
+            {"type": "content_block_delta", "delta": written},
+        ]
+        return web.Response(body=b"".join(b"data: %s\n\n" % orjson.dumps(e) for e in events))
+
+    app = web.Application()
+    app.router.add_post("/v1/messages", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    async with aiohttp.ClientSession() as http:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ports = [address[1] for address in runner.addresses]
+        _print({"ports": ports, "pids": [os.getpid()], "chars_per_token": chars_per_token})
+        await asyncio.to_thread(sys.stdin.readline)
+
+
+def _chars_per_token(family: Family) -> float:
+    source = Path(asyncio.base_events.__file__).read_text(encoding="utf-8")[:20_000]
+    return len(source) / (len(family.encode_reply(Message(Role.ASSISTANT, source))) - 1)
+
+
 async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int]) -> None:
     """Serve each session on its own socket, as for a sandbox, until standard input closes."""
     sessions: list[Session] = []
@@ -92,9 +136,7 @@ async def _work(open_one: Any, family: Family, num_sessions: int, pids: list[int
         ports.append(sock.getsockname()[1])
         await session.attach(sock)
         sessions.append(session)
-    source = Path(asyncio.base_events.__file__).read_text(encoding="utf-8")[:20_000]
-    per_token = len(source) / (len(family.encode_reply(Message(Role.ASSISTANT, source))) - 1)
-    _print({"ports": ports, "pids": pids, "chars_per_token": per_token})
+    _print({"ports": ports, "pids": pids, "chars_per_token": _chars_per_token(family)})
     while word := (await asyncio.to_thread(sys.stdin.readline)).strip():
         if word == "close":
             began = time.perf_counter()

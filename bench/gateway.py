@@ -85,22 +85,28 @@ def model_folder(folder: Path) -> str:
 
 
 @contextmanager
-def behind_url(model: str, num_sessions: int, reply_s: float = 0.0) -> Iterator[Served]:
+def behind_url(
+    model: str, num_sessions: int, reply_s: float = 0.0, kind: str = "url"
+) -> Iterator[Served]:
     """Run a gateway pinned to one core; this process and the engine get the rest."""
     rest = sorted(os.sched_getaffinity(0) - {0}) or [0]
     os.sched_setaffinity(0, rest)
     with (
         tempfile.TemporaryDirectory() as logs,
         served("engine", model, reply_s, cores=rest) as engine,
-        served("url", model, num_sessions, engine.url, logs, cores=[0]) as gateway,
+        served(kind, model, num_sessions, engine.url, logs, cores=[0]) as gateway,
     ):
         yield gateway
 
 
 def measure_turn(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Conversations past the last point, one request at a time."""
-    with behind_url(model, NUM_SESSIONS + NUM_FIRST) as gateway:
-        return [*_conversations(gateway), *asyncio.run(_first_turns(gateway))]
+    """Conversations past the last point, one request at a time, and the floor below them."""
+    with behind_url(model, NUM_SESSIONS + 2 * NUM_FIRST) as gateway:
+        rows = [*_conversations(gateway), *asyncio.run(_first_turns(gateway))]
+    with behind_url(model, 1, kind="floor") as gateway:
+        turns, costs = asyncio.run(_converse(gateway, 0, SESSION_TURNS))
+    floor = [_point(turns[1:], costs[1:], point) for point in POINTS]
+    return [*rows, *({**row, "what": f"the floor of {row['what']}"} for row in floor)]
 
 
 def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -110,23 +116,27 @@ def measure_load(model: str, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 async def _first_turns(gateway: Served) -> list[dict[str, Any]]:
-    """Begin sessions with a long history: CPU of the event loop's thread, and of all threads."""
-    loop_ms, cpu_ms = list[float](), list[float]()
+    """Begin sessions with a long history, each twice: CPU of the loop's thread, of all threads."""
+    rows = []
     async with aiohttp.ClientSession() as http:
-        for number in range(NUM_SESSIONS, NUM_SESSIONS + NUM_FIRST):
-            before_s, loop_s = gateway.cpu_s()[0], gateway.loop_s()
-            turn = await Agent(gateway, number, FIRST_TOKENS).turn(http)
-            await asyncio.sleep(SETTLE_S)
-            loop_ms.append(1000 * (gateway.loop_s() - loop_s))
-            cpu_ms.append(1000 * (gateway.cpu_s()[0] - before_s))
-    return [
-        {
-            "what": f"first turn of {turn.prompt_tokens:,} tokens",
-            "CPU ms": round(statistics.median(cpu_ms), 1),
-            "of the loop ms": round(statistics.median(loop_ms), 1),
-            "body kB": round(turn.body_bytes / 1000),
-        }
-    ]
+        for first, again in ((NUM_SESSIONS, ""), (NUM_SESSIONS + NUM_FIRST, ", seen before")):
+            loop_ms, cpu_ms = list[float](), list[float]()
+            for number in range(NUM_FIRST):
+                before_s, loop_s = gateway.cpu_s()[0], gateway.loop_s()
+                agent = Agent(gateway, first + number, FIRST_TOKENS, place=number)
+                turn = await agent.turn(http)
+                await asyncio.sleep(SETTLE_S)
+                loop_ms.append(1000 * (gateway.loop_s() - loop_s))
+                cpu_ms.append(1000 * (gateway.cpu_s()[0] - before_s))
+            rows.append(
+                {
+                    "what": f"first turn of {turn.prompt_tokens:,} tokens{again}",
+                    "CPU ms": round(statistics.median(cpu_ms), 1),
+                    "of the loop ms": round(statistics.median(loop_ms), 1),
+                    "body kB": round(turn.body_bytes / 1000),
+                }
+            )
+    return rows
 
 
 def _conversations(gateway: Served) -> list[dict[str, Any]]:

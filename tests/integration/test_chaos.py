@@ -27,6 +27,7 @@ SWERL = [sys.executable, "-m", "swerl.cli"]
 SETUP = """
 printf 'def add(a, b):\\n    return a - b\\n' >calc.py
 git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commit -qm base
+sleep 1
 """
 TEST = "python3 -c 'import time, calc; time.sleep(1); assert calc.add(2, 3) == 5'"
 NUM_TASKS, ATTEMPTS, NUM_FAULTS, MAX_STARTS = 2, 3, 3, 20
@@ -167,7 +168,7 @@ def test_a_service_that_fails_becomes_no_result(
 def _attempt_under_faults(folder: Path, service: Service) -> int:
     """Repeat an evaluation of known solutions until all are solved; return their number."""
     limits = ["limits.memory_mib=512", "limits.disk_mib=512", "rollout.concurrency=2"]
-    settings = [*service.settings, *limits, "engine.delay_s=0.7"]
+    settings = [*service.settings, *limits]
     command = [*SWERL, "eval", str(folder / "tasks.jsonl"), "--engine", "scripted:gold"]
     command += ["--attempts", str(ATTEMPTS), "--runs", str(folder / "runs")]
     command += [word for setting in settings for word in ("--set", setting)]

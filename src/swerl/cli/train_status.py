@@ -18,9 +18,10 @@ from swerl.core.errors import RunError, SwerlError, unknown
 from swerl.plan.cost import price_book
 from swerl.recipe.load import recorded
 from swerl.recipe.schema import Recipe
-from swerl.runs.history import RunProgress, read_progress
+from swerl.runs.history import RunProgress, read, read_progress
 from swerl.runs.index import RECIPE, FoundRun
-from swerl.runs.status import StatusReport, requested_stop, run_status
+from swerl.runs.layout import RunFolder
+from swerl.runs.status import requested_stop, run_status
 from swerl.sandboxes.ledger import default_ledger
 
 _COLOURS = {"running": "green", "finished": "green", "failed": "red", "lost": "red"}
@@ -79,11 +80,11 @@ def facts_of(root: Path) -> dict[str, Any]:
         "episodes": [progress.episodes_done, progress.episodes_expected],
         "phases": {name: count for name, count in progress.phases.items() if count > 0},
         "metrics": dict(progress.metrics),
-        "dollars": _dollars(recipe, progress, report),
+        "dollars": _dollars(root, recipe, progress),
     }
 
 
-def _dollars(recipe: Recipe, progress: RunProgress, report: StatusReport) -> dict[str, float]:
+def _dollars(root: Path, recipe: Recipe, progress: RunProgress) -> dict[str, float]:
     """Return the cost so far: sandboxes by this machine's ledger, and GPUs.
 
     `run` is the run's own account of both, which `cost.max_dollars` limits.
@@ -92,7 +93,8 @@ def _dollars(recipe: Recipe, progress: RunProgress, report: StatusReport) -> dic
     price = price_book(recipe.cost.prices).get(f"{recipe.cluster.gpu}_hour")
     dollars = {"sandboxes": default_ledger().dollars(recipe.name)}
     if num_gpus and price:
-        dollars["gpus"] = num_gpus * price.value * progress.step_seconds / 3600
+        seconds = sum(read(RunFolder(root).events).series("step_s"))
+        dollars["gpus"] = num_gpus * price.value * seconds / 3600
     if "dollars" in progress.metrics:
         dollars["run"] = progress.metrics["dollars"]
     return dollars

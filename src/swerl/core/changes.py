@@ -33,6 +33,8 @@ _ODD = re.compile(r'[\x00-\x1f\x7f"\\]')
 _ENDS = re.compile(r" /|/ | $| b/")
 """Blanks behind which git may see the end of a name that has no quotes."""
 _HUNK = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_UNUSUAL = re.compile(r"//|(?:^|/)\.(?:/|\Z)|/\Z")
+"""In a path that pathlib would change."""
 _NAME_LINES = ("--- ", "+++ ", "*** ", "Index: ")
 _PLAIN_NAME_LINES = ("rename from ", "rename to ", "copy from ", "copy to ")
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)", re.DOTALL)
@@ -393,7 +395,7 @@ def _names(section: list[str]) -> list[str]:
                 names[_strip_side(_header_name(line, prefix))] = None
         for prefix in _PLAIN_NAME_LINES:
             if line.startswith(prefix):
-                names[str(PurePosixPath(_header_name(line, prefix)))] = None
+                names[_plain(_header_name(line, prefix))] = None
     names.pop("/dev/null", None)
     return list(names)
 
@@ -416,10 +418,12 @@ def _header_names(text: str) -> list[str]:
 
 def _strip_side(name: str) -> str:
     """Remove the first folder, as `-p1` does."""
-    if name == "/dev/null":
-        return name
-    stripped = name.split("/", 1)[-1]
-    return str(PurePosixPath(stripped))
+    return name if name == "/dev/null" else _plain(name.split("/", 1)[-1])
+
+
+def _plain(name: str) -> str:
+    # Most names are plain, and pathlib is slow.
+    return str(PurePosixPath(name)) if _UNUSUAL.search(name) or not name else name
 
 
 def _unquote(name: str) -> str:

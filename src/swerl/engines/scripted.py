@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from swerl.core.chat import Finish, Message, Role
 from swerl.core.contracts import EngineSetup, Family
@@ -30,12 +30,9 @@ rewrite the end of their histories."""
 
 
 class Options(BaseModel):
-    """Settings of `engine.type = "scripted"`."""
+    """`engine.type = "scripted"` has no settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    delay_s: float = Field(default=0.0, ge=0)
-    """Seconds before each reply; tests of waiting raise it."""
 
 
 @asynccontextmanager
@@ -46,7 +43,7 @@ async def open(options: Options, setup: EngineSetup) -> AsyncIterator[ScriptedEn
             "the scripted engine has no script to follow",
             hint="use `scripted:gold` or `scripted:noop`",
         )
-    engine = ScriptedEngine(setup.family, setup.script, options, in_turn=setup.in_turn)
+    engine = ScriptedEngine(setup.family, setup.script, in_turn=setup.in_turn)
     try:
         yield engine
     finally:
@@ -86,17 +83,14 @@ class ScriptedEngine:
         self,
         family: Family,
         script: Callable[[str], Sequence[Message]],
-        options: Options | None = None,
         *,
         in_turn: bool = False,
     ) -> None:
         self._family = family
         self._script = script
-        self._options = options or Options()
         self._repeated = 0.0 if in_turn else _REPEATED
         self._version = "scripted"
         self._answers: defaultdict[str, _Answers] = defaultdict(_Answers)
-        self._aborts: dict[str, set[asyncio.Event]] = {}
         self._running = asyncio.Event()
         self._running.set()
 
@@ -104,19 +98,15 @@ class ScriptedEngine:
         """Return the session's next message; a deterministic policy has log-probability 0."""
         await self._running.wait()
         number = self._answers[session].next_number(tuple(ids), self._repeated)
-        if await self._aborted_while_waiting(session):
-            return self._completion((), Finish.ABORT, len(ids))
         script = self._script(session)
         message = script[number] if number < len(script) else _AFTER
         whole = self._family.encode_reply(message)
         cut = tuple(whole[: sampling.max_new_tokens])
         finish = Finish.STOP if len(cut) == len(whole) else Finish.LENGTH
-        return self._completion(cut, finish, len(ids))
+        return Completion(cut, (0.0,) * len(cut), finish, self._version, prompt_tokens=len(ids))
 
     async def abort(self, session: str) -> None:
-        """End the session's requests that wait for `delay_s`."""
-        for event in self._aborts.get(session, ()):
-            event.set()
+        """Do nothing: a reply takes no time."""
 
     async def pause(self) -> None:
         """Hold new requests until `resume`."""
@@ -132,29 +122,3 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         self._answers.clear()
-
-    async def _aborted_while_waiting(self, session: str) -> bool:
-        if not self._options.delay_s:
-            return False
-        event = asyncio.Event()
-        waiting = self._aborts.setdefault(session, set())
-        waiting.add(event)
-        try:
-            async with asyncio.timeout(self._options.delay_s):
-                await event.wait()
-        except TimeoutError:
-            return False
-        finally:
-            waiting.discard(event)
-            if not waiting:
-                self._aborts.pop(session, None)
-        return True
-
-    def _completion(self, ids: tuple[int, ...], finish: Finish, num_prompt: int) -> Completion:
-        return Completion(
-            ids=ids,
-            logprobs=(0.0,) * len(ids),
-            finish=finish,
-            weight_version=self._version,
-            prompt_tokens=num_prompt,
-        )

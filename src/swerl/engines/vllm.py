@@ -126,7 +126,7 @@ class VllmServer(SglangServer):
         if finish == "length" and len(ids) < limit:
             raise EngineError(
                 f"{usage['prompt_tokens']} tokens and {limit} new ones exceed the context length",
-                hint="lower model.context_length, or raise --max-model-len in engine.flags",
+                hint="lower rollout.max_context_tokens, or raise --max-model-len in engine.flags",
             )
         scores = (choice["logprobs"] or {}).get("content") or ()
         meta = {

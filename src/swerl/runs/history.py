@@ -179,8 +179,6 @@ class RunProgress:
     episodes_expected: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the last step."""
-    step_seconds: float = 0.0
-    """Seconds of all committed steps in the events that were read."""
 
 
 def read_progress(root: Path) -> RunProgress:
@@ -210,7 +208,6 @@ def _add_event(progress: RunProgress, event: Mapping[str, Any]) -> None:
             progress.episodes_done += 1
         case StepEnded.__name__:
             progress.metrics = event["metrics"]
-            progress.step_seconds += event["metrics"].get("step_s", 0.0)
 
 
 def read_events(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:

@@ -184,7 +184,8 @@ class Site:
             values = {"rows": evaluations.overview([run]), "other": _other_stages(run)}
             return self._render("evals.html", path, run=run, facts=facts, folder=run.root, **values)
         history, _ = index.part(lambda: self._history(run))
-        progress, _ = index.part(lambda: read_progress(run.root))
+        is_live = facts["state"] == "running"
+        progress = index.part(partial(read_progress, run.root))[0] if is_live else None
         stages = run.stages()
         history = history or RunHistory()
         diagnosis, _ = index.part(lambda: self._diagnosis(run, max(history.steps, default=-1)))
@@ -206,7 +207,7 @@ class Site:
             other=_other_stages(run),
             recipe=flat(index.part(partial(_recipe, run))[0] or {}),
             logs=_logs(run.root),
-            is_live=facts["state"] == "running",
+            is_live=is_live,
         )
 
     def _evaluation(self, path: str, run: FoundRun, name: str) -> Page:

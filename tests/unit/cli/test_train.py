@@ -20,7 +20,9 @@ from swerl.cli.main import typer_app
 from swerl.core.errors import InputError, RecipeError, RunError, UnknownNameError
 from swerl.core.events import EpisodeEnded, PhaseStarted, StepEnded, StepStarted, as_json
 from swerl.core.files import write_json
+from swerl.plan.cost import price_book
 from swerl.recipe.schema import Recipe
+from swerl.runs.history import TAIL_BYTES
 from swerl.runs.layout import RunFolder, RunState, open_run
 from swerl.runs.status import StopRequest, own_run, request_stop
 
@@ -86,6 +88,17 @@ def test_status_reads_the_folder_alone(root: Path) -> None:
     facts = json.loads(swerl("status", str(root), "--json").output)
     assert facts["episodes"] == [1, 8]
     assert facts["phases"] == {"agent": 1}
+
+
+def test_the_cost_of_gpus_is_that_of_every_step(root: Path) -> None:
+    gpus = {"name": "shown", "steps": 9, "cluster": {"nodes": 2, "gpus_per_node": 8}}
+    write_json(root / "recipe.resolved.json", Recipe.model_validate(gpus).model_dump(mode="json"))
+    steps = [f"{json.dumps(as_json(StepEnded(n, {'step_s': 1800.0})))}\n" for n in range(2)]
+    between = f"{json.dumps(as_json(PhaseStarted('a', 'agent')))}\n" * 100_000
+    assert len(between) > TAIL_BYTES
+    RunFolder(root).events.write_text(between.join(steps))
+    facts = json.loads(swerl("status", str(root), "--json").output)
+    assert facts["dollars"]["gpus"] == 16 * price_book({})["h100_hour"].value
 
 
 def test_status_names_a_lost_run_and_what_it_was_asked(root: Path) -> None:

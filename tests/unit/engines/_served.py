@@ -73,7 +73,7 @@ class Makers:
         kind, _, shape = name.partition("/")
         model, other = self._models_of(kind)
         if kind == "scripted":
-            async with scripted.open(scripted.Options(delay_s=0.05), _scripted_setup()) as engine:
+            async with scripted.open(scripted.Options(), _scripted_setup()) as engine:
                 yield Served(engine, Traits(http=False, real=False), model, other)
             return
         is_vllm = kind.endswith("vllm")

@@ -192,23 +192,23 @@ async def test_a_hundred_requests_at_once_get_each_their_own_reply(fresh: Served
     assert all(reply.ids for reply in replies)
 
 
-async def test_an_abort_ends_only_its_session(fresh: Served) -> None:
-    ids, sampling = await endless(fresh)
-    aborted = asyncio.create_task(fresh.engine.generate(ids, sampling, "gone"))
-    kept = asyncio.create_task(fresh.engine.generate(prompt(5), Sampling(40, seed=1), "kept"))
+async def test_an_abort_ends_only_its_session(http: Served) -> None:
+    ids, sampling = await endless(http)
+    aborted = asyncio.create_task(http.engine.generate(ids, sampling, "gone"))
+    kept = asyncio.create_task(http.engine.generate(prompt(5), Sampling(40, seed=1), "kept"))
     await asyncio.sleep(0)
-    await fresh.engine.abort("gone")
+    await http.engine.abort("gone")
     reply = await aborted
     assert reply.finish is Finish.ABORT
     assert len(reply.ids) == len(reply.logprobs) < sampling.max_new_tokens
     assert (await kept).finish in {Finish.LENGTH, Finish.STOP}
 
 
-async def test_an_abort_ends_everything_that_the_session_has_under_way(fresh: Served) -> None:
-    ids, sampling = await endless(fresh)
-    tasks = [asyncio.create_task(fresh.engine.generate(ids, sampling, "s")) for _ in range(5)]
+async def test_an_abort_ends_everything_that_the_session_has_under_way(http: Served) -> None:
+    ids, sampling = await endless(http)
+    tasks = [asyncio.create_task(http.engine.generate(ids, sampling, "s")) for _ in range(5)]
     await asyncio.sleep(0)
-    await fresh.engine.abort("s")
+    await http.engine.abort("s")
     assert {reply.finish for reply in await asyncio.gather(*tasks)} == {Finish.ABORT}
 
 
@@ -225,14 +225,14 @@ async def test_an_abort_reaches_a_request_that_a_pause_holds(http: Served) -> No
     assert (reply.finish, reply.ids) == (Finish.ABORT, ())
 
 
-async def test_a_caller_that_goes_away_leaves_the_engine_as_it_was(fresh: Served) -> None:
-    ids, sampling = await endless(fresh)
-    task = asyncio.create_task(fresh.engine.generate(ids, sampling, "s"))
+async def test_a_caller_that_goes_away_leaves_the_engine_as_it_was(http: Served) -> None:
+    ids, sampling = await endless(http)
+    task = asyncio.create_task(http.engine.generate(ids, sampling, "s"))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await fresh.engine.generate(prompt(9), Sampling(2), "s")).ids
+    assert (await http.engine.generate(prompt(9), Sampling(2), "s")).ids
 
 
 # Pauses and weights

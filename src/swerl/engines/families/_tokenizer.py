@@ -7,7 +7,10 @@ special id. Only the code that writes a chat template inserts special ids, by na
 from __future__ import annotations
 
 import json
+from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 _LONG = 20_000
 """A text of more characters is encoded as a batch of one, which lets other threads run."""
+_KEPT, _NUM_KEPT = range(2_000, 200_000), 128
+"""Characters of a text whose ids are kept, and number of such texts (25 MB at most, but for unusual
+scripts): Episodes of one agent share system prompt and tools, and read the same files."""
 
 
 class Special(str):
@@ -36,6 +42,8 @@ class SplitTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._names = {index: Special(token.content) for index, token in added.items()}
         self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
+        self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
+        """Digest of a text -> its ids, the text that was used last at the end."""
 
     def id(self, special: Special) -> int:
         """Return the id of a special token. Raises InputError if the tokenizer lacks it."""
@@ -94,6 +102,17 @@ class SplitTokenizer:
         if not texts:
             return []
         text = "".join(texts)
+        if len(text) not in _KEPT:
+            return self._encode_text(text)
+        # A lone surrogate makes the tokenizer raise its error, not this digest.
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        ids = self._kept.pop(digest, None) or array("i", self._encode_text(text))
+        self._kept[digest] = ids
+        if len(self._kept) > _NUM_KEPT:
+            self._kept.popitem(last=False)
+        return ids.tolist()
+
+    def _encode_text(self, text: str) -> list[int]:
         if len(text) > _LONG:
             (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         else:
