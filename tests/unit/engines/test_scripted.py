@@ -36,14 +36,6 @@ async def test_each_session_gets_its_lines_then_the_end(tmp_path: Path) -> None:
     assert said == ["a one", "b one", "a two", "Done.", "b two"]
 
 
-async def test_the_same_prompt_again_gets_the_same_line(tmp_path: Path) -> None:
-    async with scripted.open(scripted.Options(), setup(tmp_path)) as engine:
-        first = await engine.generate([1], MANY, "a")
-        again = await engine.generate([1], MANY, "a")
-
-    assert first == again
-
-
 async def test_a_side_request_takes_no_line_of_the_conversation(tmp_path: Path) -> None:
     main, side = list(range(100)), list(range(500, 540))
     prompts = [side, main, [*main, 1, 2], [*side, 3], [*main[:95], 7, 8, 9], side]

@@ -10,23 +10,12 @@ import pytest
 
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError
-from swerl.core.turn import Sampling
-from swerl.engines import sglang, torch_cpu
+from swerl.engines import sglang
 from tests.unit.engines._fake_sglang import FakeServer
 
 
 def setup(log_dir: Path, model: Path | None) -> EngineSetup:
     return EngineSetup(family=None, log_dir=log_dir, model=model)  # type: ignore[arg-type]
-
-
-async def test_any_server_of_the_contract_is_driven_by_its_url(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    async with torch_cpu.open(torch_cpu.Options(), setup(tmp_path, tiny_model)) as server:
-        options = sglang.Options(url=server.url + "/")
-        async with sglang.open(options, setup(tmp_path, None)) as engine:
-            assert (await engine.generate([5], Sampling(1), "s")).ids
-        assert (await server.generate([5], Sampling(1), "s")).ids
 
 
 @pytest.mark.parametrize(

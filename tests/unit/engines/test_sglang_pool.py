@@ -14,10 +14,11 @@ import pytest
 from swerl.core.chat import Finish
 from swerl.core.errors import EngineError, EngineLostError
 from swerl.core.turn import Sampling
-from swerl.engines import _sglang_client, _sglang_pool
-from swerl.engines._sglang_client import HttpEngine, connect
+from swerl.engines import _sglang_client, _sglang_pool, sglang
+from swerl.engines._sglang_client import connect
 from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._sglang_wire import PauseMode
+from tests.unit.engines._fake_python import fake_python, process_at
 from tests.unit.engines._fake_sglang import (
     LAYERS,
     SHAPE,
@@ -26,7 +27,7 @@ from tests.unit.engines._fake_sglang import (
     fake_router,
     opened,
 )
-from tests.unit.engines._launched import ref, until
+from tests.unit.engines._launched import ref, setup, until, versions
 
 LONG = Sampling(900)
 
@@ -37,12 +38,6 @@ def _watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_sglang_client, "ABORT_WAITS_S", (0.05, 0.1, 0.2, 0.4))
 
 
-async def ask(engine: HttpEngine, sessions: int = 9) -> set[str]:
-    """Return the weight versions that answer this many sessions."""
-    calls = (engine.generate([5, 6], Sampling(2), f"s{n}") for n in range(sessions))
-    return {reply.weight_version for reply in await asyncio.gather(*calls)}
-
-
 # Placement
 
 
@@ -51,7 +46,7 @@ async def test_sessions_spread_evenly_and_each_stays_where_it_is(
 ) -> None:
     async with opened(servers) as engine:
         for _ in range(4):
-            await ask(engine, sessions=9)
+            await versions(engine, sessions=9)
     assert [len(server.headers) for server in servers] == [12, 12, 12]
 
 
@@ -60,7 +55,7 @@ async def test_a_router_gets_one_key_per_session_that_is_not_the_session(
 ) -> None:
     async with fake_router(servers) as router, connect([router.url], shape=SHAPE) as engine:
         for _ in range(3):
-            await ask(engine, sessions=6)
+            await versions(engine, sessions=6)
         assert engine.url == router.url
     keys = [{sent["X-SMG-Routing-Key"] for sent in server.headers} for server in servers]
     assert [len(one) for one in keys] == [2, 2, 2]
@@ -188,6 +183,35 @@ async def test_a_url_of_something_else_is_one_error_at_the_start(
     assert "without a path" in caught.value.hint
 
 
+@pytest.mark.integration
+async def test_a_hung_server_is_replaced_and_its_requests_answered_by_the_right_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers are processes, one of which is stopped by SIGSTOP."""
+    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.2)
+    monkeypatch.setattr(_sglang_pool, "WATCH_S", 1.0)
+    notices: list[str] = []
+    options = sglang.Options(
+        python=fake_python(tmp_path), servers=2, restarts=9, start_timeout_s=120
+    )
+    async with sglang.open(options, setup(tmp_path, notices)) as engine:
+        await engine.load(ref(tmp_path, "v1"))
+        sessions = [f"s{n}" for n in range(4)]
+        asked = [asyncio.create_task(engine.generate([5], LONG, name)) for name in sessions]
+        await until(lambda: bool(engine._flights), limit_s=120)
+        hung = process_at(engine.pool.servers[0].url)
+        hung.suspend()
+        async with asyncio.timeout(120):
+            replies = await asyncio.gather(*asked)
+        assert {reply.weight_version for reply in replies} == {"v1"}
+        assert len({reply.ids for reply in replies}) == 1  # the fake's tokens follow the prompt
+        await until(lambda: len(engine.pool.in_use()) == 2, limit_s=120)
+        assert not hung.is_running()
+        replies = [await engine.generate([7], Sampling(3), name) for name in sessions]
+        assert {reply.weight_version for reply in replies} == {"v1"}
+    assert "ran but did not answer; restarting it (1 of 9)" in notices[0]
+
+
 # Weights
 
 
@@ -199,7 +223,7 @@ async def test_servers_that_hold_different_weights_must_be_loaded_first(
         with pytest.raises(EngineError, match="different weights"):
             await engine.generate([5], Sampling(1), "s")
         await engine.load(ref(tmp_path, "v1"))
-        assert await ask(engine) == {"v1"}
+        assert await versions(engine) == {"v1"}
 
 
 async def test_one_refusal_puts_every_server_back(
@@ -211,7 +235,7 @@ async def test_one_refusal_puts_every_server_back(
         with pytest.raises(EngineError, match="Failed to load"):
             await engine.load(ref(tmp_path, "v2"))
         assert {server.version for server in servers} == {"v1"}
-        assert await ask(engine) == {"v1"}
+        assert await versions(engine) == {"v1"}
 
 
 async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(
@@ -222,7 +246,7 @@ async def test_a_server_that_serves_another_version_than_it_loaded_is_an_error(
         servers[0].lies_about_version = "v7"
         with pytest.raises(EngineError, match="'v7' after loading 'v2'"):
             await engine.load(ref(tmp_path, "v2"))
-        assert await ask(engine) == {"v1"}
+        assert await versions(engine) == {"v1"}
         assert len(engine.pool.in_use()) == 2
 
 

@@ -23,7 +23,7 @@ from swerl.engines._sglang_client import HttpEngine, connect
 from swerl.engines._sglang_pool import ClientSettings
 from swerl.training.weight_sync.transport import Caller, failures
 from tests.unit.engines._fake_sglang import SHAPE, FakeServer, opened
-from tests.unit.engines._launched import until
+from tests.unit.engines._launched import until, versions
 from tests.unit.engines._updates import receive, resending
 
 Fault = Callable[[], None]
@@ -63,12 +63,6 @@ class Source:
             piece: ("other" if piece in self.lies else self.version, "cast") for piece in ("a", "b")
         }
         return Sent(self.version, 2, wrong, (sums,), self.certain)
-
-
-async def versions(engine: HttpEngine) -> set[str]:
-    """Return the weight versions that answer nine sessions."""
-    calls = (engine.generate([5, 6], Sampling(2), f"s{n}") for n in range(9))
-    return {reply.weight_version for reply in await asyncio.gather(*calls)}
 
 
 async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(

@@ -44,7 +44,12 @@ def alone(folder: Path, request: ReplyRequest) -> FinishedReply:
     return run(batch)[request.rid]
 
 
-def test_a_request_gets_the_same_reply_in_any_company(tiny_model: Path, reference: Any) -> None:
+@pytest.mark.parametrize("chunk", [_torch_batch.PREFILL_TOKENS, 32])
+def test_a_request_gets_the_same_reply_in_any_company(
+    tiny_model: Path, reference: Any, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Also a request whose prompt is longer than a chunk, and is prefilled in pieces."""
+    monkeypatch.setattr(_torch_batch, "PREFILL_TOKENS", chunk)
     batch = new_batch(tiny_model)
     requests = [ask(f"r{n}", length) for n, length in enumerate((1, 80, 7, 200, 33, 2, 150, 60))]
     ended = []
@@ -55,21 +60,6 @@ def test_a_request_gets_the_same_reply_in_any_company(tiny_model: Path, referenc
     for request in requests:
         reply = found[request.rid]
         assert reply.output_ids == alone(tiny_model, request).output_ids
-        expected = reference.logprobs(tiny_model, list(request.ids), reply.output_ids)
-        assert (expected - torch.tensor(reply.logprobs)).abs().max() < 1e-4
-
-
-def test_a_prompt_longer_than_a_chunk_is_prefilled_in_pieces(
-    tiny_model: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_torch_batch, "PREFILL_TOKENS", 32)
-    batch = new_batch(tiny_model)
-    requests = [ask("long", 200), ask("short", 10), ask("middle", 50)]
-    for request in requests:
-        batch.add(request)
-    found = run(batch)
-    for request in requests:
-        reply = found[request.rid]
         expected = reference.logprobs(tiny_model, list(request.ids), reply.output_ids)
         assert (expected - torch.tensor(reply.logprobs)).abs().max() < 1e-4
 

@@ -19,7 +19,7 @@ import pytest
 
 from swerl.core.changes import Changes, FileKind, TreeFile
 from swerl.core.contracts import Sandbox
-from swerl.core.errors import SandboxError
+from swerl.core.errors import BrokenImageError, SandboxError
 from swerl.core.sandbox import Limits
 from swerl.core.task import Task
 from swerl.harnesses import builtin
@@ -27,6 +27,7 @@ from swerl.images.store import Store
 from swerl.rollout.sandbox_pool import PreparedSandbox, SandboxPool
 from swerl.sandboxes import local
 from swerl.tasks import worktree
+from swerl.tasks.datasets import find_converter
 from tests.unit import made
 from tests.unit.sandboxes.helpers import write_image
 
@@ -36,6 +37,7 @@ LIMITS = Limits(disk_mib=256)
 REPOSITORY = """
 git init -q --template= -b main; git config user.name a; git config user.email a@b
 mkdir -p pkg docs/old; echo broken >pkg/code.py; echo text >docs/old/a; ln -s pkg/code.py link
+mkdir tests; echo 'assert hidden' >tests/test_a.py
 printf '#!/bin/sh\\n' >run.sh; chmod 755 run.sh; git add -A; git commit -qm base; git tag v1
 git checkout -q -b later; echo mended >pkg/code.py; git commit -qam fix; git checkout -q main
 mkdir r2e_tests; echo hidden >r2e_tests/test_1.py; mkdir empty; touch -d 2001-02-03 docs/old/a
@@ -294,3 +296,38 @@ async def test_clean_files_of_a_snapshot_are_read_once(repository: Path) -> None
     clean = {"pkg/code.py": TreeFile(b"broken\n"), "link": TreeFile(b"pkg/code.py", FileKind.LINK)}
     assert found[:3] == [Changes(edit.files, clean)] * 3
     assert found[3] == Changes(more.files, {**clean, "pkg/new.py": None})
+
+
+BUG = """diff --git a/pkg/code.py b/pkg/code.py
+--- a/pkg/code.py
++++ b/pkg/code.py
+@@ -1 +1 @@
+-broken
++more broken
+"""
+
+
+async def test_grading_gets_the_hidden_tests_back(repository: Path) -> None:
+    row = {
+        "instance_id": "acme__sums.0123abcd.func__1",
+        "repo": "swesmith/acme__sums.0123abcd",
+        "image_name": f"dir:{repository}",
+        "patch": BUG,
+        "problem_statement": "Sums are wrong.",
+        "FAIL_TO_PASS": ["tests/test_a.py::test_a"],
+        "PASS_TO_PASS": [],
+    }
+    task = find_converter("swe-smith").to_task(row)  # type: ignore[arg-type]
+    async with make(Counting()).for_grading(task) as prepared:
+        script = f"git apply -\n{task.grading.test_setup}\ncat pkg/code.py tests/*"
+        patch = task.gold_patch.encode()
+        done = await prepared.sandbox.run(["sh", "-ec", script], cwd=task.workdir, stdin=patch)
+        assert done.exit_code == 0, done.text
+        assert done.text == "broken\nassert hidden\n"
+
+
+async def test_a_setup_that_fails_is_the_images_fault(repository: Path) -> None:
+    task = task_of(f"dir:{repository}", setup="git checkout no")
+    with pytest.raises(BrokenImageError, match=r"setup of task a__b-1 failed .*no"):
+        async with make(Counting()).for_grading(task):
+            pass

@@ -27,12 +27,12 @@ from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from tests.unit.training.rank.references import adamw, logp, sft_loss, take_step
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 
 MakeBatch = Callable[..., Batch]
-BETAS = (0.9, 0.98)
 
 
 def _trainer(model: Path, options: TrainerOptions, algorithm: str = "gspo") -> MegatronTrainer:
@@ -50,13 +50,6 @@ def _transformers(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def _logp(model: torch.nn.Module, ids: tuple[int, ...]) -> torch.Tensor:
-    """Return the log-probability of each token but the first."""
-    row = torch.tensor(ids)
-    logits = model(row[None, :-1]).logits[0]
-    return torch.log_softmax(logits, -1).gather(-1, row[1:, None])[:, 0]
-
-
 def _gap(folder: Path, reference: torch.nn.Module) -> float:
     """Return the largest difference of any weight."""
     wanted = reference.state_dict()
@@ -66,47 +59,16 @@ def _gap(folder: Path, reference: torch.nn.Module) -> float:
     )
 
 
-def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
-    params = list(model.parameters())
-    groups = [
-        {"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=BETAS)
-
-
-def _reference_step(
-    model: torch.nn.Module, optimizer: torch.optim.AdamW, loss: torch.Tensor, lr: float
-) -> float:
-    optimizer.zero_grad()
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    return norm.item()
-
-
-def _sft_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    losses = []
-    for row in batch.samples:
-        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
-        weight = mask + 0.1 * (1 - mask)
-        nll = -(_logp(model, row.ids) * weight).sum() / weight.sum()
-        losses.append(nll * row.share / batch.num_episodes)
-    return torch.stack(losses).sum()
-
-
 def _gspo_loss(model: torch.nn.Module, start: torch.nn.Module, batch: Batch) -> torch.Tensor:
     losses = []
     for row in batch.samples:
         mask = torch.tensor(row.mask[1:], dtype=torch.float32)
-        logp = _logp(model, row.ids)
+        own = logp(model, row)
         with torch.no_grad():
-            ref = _logp(start, row.ids)
-        ratio = (((logp - torch.tensor(row.logprobs[1:])) * mask).sum() / mask.sum()).exp()
+            ref = logp(start, row)
+        ratio = (((own - torch.tensor(row.logprobs[1:])) * mask).sum() / mask.sum()).exp()
         gain = torch.minimum(ratio * row.advantage, ratio.clamp(1 - 3e-4, 1 + 4e-4) * row.advantage)
-        kl = (((ref - logp).exp() - 1 - (ref - logp)) * mask).sum() / mask.sum()
+        kl = (((ref - own).exp() - 1 - (ref - own)) * mask).sum() / mask.sum()
         losses.append((0.05 * kl - gain) * row.share / batch.num_episodes)
     return torch.stack(losses).sum()
 
@@ -115,18 +77,17 @@ async def test_sft_matches_transformers_and_adamw(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     reference = _transformers(tiny_model)
-    optimizer = _adamw(reference)
+    optimizer = adamw(reference)
     async with _trainer(tiny_model, options, "sft") as trainer:
         rows = await trainer.logprobs(random_batch(0))
         for row, sample in zip(rows, random_batch(0).samples, strict=True):
-            expected = _logp(reference, sample.ids)[torch.tensor(sample.mask[1:]) > 0]
+            expected = logp(reference, sample)[torch.tensor(sample.mask[1:]) > 0]
             assert float((torch.tensor(row) - expected.detach()).abs().max()) <= 1e-4
         for step in range(3):
             batch = random_batch(step, sampled=False)
             stats = await trainer.step(batch)
-            loss = _sft_loss(reference, batch)
-            norm = _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
-            assert stats.loss == pytest.approx(loss.item(), rel=1e-5)
+            loss, norm = take_step(optimizer, sft_loss(reference, batch), step)
+            assert stats.loss == pytest.approx(loss, rel=1e-5)
             assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
             assert stats.num_tokens == sum(row.num_trained_tokens for row in batch.samples)
             assert stats.mismatch == 0.0
@@ -137,9 +98,9 @@ async def test_sft_matches_transformers_and_adamw(
     assert published.version == "000003"
     assert published.checksum == checksum(published.path)
     assert _gap(published.path, reference) <= 1e-5
-    ids = random_batch(9).samples[0].ids
+    row = random_batch(9).samples[0]
     loaded = _transformers(published.path)
-    assert float((_logp(loaded, ids) - _logp(reference, ids)).detach().abs().max()) <= 1e-4
+    assert float((logp(loaded, row) - logp(reference, row)).detach().abs().max()) <= 1e-4
 
 
 @pytest.mark.integration
@@ -185,14 +146,13 @@ async def test_gspo_matches_transformers_and_resumes_bit_for_bit(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     reference, start = _transformers(tiny_model), _transformers(tiny_model)
-    optimizer = _adamw(reference)
+    optimizer = adamw(reference)
     async with _trainer(tiny_model, options) as trainer:
         for step in range(3):
             batch = random_batch(step)
             stats = await trainer.step(batch)
-            loss = _gspo_loss(reference, start, batch)
-            norm = _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
-            assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+            loss, norm = take_step(optimizer, _gspo_loss(reference, start, batch), step)
+            assert stats.loss == pytest.approx(loss, abs=1e-5)
             assert stats.grad_norm == pytest.approx(norm, rel=1e-4)
             assert stats.mismatch > 0
         before = await trainer.publish()
@@ -225,15 +185,14 @@ async def test_two_ranks_equal_one(
 ) -> None:
     two = options.model_copy(update={"ranks": 2, "tensor_parallel": tensor_parallel})
     reference, start = _transformers(tiny_model), _transformers(tiny_model)
-    optimizer = _adamw(reference)
+    optimizer = adamw(reference)
     async with _trainer(tiny_model, two) as trainer:
         for step in range(3):
             # The last batch has fewer rows than there are ranks.
             batch = random_batch(step) if step < 2 else _single_row(random_batch(step))
             stats = await trainer.step(batch)
-            loss = _gspo_loss(reference, start, batch)
-            _reference_step(reference, optimizer, loss, 1e-3 * min(1.0, (step + 1) / 2))
-            assert stats.loss == pytest.approx(loss.item(), abs=1e-5)
+            loss, _ = take_step(optimizer, _gspo_loss(reference, start, batch), step)
+            assert stats.loss == pytest.approx(loss, abs=1e-5)
             assert stats.num_tokens == sum(row.num_trained_tokens for row in batch.samples)
         published = await trainer.publish()
         await trainer.save(3)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+
+from swerl.engines.families import tiny
 
 BASE: dict[str, Any] = {
     "vocab_size": 320,
@@ -97,6 +102,14 @@ def build(line: str, **changes: Any) -> torch.nn.Module:
             if name.endswith("A_log"):
                 value.copy_(torch.rand_like(value))
     return model
+
+
+def write_model(model: torch.nn.Module, folder: Path) -> None:
+    """Write a model as published checkpoints are, with a tokenizer of bytes."""
+    folder.mkdir(parents=True)
+    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
+    (folder / "config.json").write_text(json.dumps(config_of(model), default=str))
+    save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def config_of(model: torch.nn.Module) -> dict[str, Any]:

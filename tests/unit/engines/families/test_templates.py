@@ -171,19 +171,14 @@ def test_a_tail_is_what_the_template_would_have_rendered(
     assert exact == family.render(ChatRequest((*START, reply, *results), TOOLS))
 
 
+DEEPSEEK = tuple(
+    f"<\uff5c{name}\uff5c>" for name in ("end\u2581of\u2581sentence", "User", "Assistant")
+)
 OTHERS = {
     "MiniMax-M2": ("[e~[", "]~b]", "]~!b["),
     "Kimi-K2-Thinking": ("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"),
-    "deepseek-ai-DeepSeek-V3.2": (
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "<\uff5cUser\uff5c>",
-        "<\uff5cAssistant\uff5c>",
-    ),
-    "deepseekv3": (
-        "<\uff5cend\u2581of\u2581sentence\uff5c>",
-        "<\uff5cUser\uff5c>",
-        "<\uff5cAssistant\uff5c>",
-    ),
+    "deepseek-ai-DeepSeek-V3.2": DEEPSEEK,
+    "deepseekv3": DEEPSEEK,
 }
 """Templates whose calls have no reader here -> the tokens that they need, the stop first."""
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,21 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 
 from swerl.core.learning import Batch
-from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.checkpoint.files import CheckpointReader
 from swerl.training.checkpoint.folder import read_meta
-from swerl.training.options import TrainerOptions
-from tests.unit.engines.families.lines import build, config_of, weights_of
+from tests.unit.engines.families.lines import build, write_model
+from tests.unit.training.rank.family_ranks import job_of, run_ranks
 
 pytestmark = pytest.mark.integration
-
-ROOT = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True)
@@ -101,45 +93,19 @@ def _run(work: Path, random_batch: Callable[..., Batch]) -> list[tuple[float, fl
     for step, file in enumerate(files):
         batches.write(file, random_batch(step, sampled=False))
     for line in sorted({job.line for job in JOBS}):
-        _make_model(work / line, line)
-    specs = [_spec(work, job, files) for job in JOBS]
-    path = work / "jobs.json"
-    path.write_text(json.dumps(specs))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = [sys.executable, "-m", "tests.unit.training.checkpoint.checkpoint_ranks", str(path)]
-    ranks = [subprocess.Popen([*argv, str(rank)], cwd=ROOT, env=env) for rank in range(2)]
-    try:
-        codes = [rank.wait(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert codes == [0, 0]
-    return [tuple(pair) for pair in json.loads(path.with_suffix(".found").read_text())]
+        write_model(build(line), work / line)
+    specs = [_spec(work / job.line, job, files) for job in JOBS]
+    run_ranks(work / "jobs.json", {2: specs})
+    found = [torch.load(spec["out"], weights_only=False) for spec in specs]
+    return [(each["loss"], each["grad_norm"]) for each in found]
 
 
-def _make_model(folder: Path, line: str) -> None:
-    folder.mkdir()
-    model = build(line)
-    tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
-    (folder / "config.json").write_text(json.dumps(config_of(model), default=str))
-    save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _spec(work: Path, job: Job, files: list[Path]) -> dict[str, Any]:
-    folder = work / job.line
-    options = TrainerOptions(
-        checkpoint_dir=folder / "checkpoints",
-        publish_dir=folder,
-        log_dir=folder,
-        ranks=2,
-        lr=1e-3,
-        tokens_per_micro_batch=200,
+def _spec(folder: Path, job: Job, files: list[Path]) -> dict[str, Any]:
+    options = {
+        "checkpoint_dir": str(folder / "checkpoints"),
+        "ranks": 2,
+        "tokens_per_micro_batch": 200,
         **job.layout,
-    )
-    return {
-        "model": str(folder),
-        "options": options.model_dump(mode="json"),
-        "batches": [str(file) for file in files],
-        "restore": job.restore,
-        "save": job.save,
     }
+    out = folder / f"{job.save}.pt"
+    return job_of(folder, files, out, options, save=job.save, restore=job.restore)

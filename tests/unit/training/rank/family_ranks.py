@@ -48,6 +48,21 @@ def largest_gaps(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     return gaps
 
 
+def job_of(
+    model: Path, batch_files: Sequence[Path], out: Path, options: Mapping[str, Any], **fields: Any
+) -> dict[str, Any]:
+    """Return a job with the options that all jobs share, and its own."""
+    shared = dict.fromkeys(("checkpoint_dir", "publish_dir", "log_dir"), str(out.parent))
+    rates = {"lr": 1e-3, "warmup_steps": 2, "weight_decay": 0.1, "tokens_per_micro_batch": 100}
+    return {
+        "model": str(model),
+        "batches": [str(file) for file in batch_files],
+        "out": str(out),
+        "options": {**shared, **rates, **options},
+        **fields,
+    }
+
+
 def run_ranks(file: Path, specs: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
     """Write the jobs to `file` and run them; fail with the ranks' output."""
     file.write_text(json.dumps(specs))
@@ -112,6 +127,8 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     given = job.get("algorithm_options", {} if "algorithm" in job else {"context_weight": 0.1})
     algorithm = module.build(module.Options.model_validate(given))
     learner = Learner(settings, tiny.build(Path(job["model"])), algorithm)
+    if "save" in job:
+        return _save(learner, settings, job)
     trained = [param for param in learner.model.parameters() if param.requires_grad]
     num_params = sum(each.numel() for each in trained)
     found: dict[str, Any] = {"stats": [], "num_skipped": 0, "num_params": num_params}
@@ -142,6 +159,26 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     found["agree"] = len(set(ends)) == 1
     parallel_state.destroy_model_parallel()
     return found
+
+
+def _save(learner: Any, settings: WorkerSettings, job: dict[str, Any]) -> dict[str, Any]:
+    """Restore a step or take one, save, and take another one, whose figures are returned."""
+    from megatron.core import parallel_state
+
+    from swerl.training.checkpoint.store import Checkpoints
+
+    checkpoints = Checkpoints(learner, settings)
+    first, second = (batches.read(Path(name)) for name in job["batches"])
+    if job["restore"] is None:
+        learner.step(first)
+    else:
+        checkpoints.restore(job["restore"])
+    checkpoints.save(job["save"], range(9))
+    stats = learner.step(second)
+    outcome = checkpoints.finish()
+    assert outcome is not None and not outcome.error, outcome
+    parallel_state.destroy_model_parallel()
+    return {"loss": stats.loss, "grad_norm": stats.grad_norm}
 
 
 def _adapters(learner: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Routing replay written out on transformers' models: experts recorded, and taken again."""
+"""Training written out on transformers' models: SFT, AdamW, and experts recorded and replayed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,50 @@ from typing import Any
 
 import torch
 
+from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    """Return the optimizer of a model's trained parameters; only matrices decay."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    groups = [
+        {"params": [param for param in params if param.ndim > 1], "weight_decay": 0.1},
+        {"params": [param for param in params if param.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+
+def logp(model: torch.nn.Module, row: Sample) -> torch.Tensor:
+    """Return the log-probability of each token but the first, with recorded experts if any."""
+    ids = torch.tensor(list(row.ids))
+    with replaying(model, row):
+        logits = model(ids[None, :-1]).logits[0]
+    return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+
+
+def sft_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Return the loss of SFT with a context weight of 0.1."""
+    losses = []
+    for row in batch.samples:
+        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
+        weight = mask + 0.1 * (1 - mask)
+        nll = -(logp(model, row) * weight).sum() / weight.sum()
+        losses.append(nll * row.share / batch.num_episodes)
+    return torch.stack(losses).sum()
+
+
+def take_step(optimizer: torch.optim.AdamW, loss: torch.Tensor, number: int) -> tuple[float, float]:
+    """Take a step at the rate of a run with two steps of warm-up; return loss and gradient norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 * min(1.0, (number + 1) / 2)
+    optimizer.step()
+    return loss.item(), norm.item()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,25 +10,34 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
-from swerl.engines.families import tiny
 from swerl.plan.layout import Layout
 from swerl.plan.parameters import rank_params
 from swerl.plan.shape import shape_from_config
 from swerl.recipe.schema import LoraSection
 from swerl.training import batch as batches
-from swerl.training.model_folder import copy_tokenizer
-from tests.unit.engines.families.lines import LINES, build, config_of, per_expert, weights_of
-from tests.unit.training.rank.family_ranks import run_ranks
-from tests.unit.training.rank.references import record_experts, replaying
+from tests.unit.engines.families.lines import (
+    LINES,
+    build,
+    config_of,
+    per_expert,
+    weights_of,
+    write_model,
+)
+from tests.unit.training.rank.family_ranks import job_of, run_ranks
+from tests.unit.training.rank.references import (
+    adamw,
+    logp,
+    record_experts,
+    sft_loss,
+    take_step,
+)
 
 pytestmark = pytest.mark.integration
 
 STEPS = 3
-LR, WARMUP, DECAY, BETAS = 1e-3, 2, 0.1, (0.9, 0.98)
 ONE_KEY_HEAD = {"linear_num_key_heads": 1, "linear_num_value_heads": 2}
 
 
@@ -79,16 +87,9 @@ FOUR_RANKS = [
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("families")
-    (root / "tokenizer").mkdir()
-    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
-    return root
-
-
-@pytest.fixture(scope="module")
-def ranks(work: Path) -> Mapping[int, Mapping[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Mapping[str, Any]]:
     """What each job found, by its number of ranks and its name."""
+    work = tmp_path_factory.mktemp("families")
     jobs = {1: [*ONE_RANK, *BF16], 2: TWO_RANKS, 4: FOUR_RANKS}
     specs = {count: [_spec(work, job, count) for job in each] for count, each in jobs.items()}
     run_ranks(work / "jobs.json", specs)
@@ -125,10 +126,9 @@ def test_several_ranks_train_as_transformers_does(
 @pytest.mark.parametrize("job", BF16, ids=lambda job: job.name)
 def test_in_bf16_routers_and_decays_are_still_fp32(job: Job, one_rank: Mapping[str, Any]) -> None:
     found, model = one_rank[job.name], _build(job)
-    params = list(model.parameters())
-    optimizer = _adamw(params)
+    optimizer = adamw(model)
     for number, (batch, stats) in enumerate(zip(_batches(job), found["stats"], strict=True)):
-        loss, norm = _step(model, optimizer, params, batch, number)
+        loss, norm = take_step(optimizer, sft_loss(model, batch), number)
         assert stats["loss"] == pytest.approx(loss, rel=2e-3)
         assert stats["grad_norm"] == pytest.approx(norm, rel=1e-2)
     wide = {name for name, value in found["weights"].items() if value.dtype is torch.float32}
@@ -143,7 +143,7 @@ def test_replay_closes_the_gap_to_an_engine_that_routes_otherwise(
     engine = _build(Job("qwen3_5_moe"))
     batch = _batches(Job("qwen3_5_moe", replay=True))[0]
     with torch.no_grad():
-        sampled = [_logp(engine, row)[torch.tensor(row.mask[1:]) > 0] for row in batch.samples]
+        sampled = [logp(engine, row)[torch.tensor(row.mask[1:]) > 0] for row in batch.samples]
 
     without, replayed = (
         _mean_gap(one_rank[name]["logprobs"], sampled)
@@ -160,23 +160,22 @@ def test_replaying_ones_own_choices_changes_nothing() -> None:
     row = _rows(0)[0]
     with torch.no_grad():
         recorded = replace(row, routed=(record_experts(model, row, noise=0.0),))
-        assert torch.equal(_logp(model, row), _logp(model, recorded))
+        assert torch.equal(logp(model, row), logp(model, recorded))
 
 
 def _compare(job: Job, found: Mapping[str, Any], num_ranks: int = 2) -> None:
     """Hold a job's log-probabilities, three steps and weights against transformers'."""
     model, steps = _build(job), _batches(job)
     with torch.no_grad():
-        expected = [_logp(model, row) for row in steps[0].samples]
+        expected = [logp(model, row) for row in steps[0].samples]
     worst = max(
-        float((torch.tensor(values) - logp[torch.tensor(row.mask[1:]) > 0]).abs().max())
-        for values, logp, row in zip(found["logprobs"], expected, steps[0].samples, strict=True)
+        float((torch.tensor(values) - whole[torch.tensor(row.mask[1:]) > 0]).abs().max())
+        for values, whole, row in zip(found["logprobs"], expected, steps[0].samples, strict=True)
     )
     assert worst <= 2e-6
-    params = [param for param in model.parameters() if param.requires_grad]
-    optimizer = _adamw(params)
+    optimizer = adamw(model)
     for number, (batch, stats) in enumerate(zip(steps, found["stats"], strict=True)):
-        loss, norm = _step(model, optimizer, params, batch, number)
+        loss, norm = take_step(optimizer, sft_loss(model, batch), number)
         assert stats["loss"] == pytest.approx(loss, rel=1e-5)
         assert stats["grad_norm"] == pytest.approx(norm, rel=1e-5)
     _count(job, found["num_params"], num_ranks=num_ranks)
@@ -233,46 +232,8 @@ def _sure(
     return marks if job.line == "qwen3_5_moe" else per_expert(marks)
 
 
-def _step(
-    model: torch.nn.Module,
-    optimizer: torch.optim.AdamW,
-    params: list[torch.nn.Parameter],
-    batch: Batch,
-    number: int,
-) -> tuple[float, float]:
-    losses = []
-    for row in batch.samples:
-        mask = torch.tensor(row.mask[1:], dtype=torch.float32)
-        weight = mask + 0.1 * (1 - mask)
-        losses.append(-(_logp(model, row) * weight).sum() / weight.sum() / batch.num_episodes)
-    loss = torch.stack(losses).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
-    for group in optimizer.param_groups:
-        group["lr"] = LR * min(1.0, (number + 1) / WARMUP)
-    optimizer.step()
-    return loss.item(), norm.item()
-
-
-def _adamw(params: list[torch.nn.Parameter]) -> torch.optim.AdamW:
-    groups = [
-        {"params": [param for param in params if param.ndim > 1], "weight_decay": DECAY},
-        {"params": [param for param in params if param.ndim == 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, betas=BETAS)
-
-
-def _logp(model: torch.nn.Module, row: Sample) -> torch.Tensor:
-    """Return the log-probability of each token but the first, with recorded experts if any."""
-    ids = torch.tensor(list(row.ids))
-    with replaying(model, row):
-        logits = model(ids[None, :-1]).logits[0]
-    return torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
-
-
 def _mean_gap(rows: Sequence[Sequence[float]], sampled: Sequence[torch.Tensor]) -> float:
-    gaps = [(torch.tensor(row) - logp).abs() for row, logp in zip(rows, sampled, strict=True)]
+    gaps = [(torch.tensor(row) - own).abs() for row, own in zip(rows, sampled, strict=True)]
     return float(torch.cat(gaps).mean())
 
 
@@ -314,29 +275,9 @@ def _build(job: Job) -> torch.nn.Module:
 
 def _spec(work: Path, job: Job, num_ranks: int, name: str = "") -> dict[str, Any]:
     folder = work / f"{num_ranks}-{name or job.name}"
-    folder.mkdir()
-    model = _build(job)
-    copy_tokenizer(work / "tokenizer", folder)
-    (folder / "config.json").write_text(json.dumps(config_of(model), default=str))
-    save_file(weights_of(model), folder / "model.safetensors", metadata={"format": "pt"})
+    write_model(_build(job), folder)
     files = [folder / f"{step}.parquet" for step in range(STEPS)]
     for file, batch in zip(files, _batches(job), strict=True):
         batches.write(file, batch)
-    options = {
-        "checkpoint_dir": str(folder),
-        "publish_dir": str(folder),
-        "log_dir": str(folder),
-        "lr": LR,
-        "warmup_steps": WARMUP,
-        "weight_decay": DECAY,
-        "tokens_per_micro_batch": 100,
-        "routing_replay": job.replay,
-        "ranks": num_ranks,
-        **job.layout,
-    }
-    return {
-        "model": str(folder),
-        "out": str(folder / "found.pt"),
-        "batches": [str(file) for file in files],
-        "options": options,
-    }
+    options = {"routing_replay": job.replay, "ranks": num_ranks, **job.layout}
+    return job_of(folder, files, folder / "found.pt", options)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,21 +16,18 @@ pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from swerl.core.learning import Batch
 from swerl.core.sample import Sample
 from swerl.core.turn import RoutedExperts
-from swerl.engines.families import tiny
 from swerl.plan.parameters import RowCost
 from swerl.training import batch as batches
-from swerl.training.model_folder import copy_tokenizer
 from swerl.training.rank.attention import attend
 from swerl.training.rank.context import Forest, RowShare, row_paths
 from swerl.training.rank.microbatch import rank_micro_batches, to_tensors
 from swerl.training.rank.packing import Prefixes, pack_forest
-from tests.unit.engines.families.lines import BASE, build, config_of, weights_of
-from tests.unit.training.rank.family_ranks import largest_gaps, run_ranks
+from tests.unit.engines.families.lines import BASE, build, write_model
+from tests.unit.training.rank.family_ranks import job_of, largest_gaps, run_ranks
 
 pytestmark = pytest.mark.integration
 
@@ -274,46 +271,32 @@ def wanted_name(case: Case) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Reports of rank 0 after three steps, by case; `separate-*` without shared prefixes."""
     root = tmp_path_factory.mktemp("forest")
-    (root / "tokenizer").mkdir()
-    tiny.save_tokenizer(tiny.byte_tokenizer(), root / "tokenizer")
     for line in sorted({case.line for case in CASES.values()}):
-        model = build(line)
-        (root / line).mkdir()
-        copy_tokenizer(root / "tokenizer", root / line)
-        (root / line / "config.json").write_text(json.dumps(config_of(model), default=str))
-        save_file(weights_of(model), root / line / "model.safetensors", metadata={"format": "pt"})
-    files: dict[bool, list[str]] = {}
+        write_model(build(line), root / line)
+    files: dict[bool, list[Path]] = {}
     for replay in (False, True):
         rng = random.Random(f"forest {replay}")
         for step in range(STEPS):
             path = root / f"{replay}-{step}.parquet"
             batches.write(path, forest_batch(rng, 14, replay=replay, step=step))
-            files.setdefault(replay, []).append(str(path))
+            files.setdefault(replay, []).append(path)
     every = {
         wanted_name(case): (replace(case, ranks=1, layout={}), False) for case in CASES.values()
     } | {name: (case, True) for name, case in CASES.items()}
     specs: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
     for name, (case, shares) in every.items():
-        specs[case.ranks].append(
-            {
-                "model": str(root / case.line),
-                "algorithm": case.algorithm,
-                "algorithm_options": {"context_weight": 0.1} if case.algorithm == "sft" else {},
-                "options": {
-                    **dict.fromkeys(("checkpoint_dir", "publish_dir", "log_dir"), str(root)),
-                    "lr": 1e-3,
-                    "warmup_steps": 2,
-                    "weight_decay": 0.1,
-                    "tokens_per_micro_batch": 260,
-                    "ranks": case.ranks,
-                    "routing_replay": case.replay,
-                    "shared_prefixes": shares,
-                    **case.layout,
-                },
-                "batches": files[case.replay],
-                "out": str(root / f"{name}.pt"),
-            }
-        )
+        options = {
+            "tokens_per_micro_batch": 260,
+            "ranks": case.ranks,
+            "routing_replay": case.replay,
+            "shared_prefixes": shares,
+            **case.layout,
+        }
+        out = root / f"{name}.pt"
+        job = job_of(root / case.line, files[case.replay], out, options, algorithm=case.algorithm)
+        if case.algorithm == "sft":
+            job["algorithm_options"] = {"context_weight": 0.1}
+        specs[case.ranks].append(job)
     run_ranks(root / "jobs.json", specs)
     return {name: torch.load(root / f"{name}.pt", weights_only=False) for name in every}
 

@@ -12,21 +12,11 @@ import torch
 from swerl.recipe.schema import LoraSection
 from swerl.training.adapter_folder import write_adapters
 from tests.unit.training.rank.family_ranks import run_ranks
-from tests.unit.training.rank.test_families import (
-    Job,
-    _adamw,
-    _batches,
-    _build,
-    _count,
-    _logp,
-    _spec,
-    _step,
-    work,
-)
+from tests.unit.training.rank.references import adamw, logp, sft_loss, take_step
+from tests.unit.training.rank.test_families import Job, _batches, _build, _count, _spec
 
 pytestmark = pytest.mark.integration
 
-__all__ = ["work"]  # a fixture of the other module
 LORA = {"rank": 4, "alpha": 8.0}
 NO_MLP = {**LORA, "targets": ["attention", "experts"]}
 """PEFT takes `gate_proj` of these lines for the routed experts'."""
@@ -70,7 +60,8 @@ def _name(job: Job) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(work: Path) -> Mapping[tuple[int, str], Mapping[str, Any]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[int, str], Mapping[str, Any]]:
+    work = tmp_path_factory.mktemp("lora")
     all_jobs = {**JOBS, 1: [*JOBS[1], *BF16]}
     specs: dict[int, list[dict[str, Any]]] = {
         count: [_spec(work, job, count, str(number)) for number, job in enumerate(jobs)]
@@ -91,25 +82,25 @@ def test_adapters_train_as_pefts_do(
     peft = pytest.importorskip("peft")
     ours = found[count, job.name]
     lora = LoraSection.model_validate(job.layout["lora"])
-    wrapped, params = _peft(job, ours, tmp_path)
-    assert sum(each.numel() for each in params) == sum(
+    wrapped = _peft(job, ours, tmp_path)
+    assert sum(each.numel() for each in wrapped.parameters() if each.requires_grad) == sum(
         each.numel() for each in ours["adapters"].values()
     )
     if job.layout.get(TP, 1) == 1 or EP in job.layout or "moe" not in job.line:
         _count(job, ours["num_params"], lora)
     # The frozen weights have no gradient buffer: only padding is added to the adapters'.
     assert ours["gradient_bytes"] <= 4 * ours["num_params"] + 64_000
-    optimizer = _adamw(params)
+    optimizer = adamw(wrapped)
     steps = _batches(job)
     with torch.no_grad():
         for row, logps in zip(steps[0].samples, ours["logprobs"], strict=True):
-            expected = _logp(wrapped, row)[torch.tensor(row.mask[1:]) > 0]
+            expected = logp(wrapped, row)[torch.tensor(row.mask[1:]) > 0]
             assert float((torch.tensor(logps) - expected).abs().max()) <= 1e-5
     for logps, trained in zip(ours["logprobs"], ours["trained_logprobs"], strict=True):
         assert trained == pytest.approx(logps, abs=1e-6)
     worst = dict.fromkeys(("loss", "grad_norm"), 0.0)
     for number, (batch, stats) in enumerate(zip(steps, ours["stats"], strict=True)):
-        loss, norm = _step(wrapped, optimizer, params, batch, number)
+        loss, norm = take_step(optimizer, sft_loss(wrapped, batch), number)
         worst["loss"] = max(worst["loss"], abs(stats["loss"] / loss - 1))
         worst["grad_norm"] = max(worst["grad_norm"], abs(stats["grad_norm"] / norm - 1))
     assert max(worst.values()) <= 1e-6
@@ -129,18 +120,18 @@ def test_adapters_of_a_bf16_model_train_as_pefts_in_fp32(
     job: Job, found: Mapping[tuple[int, str], Mapping[str, Any]], tmp_path: Path
 ) -> None:
     ours = found[1, job.name]
-    wrapped, params = _peft(job, ours, tmp_path)
-    optimizer = _adamw(params)
+    wrapped = _peft(job, ours, tmp_path)
+    optimizer = adamw(wrapped)
     for number, (batch, stats) in enumerate(zip(_batches(job), ours["stats"], strict=True)):
-        loss, norm = _step(wrapped, optimizer, params, batch, number)
+        loss, norm = take_step(optimizer, sft_loss(wrapped, batch), number)
         assert stats["loss"] == pytest.approx(loss, rel=2e-3)
         assert stats["grad_norm"] == pytest.approx(norm, rel=2e-2)
     assert {each.dtype for each in ours["adapters"].values()} == {torch.bfloat16}
     assert ours["gradient_bytes"] <= 4 * ours["num_params"] + 64_000
 
 
-def _peft(job: Job, ours: Mapping[str, Any], folder: Path) -> tuple[Any, list[Any]]:
-    """Return PEFT's model with the first adapters of a job, and the parameters that it trains."""
+def _peft(job: Job, ours: Mapping[str, Any], folder: Path) -> Any:
+    """Return PEFT's model with the first adapters of a job."""
     peft = pytest.importorskip("peft")
     lora = LoraSection.model_validate(job.layout["lora"])
     write_adapters(folder, ours["adapters"], lora, model=folder)
@@ -149,4 +140,4 @@ def _peft(job: Job, ours: Mapping[str, Any], folder: Path) -> tuple[Any, list[An
     wrapped = peft.get_peft_model(_build(job), config).eval()
     wrong = peft.set_peft_model_state_dict(wrapped, ours["first_adapters"])
     assert not wrong.unexpected_keys
-    return wrapped, [param for param in wrapped.parameters() if param.requires_grad]
+    return wrapped

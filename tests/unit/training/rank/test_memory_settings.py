@@ -11,8 +11,7 @@ import torch
 
 from swerl.core.learning import Batch
 from swerl.training import batch as batches
-from swerl.training.options import TrainerOptions
-from tests.unit.training.rank.family_ranks import largest_gaps, run_ranks
+from tests.unit.training.rank.family_ranks import job_of, largest_gaps, run_ranks
 
 pytestmark = pytest.mark.integration
 
@@ -44,13 +43,10 @@ def gaps(
         batches.write(file, random_batch(step))
     specs: dict[int, list[dict[str, Any]]] = {1: [], 4: []}
     for name, (algorithm, settings) in CASES.items():
-        folders = dict.fromkeys(("checkpoint_dir", "publish_dir", "log_dir"), root)
-        options = TrainerOptions(
-            **folders, lr=1e-3, warmup_steps=2, tokens_per_micro_batch=70, **settings
-        )
-        job = {"model": str(tiny_model), "algorithm": algorithm, "out": str(root / f"{name}.pt")}
-        job |= {"options": options.model_dump(mode="json"), "batches": list(map(str, files))}
-        specs[options.ranks].append(job)
+        options = {"tokens_per_micro_batch": 70, **settings}
+        out = root / f"{name}.pt"
+        job = job_of(tiny_model, files, out, options, algorithm=algorithm)
+        specs[settings.get("ranks", 1)].append(job)
     run_ranks(root / "jobs.json", specs)
     found = {name: torch.load(root / f"{name}.pt", weights_only=False) for name in CASES}
     for result in found.values():
