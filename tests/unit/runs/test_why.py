@@ -75,35 +75,18 @@ def after_the_end(episode: Episode) -> Episode:
     return with_turns(episode, begin, saying(last, text))
 
 
-def solved_with_failed_test(episode: Episode) -> Episode:
-    tests = {"test_new": TestStatus.FAILED, "test_old": TestStatus.PASSED}
-    return graded(episode, Verdict.SOLVED, tests=tests)
-
-
 def solved_without_change(episode: Episode) -> Episode:
-    tests = dict.fromkeys(episode.grade.tests, TestStatus.PASSED)
-    return replace(graded(episode, Verdict.SOLVED, tests=tests), patch="")
+    return replace(judged("solved", "passed")(episode), patch="")
 
 
 def cheat(reward: float) -> Change:
     return lambda e: replace(graded(e, Verdict.CHEAT, "forged"), reward=reward)
 
 
-def unsolved(status: TestStatus) -> Change:
-    def change(episode: Episode) -> Episode:
-        tests = {"test_new": status, "test_old": status}
-        return graded(episode, Verdict.UNSOLVED, "no test", tests=tests)
-
-    return change
-
-
-def half_failed(episode: Episode) -> Episode:
-    tests = {"test_new": TestStatus.FAILED, "test_old": TestStatus.PASSED}
-    return graded(episode, Verdict.UNSOLVED, tests=tests)
-
-
-def solved(episode: Episode) -> Episode:
-    return graded(episode, Verdict.SOLVED, tests={"test": TestStatus.PASSED})
+def judged(verdict: str, new: str, old: str = "") -> Change:
+    """Set the verdict and the status of the new and the old test."""
+    tests = {"test_new": TestStatus(new), "test_old": TestStatus(old or new)}
+    return lambda episode: graded(episode, Verdict(verdict), "judged", tests=tests)
 
 
 def foreign_prompt(episode: Episode) -> Episode:
@@ -190,13 +173,15 @@ CASES: Mapping[str, Case] = {
     "solved without a change": Case(
         "grader-accepts-all", episode=only(".1", solved_without_change)
     ),
-    "solved with a failed test": Case("grader-accepts-all", episode=solved_with_failed_test),
+    "solved with a failed test": Case(
+        "grader-accepts-all", episode=judged("solved", "failed", "passed")
+    ),
     "paid cheats": Case("grader-accepts-all", "rollout.reward", episode=only(".1", cheat(1.0))),
     "unpaid cheats": Case("", episode=only(".1", cheat(0.0))),
     "foreign markup": Case("foreign-template", "model.family", episode=foreign_prompt),
     "no stop id": Case("stop-id-missing", "model.family", episode=after_the_end),
-    "all tests passed": Case("grader-rejects-all", episode=unsolved(TestStatus.PASSED)),
-    "no test read": Case("grader-rejects-all", episode=unsolved(TestStatus.MISSING)),
+    "all tests passed": Case("grader-rejects-all", episode=judged("unsolved", "passed")),
+    "no test read": Case("grader-rejects-all", episode=judged("unsolved", "missing")),
     "calls ended as stop": Case("wrong-parser", "model.family", episode=unread_call),
     "whole calls malformed": Case("wrong-parser", "model.family", episode=malformed("")),
     "broken calls": Case("", episode=malformed("<tool_call>\n</function>\n</tool_call><|im_end|>")),
@@ -264,8 +249,12 @@ CASES: Mapping[str, Case] = {
     "full context": Case(
         "budget-too-small", "rollout.max_context_tokens", recipe=rollout(max_context_tokens=100)
     ),
-    "nothing solved": Case("no-signal", "tasks.solve_rate", episode=half_failed),
-    "all solved": Case("no-signal", "tasks.solve_rate", episode=solved),
+    "nothing solved": Case(
+        "no-signal",
+        "tasks.solve_rate",
+        episode=judged("unsolved", "failed", "passed"),
+    ),
+    "all solved": Case("no-signal", "tasks.solve_rate", episode=judged("solved", "passed")),
     "equal rewards": Case("no-signal", "rollout.reward", episode=lambda e: replace(e, reward=0.5)),
     "greedy": Case("no-signal", "rollout.temperature", episode=copies(0.0)),
     "copied draws": Case("no-signal", "rollout.temperature", episode=copies(-4.0)),
