@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from swerl.core.sample import Sample
 from swerl.engines.families import tiny
 from swerl.engines.families.tiny import TinyShape
 from swerl.training.options import TrainerOptions
+from swerl.training.trainer import MegatronTrainer
 from swerl.training.warm_start import make_tiny_model
 
 SHAPE = TinyShape(
@@ -60,6 +63,19 @@ def options(tmp_path: Path) -> TrainerOptions:
     )
 
 
+def trainer_of(
+    model: Path, options: TrainerOptions, algorithm: str = "gspo", **algorithm_options: Any
+) -> MegatronTrainer:
+    """Return a trainer of a tiny model."""
+    return MegatronTrainer(
+        model=model,
+        family="tiny",
+        algorithm=algorithm,
+        algorithm_options=algorithm_options,
+        options=options,
+    )
+
+
 @pytest.fixture(scope="session")
 def random_batch():
     """Make a Batch of random rows; two Samples belong to the first Episode."""
@@ -89,6 +105,4 @@ def _sample(rng: random.Random, episode: str, sampled: bool) -> Sample:
 
 
 def _with_share(sample: Sample, share: float) -> Sample:
-    from dataclasses import replace
-
     return replace(sample, share=share)

@@ -91,21 +91,6 @@ def test_a_batch_names_the_experts_of_its_episodes_wherever_the_run_goes(
     assert not any(row.routed for row in unread.samples)
 
 
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ((_experts(0, 3), _experts(2, 2)), "two records of experts at 2"),
-        ((_experts(0, 1000),), "experts of 1000 positions"),
-    ],
-)
-def test_experts_that_do_not_fit_their_row_are_refused(
-    tmp_path: Path, random_batch: MakeBatch, pieces: tuple[RoutedExperts, ...], message: str
-) -> None:
-    row = replace(random_batch(0).samples[2], share=1.0, routed=pieces)
-    with pytest.raises(TrainerError, match=message):
-        batches.write(tmp_path / "b.parquet", Batch(0, (row,), 1))
-
-
 def test_a_batch_without_all_samples_of_an_episode_is_refused(random_batch: MakeBatch) -> None:
     batch = random_batch(0)
     with pytest.raises(TrainerError, match="not all of them"):
@@ -117,6 +102,8 @@ def test_a_batch_without_all_samples_of_an_episode_is_refused(random_batch: Make
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"routed": (_experts(0, 1), _experts(0, 1))}, "two records of experts at 0"),
+        ({"routed": (_experts(0, 1000),)}, "experts of 1000 positions"),
         ({"mask": (1, 1, 0)}, "trains its first token"),
         ({"ids": (7,), "mask": (0,), "logprobs": (0.0,)}, "trains its first token"),
         ({"mask": (0, 0, 0)}, "trains no token"),

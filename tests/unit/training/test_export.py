@@ -25,7 +25,7 @@ from swerl.runs.layout import Best, RunFolder, RunState
 from swerl.training.checkpoint import folder as checkpoints
 from swerl.training.export import ExportOptions, export
 from swerl.training.options import TrainerOptions
-from swerl.training.trainer import MegatronTrainer
+from tests.unit.training.conftest import trainer_of
 
 MakeBatch = Callable[..., Batch]
 WITHOUT_MEGATRON = """
@@ -44,21 +44,23 @@ class Run:
     published: WeightRef
 
 
+def _folder(root: Path, model: Path, trainer: TrainerSection) -> Path:
+    """Make the folder of a run that begins with this model; return the model's place in it."""
+    (root / "checkpoints").mkdir(parents=True)
+    shutil.copytree(model, root / "initial_model")
+    recipe = Recipe(name="small", trainer=trainer)
+    write_json(root / "recipe.resolved.json", recipe.model_dump(mode="json"))
+    return root / "initial_model"
+
+
 @pytest.fixture
 async def run(
     tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> Run:
     root = tmp_path / "small"
-    (root / "checkpoints").mkdir(parents=True)
-    shutil.copytree(tiny_model, root / "initial_model")
-    write_json(root / "recipe.resolved.json", Recipe(name="small").model_dump(mode="json"))
+    model = _folder(root, tiny_model, TrainerSection())
     changes = {"checkpoint_dir": root / "checkpoints", "ranks": 2, "tensor_parallel": 2}
-    async with MegatronTrainer(
-        model=root / "initial_model",
-        family="tiny",
-        algorithm="gspo",
-        options=options.model_copy(update=changes),
-    ) as trainer:
+    async with trainer_of(model, options.model_copy(update=changes)) as trainer:
         await trainer.step(random_batch(0))
         published = await trainer.publish()
         await trainer.save(1)
@@ -148,18 +150,9 @@ async def test_a_lora_run_exports_its_adapters_and_the_model_with_them(
     tmp_path: Path, tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     root, lora = tmp_path / "small", LoraSection(rank=4)
-    recipe = Recipe(name="small", trainer=TrainerSection(lora=lora))
-    (root / "checkpoints").mkdir(parents=True)
-    shutil.copytree(tiny_model, root / "initial_model")
-    write_json(root / "recipe.resolved.json", recipe.model_dump(mode="json"))
+    model = _folder(root, tiny_model, TrainerSection(lora=lora))
     changes = {"checkpoint_dir": root / "checkpoints", "lora": lora}
-    async with MegatronTrainer(
-        model=root / "initial_model",
-        family="tiny",
-        algorithm="gspo",
-        algorithm_options={"kl_coef": 0.05},
-        options=options.model_copy(update=changes),
-    ) as trainer:
+    async with trainer_of(model, options.model_copy(update=changes), kl_coef=0.05) as trainer:
         first = await trainer.step(random_batch(0))
         second = await trainer.step(random_batch(1))
         published = await trainer.publish()

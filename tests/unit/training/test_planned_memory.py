@@ -15,7 +15,6 @@ from swerl.core.learning import Batch
 from swerl.plan.activations import Splits, activation_bytes, layer_bytes
 from swerl.plan.layout import Layout, layout
 from swerl.plan.memory import (
-    MemoryPlan,
     kv_cache,
     plan_memory,
     token_bytes,
@@ -49,18 +48,8 @@ ONE_NODE = {
 GIB = 2**30
 
 
-def known(name: str) -> Shape:
-    return shape_of(ModelSection(path=Path(name)))
-
-
 def eight_nodes(*settings: str) -> tuple[Recipe, Shape, Layout]:
     recipe = load([RECIPE], settings)
-    shape = shape_of(recipe.model)
-    return recipe, shape, layout(recipe, shape)
-
-
-def one_node(**trainer: object) -> tuple[Recipe, Shape, Layout]:
-    recipe = Recipe.model_validate(ONE_NODE | {"trainer": ONE_NODE["trainer"] | trainer})
     shape = shape_of(recipe.model)
     return recipe, shape, layout(recipe, shape)
 
@@ -80,7 +69,7 @@ def one_node(**trainer: object) -> tuple[Recipe, Shape, Layout]:
 def test_parameter_counts_are_those_of_transformers_models(
     name: str, params: int, active: float
 ) -> None:
-    shape = known(name)
+    shape = shape_of(ModelSection(path=Path(name)))
     assert model_params(shape).total == params
     assert active_params(shape) / 1e9 == pytest.approx(active, abs=0.01)
 
@@ -120,7 +109,9 @@ def test_the_real_layer_keeps_the_planned_bytes(kind: str) -> None:
 
 
 def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
-    recipe, shape, found = one_node()
+    recipe = Recipe.model_validate(ONE_NODE)
+    shape = shape_of(recipe.model)
+    found = layout(recipe, shape)
     # 36 layers of 192,937,984 split and 8,448 whole; two embeddings; key-value heads split too.
     dense = (36 * 192_937_984 + 2 * 151_936 * 4096) // 2 + 36 * 8_448 + 4096
     assert rank_params(shape, found).dense == dense
@@ -143,10 +134,6 @@ def test_dense_models_plan_is_the_one_computed_by_hand() -> None:
     assert cache.running is None
 
 
-def total(planned: MemoryPlan, part: str) -> float:
-    return planned.train.parts[part]
-
-
 @pytest.mark.parametrize(
     ("setting", "part"),
     [
@@ -159,7 +146,8 @@ def total(planned: MemoryPlan, part: str) -> float:
 def test_each_memory_saving_setting_lowers_its_own_part(setting: str, part: str) -> None:
     saving = plan_memory(*eight_nodes("trainer.recompute=true"))
     recipe, shape, found = eight_nodes("trainer.recompute=true", setting)
-    assert total(plan_memory(recipe, shape, found), part) > 1.5 * total(saving, part)
+    changed = plan_memory(recipe, shape, found)
+    assert changed.train.parts[part] > 1.5 * saving.train.parts[part]
 
 
 @pytest.mark.parametrize(
@@ -172,29 +160,27 @@ def test_engines_own_flag_sets_its_share(flags: str) -> None:
     assert cache.weights + cache.pool == pytest.approx(0.5 * (80 - 11))
 
 
-def test_an_engine_too_small_for_one_context_is_refused() -> None:
-    with pytest.raises(RecipeError, match="less than one context") as caught:
-        plan(load([RECIPE], ['engine.flags=["--mem-fraction-static", "0.11"]']))
-    assert "gpus_per_engine" in caught.value.hint
-
-
-def test_an_engine_whose_share_leaves_the_trainers_context_no_room_is_refused() -> None:
-    with pytest.raises(RecipeError, match="rollout needs") as caught:
-        plan(load([RECIPE], ['engine.flags=["--mem-fraction-static=0.97"]']))
-    assert "raise cluster.gpus_per_engine" in caught.value.hint
+@pytest.mark.parametrize(
+    ("share", "message", "hint"),
+    [
+        (0.11, "less than one context", "gpus_per_engine"),
+        (0.97, "rollout needs", "raise cluster.gpus_per_engine"),
+    ],
+    ids=["too small for a context", "no room for the trainer's"],
+)
+def test_a_share_that_leaves_no_room_is_refused(share: float, message: str, hint: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        plan(load([RECIPE], [f'engine.flags=["--mem-fraction-static={share}"]']))
+    assert hint in caught.value.hint
 
 
 def test_a_plan_that_no_change_can_fit_is_reported() -> None:
+    changes = {
+        "model": {"path": "GLM-4.6", "family": "glm4"},
+        "trainer": ONE_NODE["trainer"] | {"expert_parallel": 8},
+        "cluster": {"gpus_per_node": 8, "gpus_per_engine": 8, "gpu": "b200"},
+        "algorithm": {"type": "gspo", "mismatch": "token-tis"},
+    }
     with pytest.raises(RecipeError, match="train needs") as caught:
-        plan(
-            Recipe.model_validate(
-                ONE_NODE
-                | {
-                    "model": {"path": "GLM-4.6", "family": "glm4"},
-                    "trainer": ONE_NODE["trainer"] | {"expert_parallel": 8},
-                    "cluster": {"gpus_per_node": 8, "gpus_per_engine": 8, "gpu": "b200"},
-                    "algorithm": {"type": "gspo", "mismatch": "token-tis"},
-                }
-            )
-        )
+        plan(Recipe.model_validate(ONE_NODE | changes))
     assert "more or larger GPUs" in caught.value.hint

@@ -27,6 +27,7 @@ from swerl.engines._weights import checksum
 from swerl.engines.families import tiny
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from tests.unit.training.conftest import trainer_of
 from tests.unit.training.rank.references import adamw, logp, sft_loss, take_step
 
 pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
@@ -37,13 +38,7 @@ MakeBatch = Callable[..., Batch]
 
 def _trainer(model: Path, options: TrainerOptions, algorithm: str = "gspo") -> MegatronTrainer:
     weights = {"context_weight": 0.1} if algorithm == "sft" else {}
-    return MegatronTrainer(
-        model=model,
-        family="tiny",
-        algorithm=algorithm,
-        algorithm_options=weights,
-        options=options,
-    )
+    return trainer_of(model, options, algorithm, **weights)
 
 
 def _transformers(folder: Path) -> torch.nn.Module:

@@ -17,6 +17,7 @@ from swerl.core.sample import Sample
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions
 from swerl.training.updates import SkipCounter, join_stats, join_updates, split, with_base
+from tests.unit.training.conftest import trainer_of
 
 
 def row(task: str, episode: str, share: float = 1.0) -> Sample:
@@ -107,17 +108,9 @@ async def test_a_later_update_is_measured_against_the_policy_before_the_first(
     tiny_model: Path, options: TrainerOptions, random_batch
 ) -> None:
     pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
-    from swerl.training.trainer import MegatronTrainer
-
     fast = options.model_copy(update={"warmup_steps": 0, "ranks": 2})
     rows = [replace(row, task=row.episode) for row in random_batch(0).samples]
-    async with MegatronTrainer(
-        model=tiny_model,
-        family="tiny",
-        algorithm="grpo",
-        algorithm_options={"mismatch": "token-tis"},
-        options=fast,
-    ) as trainer:
+    async with trainer_of(tiny_model, fast, "grpo", mismatch="token-tis") as trainer:
         parts = await with_base(trainer, split(Batch(0, tuple(rows), 6), 2))
         assert [bool(part.base) for part in parts] == [False, True]
         for pid in trainer.pids:  # a scheduler signals every process; the step is still taken
@@ -130,35 +123,3 @@ async def test_a_later_update_is_measured_against_the_policy_before_the_first(
             assert list(row) == list(base)
         moved = await trainer.logprobs(parts[1])
         assert list(moved[0]) != list(parts[1].base[0])
-
-
-@pytest.mark.integration
-async def test_real_ranks_skip_and_go_on_as_if_the_step_had_not_been(
-    tiny_model: Path, options: TrainerOptions, random_batch, tmp_path: Path
-) -> None:
-    pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
-    from swerl.training.trainer import MegatronTrainer
-
-    good = random_batch(0)
-    rows = tuple(replace(row, advantage=float("nan")) for row in good.samples)
-    broken = replace(good, samples=rows)
-    events: list[Event] = []
-
-    async def versions(trainer: MegatronTrainer, *batches: Batch) -> list[str]:
-        found, skips = [], SkipCounter()
-        for batch in batches:
-            await skips.step(trainer, batch, tmp_path / "batch.parquet", events.append)
-            found.append((await trainer.publish()).checksum)
-        return found
-
-    async def trained(*batches: Batch) -> list[str]:
-        async with MegatronTrainer(
-            model=tiny_model, family="tiny", algorithm="gspo", options=options
-        ) as trainer:
-            return await versions(trainer, *batches)
-
-    with_nan = await trained(good, broken, random_batch(2))
-    without = await trained(good, random_batch(2))
-    assert with_nan[0] == with_nan[1]
-    assert [with_nan[0], with_nan[2]] == without
-    assert [type(event) for event in events] == [StepSkipped]

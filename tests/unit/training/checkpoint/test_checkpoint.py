@@ -17,16 +17,13 @@ from swerl.training.checkpoint import folder as checkpoint_meta
 from swerl.training.checkpoint.files import CheckpointReader
 from swerl.training.options import TrainerOptions
 from swerl.training.trainer import MegatronTrainer
+from tests.unit.training.conftest import trainer_of
 
 MakeBatch = Callable[..., Batch]
 LAYOUTS = {
     "tensor 2 x pipeline 2": {"ranks": 4, "tensor_parallel": 2, "pipeline_parallel": 2},
     "context 2": {"ranks": 2, "context_parallel": 2},
 }
-
-
-def _trainer(model: Path, options: TrainerOptions) -> MegatronTrainer:
-    return MegatronTrainer(model=model, family="tiny", algorithm="gspo", options=options)
 
 
 def _whole(folder: Path) -> dict[str, torch.Tensor]:
@@ -51,7 +48,7 @@ async def test_every_layout_reads_and_writes_the_same_checkpoint(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     folder = options.checkpoint_dir
-    async with _trainer(tiny_model, options) as single:
+    async with trainer_of(tiny_model, options) as single:
         for step in range(2):
             await single.step(random_batch(step))
         await single.save(2, kept=range(9))
@@ -61,7 +58,7 @@ async def test_every_layout_reads_and_writes_the_same_checkpoint(
         assert saved is not None and saved.num_bytes > 0
     for number, layout in enumerate(LAYOUTS.values()):
         several = options.model_copy(update=layout)
-        async with _trainer(tiny_model, several) as trainer:
+        async with trainer_of(tiny_model, several) as trainer:
             await trainer.restore(2)
             await trainer.save(3 + number, kept=range(9))
             found, split = await _step(trainer, random_batch(2))
@@ -71,12 +68,12 @@ async def test_every_layout_reads_and_writes_the_same_checkpoint(
             for pid in trainer.pids:
                 os.kill(pid, signal.SIGKILL)
         _assert_same_content(folder / "00002", folder / f"{3 + number:05d}")
-    async with _trainer(tiny_model, options) as single:
+    async with trainer_of(tiny_model, options) as single:
         for number in range(len(LAYOUTS)):
             await single.restore(3 + number)
             assert (await _step(single, random_batch(2)))[1] == checksum
     # Ranks that were killed go on bit for bit, here under the last layout.
-    async with _trainer(tiny_model, several) as trainer:
+    async with trainer_of(tiny_model, several) as trainer:
         await trainer.restore(4)
         assert (await _step(trainer, random_batch(2)))[1] == split
 
@@ -85,7 +82,7 @@ async def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
     tiny_model: Path, options: TrainerOptions, random_batch: MakeBatch
 ) -> None:
     folder = options.checkpoint_dir
-    async with _trainer(tiny_model, options) as trainer:
+    async with trainer_of(tiny_model, options) as trainer:
         await trainer.step(random_batch(0))
         before = await trainer.publish()
         await trainer.save(1)
@@ -99,7 +96,7 @@ async def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
             assert "before the checkpoint of step 2 was whole" in str(error)
     left = checkpoint_meta.steps(folder)
     (folder / ".00009.part").mkdir()
-    async with _trainer(tiny_model, options) as resumed:
+    async with trainer_of(tiny_model, options) as resumed:
         for step in left:
             await resumed.restore(step)
             assert (await resumed.publish()).checksum == before.checksum
@@ -113,7 +110,7 @@ async def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(
 async def test_without_async_save_files_are_there_at_once_and_another_family_is_refused(
     tiny_model: Path, options: TrainerOptions
 ) -> None:
-    async with _trainer(tiny_model, options.model_copy(update={"async_save": False})) as trainer:
+    async with trainer_of(tiny_model, options.model_copy(update={"async_save": False})) as trainer:
         await trainer.save(1, kept=[7])
         assert checkpoint_meta.steps(options.checkpoint_dir) == [1]
         assert await trainer.saved() is not None

@@ -30,6 +30,7 @@ from swerl.engines.families import tiny
 from swerl.training import batch as batches
 from swerl.training.options import TrainerOptions, WorkerSettings
 from swerl.training.rank import megatron_cpu
+from tests.unit.training.rank.sleep_rank import sleep_between_steps
 
 ROOT = Path(__file__).parents[4]
 
@@ -126,9 +127,22 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     module = plugins.load("algorithms", job.get("algorithm", "sft"))
     given = job.get("algorithm_options", {} if "algorithm" in job else {"context_weight": 0.1})
     algorithm = module.build(module.Options.model_validate(given))
-    learner = Learner(settings, tiny.build(Path(job["model"])), algorithm)
-    if "save" in job:
-        return _save(learner, settings, job)
+
+    def learner() -> Learner:
+        return Learner(settings, tiny.build(settings.model), algorithm)
+
+    if job.get("sleeps"):
+        found = sleep_between_steps(learner, settings, job)
+    elif "save" in job:
+        found = _save(learner(), settings, job)
+    else:
+        found = _train(learner(), job)
+    parallel_state.destroy_model_parallel()
+    return found
+
+
+def _train(learner: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Take a step a Batch; skip those that are not finite."""
     trained = [param for param in learner.model.parameters() if param.requires_grad]
     num_params = sum(each.numel() for each in trained)
     found: dict[str, Any] = {"stats": [], "num_skipped": 0, "num_params": num_params}
@@ -157,14 +171,11 @@ def _run(job: dict[str, Any], rank: int) -> dict[str, Any]:
     )
     found["unchanged"] = all(each[1] for each in ends)
     found["agree"] = len(set(ends)) == 1
-    parallel_state.destroy_model_parallel()
     return found
 
 
 def _save(learner: Any, settings: WorkerSettings, job: dict[str, Any]) -> dict[str, Any]:
     """Restore a step or take one, save, and take another one, whose figures are returned."""
-    from megatron.core import parallel_state
-
     from swerl.training.checkpoint.store import Checkpoints
 
     checkpoints = Checkpoints(learner, settings)
@@ -177,7 +188,6 @@ def _save(learner: Any, settings: WorkerSettings, job: dict[str, Any]) -> dict[s
     stats = learner.step(second)
     outcome = checkpoints.finish()
     assert outcome is not None and not outcome.error, outcome
-    parallel_state.destroy_model_parallel()
     return {"loss": stats.loss, "grad_norm": stats.grad_norm}
 
 

@@ -1,26 +1,18 @@
-"""Ranks that sleep between steps, started as `python -m ….sleep_rank JOB RANK`.
-
-Two learners of one model take the same two steps; one sleeps after each. Rank 0 writes what it saw.
-"""
+"""A rank that sleeps between steps, beside one that does not."""
 
 from __future__ import annotations
 
 import gc
-import json
-import sys
 import time
-import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 
-from swerl.core import plugins
-from swerl.engines.families import tiny
 from swerl.training import batch as batches
-from swerl.training.options import TrainerOptions, WorkerSettings
-from swerl.training.rank import megatron_cpu
+from swerl.training.options import WorkerSettings
 
 _COUNTS = 5
 
@@ -44,36 +36,19 @@ def _count() -> int:
     return sum(storages.values())
 
 
-def main() -> None:
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    path, rank = Path(sys.argv[1]), int(sys.argv[2])
-    job = json.loads(path.read_text())
-    options = TrainerOptions.model_validate(job["options"])
-    megatron_cpu.install()
-    meeting = f"file://{path.with_suffix('.rendezvous')}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=options.ranks)
-
+def sleep_between_steps(
+    learner: Callable[[], Any], settings: WorkerSettings, job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Let two learners of one model take the same two steps; one sleeps after each."""
     from swerl.training.checkpoint import files
     from swerl.training.checkpoint.files import copy_to_host
     from swerl.training.checkpoint.store import Checkpoints, owned_pieces
-    from swerl.training.rank.learner import Learner
-    from swerl.training.rank.worker import form_groups
 
-    form_groups(options)
-    settings = WorkerSettings.model_construct(
-        model=Path(job["model"]), family="tiny", options=options, rank=rank
-    )
-    gspo = plugins.load("algorithms", "gspo")
-
-    def learner() -> Learner:
-        return Learner(settings, tiny.build(settings.model), gspo.build(gspo.Options()))
-
-    def state(of: Learner) -> dict[str, torch.Tensor]:
+    def state(of: Any) -> dict[str, torch.Tensor]:
         pieces = copy_to_host(owned_pieces(of))
         return {f"{each.key} {each.offsets}": each.data for each in pieces}
 
-    def weights(of: Learner) -> dict[str, torch.Tensor]:
+    def weights(of: Any) -> dict[str, torch.Tensor]:
         return {name: each.clone() for name, each in of.whole_weights()}
 
     def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -82,7 +57,7 @@ def main() -> None:
             for name, each in one.items()
         )
 
-    def saved_and_restored(of: Learner) -> dict[str, torch.Tensor]:
+    def saved_and_restored(of: Any) -> dict[str, torch.Tensor]:
         """Save from where the state lies, without a copy of it, into another learner."""
         with mock.patch.object(files, "copy_to_host", side_effect=AssertionError):
             Checkpoints(of, settings).save(1)
@@ -90,7 +65,7 @@ def main() -> None:
         Checkpoints(other, settings).restore(1)
         return state(other)
 
-    found: dict[str, object] = {}
+    found: dict[str, Any] = {}
     rows = [batches.read(Path(name)) for name in job["batches"]]
     base = live_bytes()
     sleeper = learner()
@@ -119,11 +94,4 @@ def main() -> None:
     found["weights_are_equal"] = same(weights(sleeper), weights(awake))
     sleeper.sleep()
     found["awaited_save_is_equal"] = same(saved_and_restored(sleeper), state(awake))
-    if rank == 0:
-        path.with_suffix(".found").write_text(json.dumps(found))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return found

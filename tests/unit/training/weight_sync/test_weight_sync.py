@@ -18,9 +18,6 @@ from swerl.training.weight_sync.send import RankHandle, handles_of
 from swerl.training.weight_sync.sync import choose_way, make_room, sync
 from swerl.training.weight_sync.transport import in_buckets
 
-ONE = EngineTarget("http://127.0.0.1:1", 1, "float32", "cpu")
-QWEN3 = {"model_type": "qwen3", "tie_word_embeddings": True}
-
 
 class Taking:
     """An engine that takes weights in every way, or by folder only; it confirms `received`."""
@@ -136,9 +133,7 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
     torch.manual_seed(0)
     names = {f"model.layers.0.self_attn.{x}_proj.weight": torch.randn(4, 8) for x in "qkv"}
     names["model.layers.0.self_attn.o_proj.weight"] = torch.randn(8, 4)
-    expected = ExpectedChecksums(EngineTarget("http://127.0.0.1:1", 2, "bfloat16", "cpu"), QWEN3)
-    for name, tensor in names.items():
-        expected.add(name, tensor)
+    expected = _expected({"model_type": "qwen3", "tie_word_embeddings": True}, names, 2)
     qkv, output = list(names.values())[:3], list(names.values())[3]
     for rank, found in enumerate(expected.checksums):
         rows = slice(2 * rank, 2 * rank + 2)
@@ -150,9 +145,9 @@ def test_each_rank_of_an_engine_is_expected_to_hold_its_own_cut() -> None:
 
 
 def test_no_checksum_is_certain_if_the_engines_layout_is_unknown() -> None:
-    expected = ExpectedChecksums(ONE, {"model_type": "a_new_one"})
-    expected.add("model.layers.0.mlp.down_proj.weight", torch.zeros(4, 4))
-    expected.add("model.layers.0.mlp.experts.3.down_proj.weight", torch.zeros(4, 4))
+    names = ("mlp.down_proj.weight", "mlp.experts.3.down_proj.weight")
+    weights = {f"model.layers.0.{name}": torch.zeros(4, 4) for name in names}
+    expected = _expected({"model_type": "a_new_one"}, weights)
     assert set(expected.checksums[0]) == {"model.layers.0.mlp.down_proj.weight"}
     assert not expected.certain
 
@@ -264,30 +259,22 @@ def test_a_server_on_gpus_without_a_trainer_rank_gets_no_other_memory() -> None:
         handles_of(_servers(known=False)[1], HANDLES[:4])
 
 
-class HandOver:
-    """A trainer and an engine, which note who holds the GPUs' memory."""
-
-    def __init__(self) -> None:
-        self.engine: Any = Taking(received=Received("1", 1, 1))
-        self.calls = self.engine.calls
-        self.trainer: Any = Sending(self.calls)
-
-
 @pytest.mark.parametrize("colocate", [True, False])
 async def test_the_trainer_sleeps_before_the_engine_takes_its_memory_back(colocate: bool) -> None:
     cluster = ClusterSection(gpus_per_node=8, colocate=colocate)
-    parts = HandOver()
-    await make_room(parts.trainer, parts.engine, cluster)
-    await sync(parts.trainer, parts.engine, cluster, ignore)
+    engine: Any = Taking(received=Received("1", 1, 1))
+    trainer: Any = Sending(engine.calls)
+    await make_room(trainer, engine, cluster)
+    await sync(trainer, engine, cluster, ignore)
     turns = ["engine sleeps", "trainer wakes", "trainer sleeps", "weights"]
-    assert parts.calls == (turns if colocate else ["weights"])
+    assert engine.calls == (turns if colocate else ["weights"])
 
 
 async def test_an_engine_on_the_trainers_gpus_starts_while_the_trainer_sleeps() -> None:
-    parts = HandOver()
+    trainer: Any = Sending([])
     recipe = Recipe.model_validate({"name": "r", "cluster": {"gpus_per_node": 8}})
-    async with _asleep(parts.trainer, recipe):
-        assert parts.calls == ["trainer sleeps"]
+    async with _asleep(trainer, recipe):
+        assert trainer.calls == ["trainer sleeps"]
     apart = recipe.model_copy(update={"cluster": ClusterSection(gpus_per_node=8, colocate=False)})
-    async with _asleep(parts.trainer, apart):
-        assert parts.calls == ["trainer sleeps"]
+    async with _asleep(trainer, apart):
+        assert trainer.calls == ["trainer sleeps"]
