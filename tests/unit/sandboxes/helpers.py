@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from swerl.core.contracts import Sandbox, SandboxBackend
-from swerl.core.sandbox import Limits, Mount
+from swerl.core.errors import SwerlError
+from swerl.core.sandbox import Limits, Mount, new_name
 from swerl.images.local import image_folder
 
 WORKDIR = "/testbed"
@@ -42,6 +43,17 @@ class Target:
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Open a sandbox whose workdir is WORKDIR."""
         return self.backend.open(self.image, limits, workdir=WORKDIR, mounts=mounts, name=name)
+
+
+async def refuse(backend: SandboxBackend, image: str, kind: type[SwerlError]) -> SwerlError:
+    """Open a sandbox that cannot be had; return the error, after a look that nothing is left."""
+    name = new_name()
+    with pytest.raises(kind) as raised:
+        async with backend.open(image, LIMITS, workdir=WORKDIR, name=name):
+            pass
+    assert name not in {live.name for live in await backend.live()}
+    assert raised.value.hint, raised.value
+    return raised.value
 
 
 async def sh(sandbox: Sandbox, script: str, **options: object) -> str:

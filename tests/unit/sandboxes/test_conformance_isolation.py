@@ -95,10 +95,7 @@ async def test_privileged_calls_are_refused(sandbox: Sandbox, command: list[str]
 
 
 async def test_sandboxes_share_nothing(target: Target) -> None:
-    async with (
-        target.open() as one,
-        target.open() as two,
-    ):
+    async with target.open() as one, target.open() as two:
         assert one.id != two.id
         await sh(one, "echo 1 > f; echo 1 > /tmp/f; echo 1 > ~/f; sleep 64 >/dev/null 2>&1 &")
         assert await sh(two, "ls /testbed /home/agent /tmp | grep -c '^f$' || true") == "0\n"

@@ -13,18 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import (
-    SandboxError,
-    SandboxLostError,
-    SandboxUnavailableError,
-    SwerlError,
-)
-from swerl.core.sandbox import Mount, new_name
+from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.sandbox import Mount
 from swerl.sandboxes import kubernetes
 from swerl.sandboxes._kubernetes import Cluster
 from swerl.sandboxes.ledger import Outcome, default_ledger, reap
 
-from .helpers import GREETED, LIMITS, WORKDIR, Echo, eventually, sh
+from .helpers import GREETED, LIMITS, WORKDIR, Echo, eventually, refuse, sh
 from .kube_server import TOKEN, KubeServer, serving
 
 
@@ -50,19 +45,6 @@ def kubectl(kube: tuple[KubeServer, Path], *words: str, stdin: bytes = b"") -> b
     done = subprocess.run(argv, input=stdin, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
-
-
-async def refuse(
-    kube: tuple[KubeServer, Path], image: str, kind: type[SwerlError], **settings: object
-) -> SwerlError:
-    """Open a sandbox that cannot be had; return the error, after a look that nothing is left."""
-    name = new_name()
-    with pytest.raises(kind) as raised:
-        async with backend(kube, **settings).open(image, LIMITS, workdir=WORKDIR, name=name):
-            pass
-    assert name not in kube[0].pods
-    assert raised.value.hint
-    return raised.value
 
 
 async def test_a_pod_has_no_token_no_privilege_and_known_fields_only(
@@ -102,7 +84,7 @@ async def test_a_cluster_that_ignores_policies_is_refused(
     server.network = "host"
     server.environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
     try:
-        error = await refuse(kube, docker_image, SandboxError)
+        error = await refuse(backend(kube), docker_image, SandboxError)
     finally:
         server.network, server.environment = "none", before
     assert "reached the API server" in str(error)

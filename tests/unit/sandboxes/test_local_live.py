@@ -39,11 +39,6 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.fixture
-def backend() -> local.LocalBackend:
-    return local.build(local.Options())
-
-
 async def names(backend: local.LocalBackend) -> list[str]:
     return [one.name for one in await backend.live()]
 

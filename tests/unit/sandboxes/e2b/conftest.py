@@ -12,7 +12,12 @@ from swerl.sandboxes import e2b, local
 from ..e2b_faults import Faults
 from ..e2b_server.helpers import KEY, Service, serving
 from ..helpers import LIMITS, WORKDIR
-from .provider import backend
+
+
+def backend(url: str, **settings: object) -> e2b.E2BBackend:
+    """Build a backend for the server at `url`."""
+    options = {"api_url": url, "sandbox_url": url, "creates_per_s": 1000, **settings}
+    return e2b.build(e2b.Options(**options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

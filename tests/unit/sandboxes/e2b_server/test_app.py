@@ -128,10 +128,7 @@ def test_a_backend_that_cannot_is_told_in_its_words_only_where_they_are_ours(
 def test_a_sandbox_that_is_lost_is_gone_for_its_client_too() -> None:
     backend = Failing(SandboxLostError("it died", hint="open another"), later=True)
     with serving(backend) as running:  # type: ignore[arg-type]
-        for ask in (
-            lambda box: box.commands.run("true"),
-            lambda box: box.files.read("x"),
-        ):
+        for ask in (lambda box: box.commands.run("true"), lambda box: box.files.read("x")):
             sandbox = Sandbox.create(**running.sdk)
             with pytest.raises(SandboxException, match="was not found"):
                 ask(sandbox)

@@ -7,12 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from e2b import (
-    NotFoundException,
-    Sandbox,
-    SandboxException,
-    SandboxQuery,
-)
+from e2b import NotFoundException, Sandbox, SandboxException, SandboxQuery
 
 from swerl.core.sandbox import Mount, SandboxOrder
 from swerl.sandboxes.e2b_server.control import choose
@@ -74,11 +69,7 @@ def test_calls_that_are_not_served_answer_501_with_a_reason(
         with pytest.raises(SandboxException, match="does not serve"):
             call()
     with service.client(**{"X-API-Key": KEY}) as client:
-        for wish in (
-            {"autoPause": True},
-            {"mcp": {"x": {}}},
-            {"volumeMounts": [{"name": "v"}]},
-        ):
+        for wish in ({"autoPause": True}, {"mcp": {"x": {}}}, {"volumeMounts": [{"name": "v"}]}):
             answer = client.post("/v2/sandboxes", json={"templateID": "base", **wish})
             assert answer.status_code == 501, wish
         for method, path in (

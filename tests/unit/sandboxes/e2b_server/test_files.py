@@ -14,9 +14,14 @@ from swerl.sandboxes import local
 from .helpers import serving
 
 
-def test_what_cannot_be_read_or_written_is_said(sandbox: Sandbox) -> None:
-    with pytest.raises(FileNotFoundException):
-        sandbox.files.read("nothing")
+def test_what_cannot_be_read_listed_or_written_is_said(sandbox: Sandbox) -> None:
+    assert not sandbox.files.exists("nothing")
+    for ask in (sandbox.files.read, sandbox.files.get_info, sandbox.files.list):
+        with pytest.raises(FileNotFoundException):
+            ask("nothing")
+    sandbox.files.write("file", "x")
+    with pytest.raises(InvalidArgumentException, match="not a directory"):
+        sandbox.files.list("file")
     with pytest.raises(InvalidArgumentException):
         sandbox.files.read("/tmp")
     with pytest.raises(SandboxException):
@@ -95,18 +100,6 @@ def test_a_list_tells_kinds_sizes_owners_and_links(sandbox: Sandbox) -> None:
     assert (file.size, file.mode, file.permissions) == (5, 0o640, "-rw-r-----")
     assert (file.path, file.owner) == ("/home/user/f", "agent")
     assert abs(file.modified_time.timestamp() - time.time()) < 60
-
-
-def test_what_is_not_there_is_not_found(sandbox: Sandbox) -> None:
-    assert not sandbox.files.exists("nothing")
-    for ask in (sandbox.files.get_info, sandbox.files.list):
-        with pytest.raises(FileNotFoundException):
-            ask("nothing")
-    sandbox.files.write("file", "x")
-    with pytest.raises(InvalidArgumentException, match="not a directory"):
-        sandbox.files.list("file")
-    with pytest.raises(SandboxException, match="does not serve"):
-        sandbox.files.watch_dir(".")
 
 
 def test_rename_and_remove(sandbox: Sandbox) -> None:

@@ -1,7 +1,7 @@
 """A sandbox backend for tests: its machines are files in a folder, and it can be made to fail.
 
-A file named `down` makes the provider unreachable, `lose-answer` lets a create succeed without
-its answer arriving, `stuck` refuses every removal, `stuck-once` the next one.
+A file named `lose-answer` lets a create succeed without its answer arriving; `stuck` refuses every
+removal. Without its folder, the provider is unreachable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from swerl.core.errors import ImageError, SandboxError, SandboxUnavailableError
+from swerl.core.errors import SandboxError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, LiveSandbox, Mount
 
 
@@ -50,9 +50,6 @@ class Backend:
         mounts: Sequence[Mount] = (),
         name: str = "",
     ) -> AsyncIterator[Machine]:
-        if image == "missing":
-            message = "no such image"
-            raise ImageError(message, hint="pull it")
         self._check()
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps({"image": image, "started": time.time()}))
@@ -80,17 +77,13 @@ class Backend:
         if self._is("stuck"):
             message = "the provider answers 500"
             raise SandboxError(message, hint="ask again later")
-        if self._is("stuck-once"):
-            (self.folder / "stuck-once").unlink()
-            message = "the provider answers 503"
-            raise SandboxError(message)
         (self.folder / f"{name}.json").unlink(missing_ok=True)
 
     def price(self, limits: Limits) -> float:
         return self.options.price
 
     def _check(self) -> None:
-        if not self.folder.is_dir() or self._is("down"):
+        if not self.folder.is_dir():
             message = "the folder of machines is not there"
             raise SandboxUnavailableError(message, hint="make it")
 
