@@ -90,10 +90,7 @@ BODIES: dict[str, dict[str, Any]] = {
                 "role": "assistant",
                 "content": None,
                 "reasoning_content": "hm",
-                "tool_calls": [
-                    {"id": "a", "type": "function", "function": FUNCTION},
-                    CUSTOM_CALL,
-                ],
+                "tool_calls": [{"id": "a", "type": "function", "function": FUNCTION}, CUSTOM_CALL],
             },
             {"role": "tool", "tool_call_id": "b", "content": "ok"},
             {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "x"}]},

@@ -34,19 +34,6 @@ async def ask(session: Any, path: str, body: Any) -> tuple[int, Any]:
     return await post(session, path, data=packed)
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses/input_tokens"])
-async def test_a_request_of_300_000_messages_is_refused_before_it_is_read_as_messages(
-    open_session: OpenSession, path: str, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "_squeezed", None)  # no text is looked at
-    name = "input" if "responses" in path else "messages"
-    status, answer = await ask(open_session(), path, {"model": "m", name: short_messages(300_000)})
-
-    assert status == 413
-    assert "JSON values" in answer["error"]["message"]
-    assert engine.calls == []
-
-
 @pytest.mark.parametrize("path", LISTS)
 @pytest.mark.parametrize("depth", [300, 5000])
 async def test_a_deep_request_is_refused_in_the_dialects_own_shape(
@@ -147,20 +134,36 @@ def test_a_body_of_escapes_with_a_lone_surrogate_costs_linear_memory(escape: byt
 
 
 @pytest.mark.parametrize(
-    ("field", "items", "problem"),
+    ("path", "field", "items", "problem"),
     [
-        ("messages", short_messages(limits.MOST_MESSAGES + 1), "messages > 10000"),
-        ("tools", [{"name": f"t{n}", "input_schema": {}} for n in range(1001)], "tools > 1000"),
-        ("metadata", [[] for _ in range(limits.MOST_VALUES)], "JSON values"),
-        ("messages", [{"role": "user", "content": [{}] * limits.MOST_VALUES}], "JSON values"),
+        (COUNT, "messages", short_messages(limits.MOST_MESSAGES + 1), "messages > 10000"),
+        (COUNT, "tools", [{"name": f"t{n}", "input_schema": {}} for n in range(1001)], "> 1000"),
+        (COUNT, "metadata", [[] for _ in range(limits.MOST_VALUES)], "JSON values"),
+        (
+            COUNT,
+            "messages",
+            [{"role": "user", "content": [{}] * limits.MOST_VALUES}],
+            "JSON values",
+        ),
+        ("/v1/messages", "messages", short_messages(300_000), "JSON values"),
+        ("/v1/responses/input_tokens", "input", short_messages(300_000), "JSON values"),
     ],
+    ids=["messages", "tools", "values", "parts", "many messages", "many items"],
 )
-async def test_each_bound_is_named(
-    open_session: OpenSession, field: str, items: Any, problem: str
+async def test_each_bound_is_named_before_a_text_is_looked_at(
+    open_session: OpenSession,
+    engine: RecordingEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    field: str,
+    items: Any,
+    problem: str,
 ) -> None:
-    body = {"model": "m", "messages": short_messages(1), field: items}
+    monkeypatch.setattr(history, "_squeezed", None)
+    body = {"model": "m", LISTS.get(path, "messages"): short_messages(1), field: items}
 
-    status, answer = await ask(open_session(), COUNT, body)
+    status, answer = await ask(open_session(), path, body)
 
-    assert (status, answer["error"]["type"]) == (413, "request_too_large")
+    assert status == 413
     assert problem in answer["error"]["message"]
+    assert engine.calls == []

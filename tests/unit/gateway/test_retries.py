@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import aiohttp
-import orjson
 import pytest
 
 from swerl.core.chat import ChatReply, ChatRequest, Message, Role
@@ -21,6 +20,7 @@ from swerl.gateway.server import Gateway
 from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway.conftest import OpenSession, conversation_with
+from tests.unit.gateway.test_safety import http
 
 ASK = Message(Role.USER, "fix it")
 UNNAMED, NAMED, AGAIN = Requester(), Requester("agent-7"), Requester(is_retry=True)
@@ -183,12 +183,12 @@ async def test_clients_that_come_and_go_lose_no_token_uncounted(
         """Send requests with short timeouts, and continue from each answer."""
         said = [{"role": "user", "content": f"do {random.randrange(3)}"}]
         headers = {"x-api-key": session.key, "thread-id": name}
-        async with aiohttp.ClientSession(session.url, headers=headers) as http:
+        async with aiohttp.ClientSession(session.url, headers=headers) as client:
             for _ in range(12):
                 body = {"model": "m", "messages": said, "stream": False}
                 patience = aiohttp.ClientTimeout(total=random.choice([0.001, 0.004, 1]))
                 try:
-                    async with http.post("/v1/messages", json=body, timeout=patience) as got:
+                    async with client.post("/v1/messages", json=body, timeout=patience) as got:
                         reply = await got.json()
                 except (TimeoutError, aiohttp.ClientError):
                     continue
@@ -240,14 +240,9 @@ async def test_a_reply_whose_connection_broke_unread_is_given_again(
 
 async def _connect(session: Session) -> socket.socket:
     """Send a request over a new connection."""
-    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-    head = (
-        "POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
-        f"x-api-key: {session.key}\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
     sock = socket.socket()
     sock.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, ("127.0.0.1", int(session.url.rsplit(":", 1)[1])))
-    await loop.sock_sendall(sock, head.encode() + body)
+    await loop.sock_sendall(sock, http(session))
     return sock

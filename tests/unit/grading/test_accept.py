@@ -198,7 +198,7 @@ HARMLESS = [
     *("src/a/tests.py", "tests_own/json.py"),
     # named like a module of a runner, where no import of it looks
     *("pkg/json.py", "types/shop.ts", "html/page.html", "src/platform/unix.py", "bin/till"),
-    *("queue.py", "pkg/queue.py", "deep/lib/json.py"),
+    *("queue.py", "pkg/queue.py", "deep/lib/json.py", "pkg/coverage/m.py", "pkg/conf.py"),
     *("py/shop.py", "doctest/parts/shop.h", "coverage/index.html"),
 ]
 

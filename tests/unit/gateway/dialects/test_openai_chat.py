@@ -49,6 +49,8 @@ async def test_a_reply_arrives_whole_and_is_known_again(
     ]
     assert calls[0].id != calls[1].id
     assert choice.finish_reason == "tool_calls"
+    assert reply.usage.prompt_tokens == len(engine.calls[0].prompt)
+    assert reply.usage.completion_tokens == len(engine.calls[0].output)
     answers = [{"role": "tool", "tool_call_id": call.id, "content": "ok"} for call in calls]
     said = choice.message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"})
     await ask(client, messages=[ASK, said, *answers[::-1]], tools=TOOLS, stream=stream)

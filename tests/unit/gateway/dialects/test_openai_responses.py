@@ -43,6 +43,9 @@ async def test_a_reply_arrives_whole_and_is_known_again(
     assert (first.namespace, second.namespace) == (None, "team")
     assert first.call_id != second.call_id
     assert reply.status == "completed"
+    assert reply.usage.input_tokens == len(engine.calls[0].prompt)
+    assert reply.usage.output_tokens == len(engine.calls[0].output)
+    assert reply.usage.input_tokens_details.cached_tokens == 1
     echoed = [item.model_dump(exclude_none=True) for item in reply.output]
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}
