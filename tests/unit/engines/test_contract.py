@@ -100,15 +100,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 # What a reply is
 
 
-async def test_a_reply_names_its_weights_and_its_prompt(fresh: Served) -> None:
-    reply = await fresh.engine.generate(prompt(33), Sampling(2), "s")
+async def test_a_reply_names_its_weights_and_its_prompt_and_keeps_its_limit(fresh: Served) -> None:
+    reply = await fresh.engine.generate(prompt(33), Sampling(3, temperature=0.0), "s")
     assert (reply.weight_version, reply.weight_changes) == ("v0", ())
     assert (reply.prompt_tokens, reply.routed) == (33, None)
-
-
-async def test_the_token_limit_is_exact(fresh: Served) -> None:
-    sampling = Sampling(3, temperature=0.0)
-    reply = await fresh.engine.generate(prompt(20), sampling, "s")
     assert (reply.finish, len(reply.ids)) == (Finish.LENGTH, 3)
 
 
@@ -164,7 +159,9 @@ async def test_a_seed_fixes_the_reply_where_the_engine_says_so(real: Served) -> 
 # Sessions
 
 
-async def test_a_next_turn_reuses_what_the_session_already_computed(http: Served) -> None:
+async def test_a_next_turn_reuses_what_the_session_already_computed(
+    http: Served, reference: Any
+) -> None:
     for session in map(str, range(4)):
         first = await http.engine.generate(prompt(60, seed=int(session)), Sampling(20), session)
         ids = [*prompt(60, seed=int(session)), *first.ids, *prompt(7, seed=9)]
@@ -172,15 +169,8 @@ async def test_a_next_turn_reuses_what_the_session_already_computed(http: Served
         cached = 60 + len(first.ids) - 1
         assert second.cached_tokens == cached - cached % http.traits.block
         assert second.prompt_tokens == len(ids)
-
-
-async def test_a_turn_from_the_cache_has_the_same_log_probabilities(
-    real: Served, reference: Any
-) -> None:
-    first = await real.engine.generate(prompt(60), Sampling(20), "s")
-    ids = [*prompt(60), *first.ids, *prompt(7, seed=9)]
-    second = await real.engine.generate(ids, Sampling(10), "s")
-    assert_agrees(reference.logprobs(real.model, ids, list(second.ids)), second)
+        if http.traits.real:
+            assert_agrees(reference.logprobs(http.model, ids, list(second.ids)), second)
 
 
 async def test_a_hundred_requests_at_once_get_each_their_own_reply(fresh: Served) -> None:
@@ -192,24 +182,16 @@ async def test_a_hundred_requests_at_once_get_each_their_own_reply(fresh: Served
     assert all(reply.ids for reply in replies)
 
 
-async def test_an_abort_ends_only_its_session(http: Served) -> None:
+async def test_an_abort_ends_everything_of_its_session_and_nothing_else(http: Served) -> None:
     ids, sampling = await endless(http)
-    aborted = asyncio.create_task(http.engine.generate(ids, sampling, "gone"))
+    aborted = [asyncio.create_task(http.engine.generate(ids, sampling, "gone")) for _ in range(5)]
     kept = asyncio.create_task(http.engine.generate(prompt(5), Sampling(40, seed=1), "kept"))
     await asyncio.sleep(0)
     await http.engine.abort("gone")
-    reply = await aborted
-    assert reply.finish is Finish.ABORT
-    assert len(reply.ids) == len(reply.logprobs) < sampling.max_new_tokens
+    for reply in await asyncio.gather(*aborted):
+        assert reply.finish is Finish.ABORT
+        assert len(reply.ids) == len(reply.logprobs) < sampling.max_new_tokens
     assert (await kept).finish in {Finish.LENGTH, Finish.STOP}
-
-
-async def test_an_abort_ends_everything_that_the_session_has_under_way(http: Served) -> None:
-    ids, sampling = await endless(http)
-    tasks = [asyncio.create_task(http.engine.generate(ids, sampling, "s")) for _ in range(5)]
-    await asyncio.sleep(0)
-    await http.engine.abort("s")
-    assert {reply.finish for reply in await asyncio.gather(*tasks)} == {Finish.ABORT}
 
 
 async def test_an_abort_reaches_a_request_that_a_pause_holds(http: Served) -> None:
@@ -238,15 +220,6 @@ async def test_a_caller_that_goes_away_leaves_the_engine_as_it_was(http: Served)
 # Pauses and weights
 
 
-async def test_a_pause_holds_requests_until_resume(fresh: Served) -> None:
-    await fresh.engine.pause()
-    task = asyncio.create_task(fresh.engine.generate(prompt(5), Sampling(4), "s"))
-    done, _ = await asyncio.wait([task], timeout=0.15)
-    assert not done
-    await fresh.engine.resume()
-    assert (await task).ids
-
-
 async def test_a_reply_that_a_pause_cuts_goes_on_where_it_was(real: Served, reference: Any) -> None:
     ids, sampling = await endless(real)
     task = asyncio.create_task(real.engine.generate(ids, sampling, "s"))
@@ -268,14 +241,16 @@ async def test_weights_that_load_during_a_pause_leave_it_a_pause(fresh: Served) 
     assert (await task).weight_version == "v1"
 
 
-async def test_new_weights_serve_every_session_at_once(fresh: Served) -> None:
+async def test_new_weights_serve_every_session_at_once(fresh: Served, reference: Any) -> None:
     sessions = [f"s{n}" for n in range(12)]
     for folder, version in ((fresh.other, "v1"), (fresh.model, "v2")):
         await fresh.engine.load(ref(folder, version))
         replies = await asyncio.gather(
-            *(fresh.engine.generate(prompt(8), Sampling(2), session) for session in sessions)
+            *(fresh.engine.generate(prompt(40), Sampling(10), session) for session in sessions)
         )
         assert {reply.weight_version for reply in replies} == {version}
+        for reply in replies if fresh.traits.real else ():
+            assert_agrees(reference.logprobs(folder, prompt(40), list(reply.ids)), reply)
 
 
 async def test_new_weights_leave_nothing_cached(http: Served) -> None:
@@ -286,33 +261,22 @@ async def test_new_weights_leave_nothing_cached(http: Served) -> None:
         assert (reply.weight_version, reply.cached_tokens) == (version, 0)
 
 
-async def test_loaded_weights_are_the_ones_that_answer(real: Served, reference: Any) -> None:
-    await real.engine.load(ref(real.other, "v1"))
-    for session in map(str, range(4)):
-        after = await real.engine.generate(prompt(40), Sampling(10), session)
-        assert_agrees(reference.logprobs(real.other, prompt(40), list(after.ids)), after)
-
-
-async def test_a_reply_that_spans_an_update_says_where(http: Served) -> None:
+async def test_a_reply_that_spans_an_update_says_where_and_has_the_weights_log_probabilities(
+    http: Served, reference: Any
+) -> None:
     ids, sampling = await endless(http)
     reply = await spanning(http, ids, sampling)
     assert reply.weight_version == "v0"
     assert [change.version for change in reply.weight_changes] == ["v1"]
-    assert 0 < reply.weight_changes[0].at < len(reply.ids)
-    assert len(reply.ids) == sampling.max_new_tokens or reply.finish is Finish.STOP
-
-
-async def test_each_part_of_such_a_reply_has_its_weights_log_probabilities(
-    real: Served, reference: Any
-) -> None:
-    ids, sampling = await endless(real)
-    reply = await spanning(real, ids, sampling)
     at = reply.weight_changes[0].at
-    found = torch.tensor(reply.logprobs)
-    old = reference.logprobs(real.model, ids, list(reply.ids))
-    new = reference.logprobs(real.other, ids, list(reply.ids))
-    assert (found[:at] - old[:at]).abs().max() < TOLERANCE
-    assert (found[at:] - new[at:]).abs().max() < TOLERANCE
+    assert 0 < at < len(reply.ids)
+    assert len(reply.ids) == sampling.max_new_tokens or reply.finish is Finish.STOP
+    if http.traits.real:
+        found = torch.tensor(reply.logprobs)
+        old = reference.logprobs(http.model, ids, list(reply.ids))
+        new = reference.logprobs(http.other, ids, list(reply.ids))
+        assert (found[:at] - old[:at]).abs().max() < TOLERANCE
+        assert (found[at:] - new[at:]).abs().max() < TOLERANCE
 
 
 async def test_a_folder_that_is_not_there_leaves_the_old_weights_serving(http: Served) -> None:

@@ -79,18 +79,6 @@ async def test_a_server_that_refuses_a_piece_is_taken_out_until_it_took_all(
         assert {server.version for server in servers} == {"2"}
 
 
-async def test_a_server_that_missed_weights_gets_them_again(
-    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_sglang_pool, "WATCH_EVERY_S", 0.05)
-    source = Source("1")
-    async with opened(servers) as engine, resending(engine, source):
-        await receive(engine, source)
-        await servers[0].restart()
-        await until(lambda: servers[0].version == "1" and not servers[0].session)
-        assert await versions(engine) == {"1"}
-
-
 async def test_a_server_that_comes_back_alone_keeps_its_place_and_gpus(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +92,7 @@ async def test_a_server_that_comes_back_alone_keeps_its_place_and_gpus(
         await servers[2].restart()
         await until(lambda: servers[2].version == "1" and not servers[2].session)
         assert [(target.place, target.gpus) for target in source.targets] == [(2, ("g2",))]
+        assert await versions(engine) == {"1"}
 
 
 async def test_a_server_waits_if_the_trainer_holds_newer_weights(
@@ -161,27 +150,22 @@ async def test_weights_that_arrived_changed_never_serve(servers: list[FakeServer
             await engine.generate([5], Sampling(2), "s")
 
 
-async def test_parameters_in_a_layout_of_the_engines_own_are_not_confirmed_and_serve(
-    servers: list[FakeServer],
+@pytest.mark.parametrize(
+    ("certain", "dp_size"),
+    [("a", 1), ("ab", 2)],
+    ids=["a layout of the engine's own", "ranks that share attention's data"],
+)
+async def test_parameters_that_an_engine_may_cut_otherwise_are_not_confirmed_and_serve(
+    servers: list[FakeServer], certain: str, dp_size: int
 ) -> None:
     source = Source("1")
-    source.lies, source.certain = "b", frozenset({"a"})
+    source.lies, source.certain = "b", frozenset(certain)
+    for server in servers:
+        server.dp_size = dp_size
     async with opened(servers) as engine:
         received = await receive(engine, source)
         assert (received.num_confirmed, received.num_parameters) == (1, 2)
         assert await versions(engine) == {"1"}
-
-
-async def test_ranks_that_share_attentions_data_may_cut_every_parameter_otherwise(
-    servers: list[FakeServer],
-) -> None:
-    source = Source("1")
-    source.lies, source.certain = "b", frozenset({"a", "b"})
-    for server in servers:
-        server.dp_size = 2
-    async with opened(servers) as engine:
-        received = await receive(engine, source)
-        assert (received.num_confirmed, received.num_parameters) == (1, 2)
 
 
 async def test_parameters_that_agreed_once_have_to_agree_ever_after(

@@ -33,25 +33,34 @@ def test_overlong_grows_from_its_beginning_to_the_limit(num_tokens: int, expecte
     assert penalty(trajectory, DONE, _rollout()) == 0
 
 
-def test_overlong_looks_at_the_longest_conversation_and_not_at_the_sum() -> None:
-    forked = Trajectory("s", (_turn(0, None, 500), _turn(1, 0, 400), _turn(2, None, 700)))
-    assert penalty(forked, DONE, _rollout(overlong=1.0)) == pytest.approx(0.5)
-
-
-def test_malformed_is_the_share_of_replies_with_unreadable_calls() -> None:
-    turns = (_turn(0, None, 5, 2), _turn(1, 0, 5), _turn(2, 1, 5, 1), _turn(3, 2, 5))
-    assert penalty(Trajectory("s", turns), DONE, _rollout(malformed=0.2)) == pytest.approx(0.1)
-
-
-def test_rules_add_up_and_an_episode_without_turns_loses_nothing() -> None:
-    both = _rollout(overlong=1.0, malformed=0.5)
-    assert penalty(Trajectory("s", (_turn(0, None, 900, 1),)), DONE, both) == pytest.approx(1.0)
-    assert penalty(Trajectory("s"), DONE, both) == 0
+FORKED = (_turn(0, None, 500), _turn(1, 0, 400), _turn(2, None, 700))
+MALFORMED = (_turn(0, None, 5, 2), _turn(1, 0, 5), _turn(2, 1, 5, 1), _turn(3, 2, 5))
 
 
 @pytest.mark.parametrize(
-    ("status", "expected"), [(Status.LIMIT, 0.5), (Status.COMPLETED, 0), (Status.TIMEOUT, 0)]
+    ("turns", "status", "rules", "expected"),
+    [
+        (FORKED, DONE, {"overlong": 1.0}, 0.5),
+        (MALFORMED, DONE, {"malformed": 0.2}, 0.1),
+        ((_turn(0, None, 900, 1),), DONE, {"overlong": 1.0, "malformed": 0.5}, 1.0),
+        ((), DONE, {"overlong": 1.0, "malformed": 0.5}, 0),
+        ((), Status.LIMIT, {"unfinished": 0.5}, 0.5),
+        ((), Status.LIMIT, {}, 0),
+        ((), DONE, {"unfinished": 0.5}, 0),
+        ((), Status.TIMEOUT, {"unfinished": 0.5}, 0),
+    ],
+    ids=[
+        "the longest conversation is overlong, not the sum",
+        "the share of replies with unreadable calls",
+        "rules add up",
+        "no turn",
+        "unfinished at a limit",
+        "no rule",
+        "completed",
+        "out of time",
+    ],
 )
-def test_an_episode_that_a_limit_stopped_is_unfinished(status: Status, expected: float) -> None:
-    assert penalty(Trajectory("s"), status, _rollout(unfinished=0.5)) == expected
-    assert penalty(Trajectory("s"), status, _rollout()) == 0
+def test_each_rule_takes_its_part(
+    turns: tuple[Turn, ...], status: Status, rules: dict[str, float], expected: float
+) -> None:
+    assert penalty(Trajectory("s", turns), status, _rollout(**rules)) == pytest.approx(expected)

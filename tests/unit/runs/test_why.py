@@ -15,13 +15,7 @@ from swerl.core.files import write_json
 from swerl.core.grade import TestStatus, Verdict
 from swerl.core.turn import Turn
 from swerl.runs import prompts, why
-from tests.unit.runs._why_records import (
-    CALL,
-    RECIPE,
-    ids,
-    make_run,
-    turn,
-)
+from tests.unit.runs._why_records import CALL, RECIPE, ids, make_run, turn
 
 Change = Callable[[Episode], Episode]
 Metrics = Callable[[int], Mapping[str, float]]
@@ -169,7 +163,6 @@ CASES: Mapping[str, Case] = {
     "falls at once": Case("reward-fell", metrics=at(*[0.8, 0.82] * 3, *[0.3] * 4), steps=10),
     "falls and recovers": Case("", metrics=at(*FALL, 0.7, 0.8, 0.9, 0.9), steps=16),
     "noisy": Case("", metrics=at(*[0.3, 0.7, 0.4, 0.6, 0.65, 0.35] * 3), steps=18),
-    "rises": Case("", metrics=at(*(0.05 * n for n in range(12))), steps=12),
     "solved without a change": Case(
         "grader-accepts-all", episode=only(".1", solved_without_change)
     ),
