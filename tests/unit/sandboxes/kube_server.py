@@ -53,6 +53,8 @@ class KubeServer:
         self.url = ""
         self.expired = 0
         """Number of requests to refuse, as after the end of a token."""
+        self.unanswered = 0
+        """Number of creates whose answer is lost."""
         self.network = "none"
         self.environment = {
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
@@ -107,6 +109,9 @@ class KubeServer:
         if name in self.pods:
             return _status(409, "AlreadyExists", f'pods "{name}" already exists')
         await self._add_pod(pod)
+        if self.unanswered and request.transport:
+            self.unanswered -= 1
+            request.transport.close()
         return web.json_response(pod, status=201)
 
     async def _add_pod(self, pod: dict[str, Any]) -> None:

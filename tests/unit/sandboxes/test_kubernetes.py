@@ -136,6 +136,19 @@ async def test_an_expired_token_is_renewed(
         assert await backend(kube).live()
 
 
+async def test_a_create_whose_answer_is_lost_makes_one_pod(
+    kube: tuple[KubeServer, Path], docker_image: str
+) -> None:
+    pods = backend(kube)
+    assert await pods.live() == []  # so that it is known to answer
+    kube[0].unanswered = 1
+    async with pods.open(docker_image, LIMITS, workdir=WORKDIR) as sandbox:
+        assert kube[0].unanswered == 0
+        assert await sh(sandbox, "echo up") == "up\n"
+        assert [pod.name for pod in await pods.live()] == [sandbox.id]
+    assert await pods.live() == []
+
+
 async def _refused_by(
     config: dict[str, object], folder: Path, kind: type[SandboxError], word: str
 ) -> None:
