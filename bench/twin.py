@@ -2,9 +2,10 @@
 
     python bench/twin.py [--steps 10] [--set KEY=VALUE ...] [--json FILE]
 
-Prints CPU and page faults of an Episode by process, counted between the end of the second step and
-that of the last. The floor of the sandboxes is two starts of Python: code under test needs one, and
-what an agent does costs about another. The model's warm start is measured only if it is not cached.
+Prints the CPU of the start, and CPU and page faults of an Episode by process, counted from the end
+of the second step to that of the last. The floor of the sandboxes is two starts of Python: code
+under test needs one, and what an agent does costs about another. A model that is not cached is made
+first, and counts.
 """
 
 from __future__ import annotations
@@ -36,16 +37,15 @@ def role_of(pid: int, controller: int) -> str:
 
 
 def usage(controller: int) -> Counter[tuple[str, str]]:
-    """Return (role, measure) -> CPU seconds or faults so far, ended children included."""
+    """Return (role, measure) -> CPU seconds or faults so far."""
     used: Counter[tuple[str, str]] = Counter()
     for pid in (controller, *_children(controller)):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        role, is_parent = role_of(pid, controller), pid == controller
-        # The controller's ended children are not its own work.
-        times = fields[11:13] if is_parent else fields[11:15]
-        faults = fields[7:8] if is_parent else fields[7:9]
-        used[role, "CPU s"] += sum(map(int, times)) / HZ
-        used[role, "faults"] += sum(map(int, faults))
+        own = role_of(pid, controller)
+        for role, is_ended in ((own, 0), ("ended" if own == "controller" else own, 1)):
+            user, system = map(int, fields[11 + 2 * is_ended :][:2])
+            used[role, "CPU s"] += (user + system) / HZ
+            used[role, "faults"] += int(fields[7 + is_ended])
     return used
 
 
@@ -54,11 +54,11 @@ def _children(pid: int) -> list[int]:
     return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
-def _until(events: Path, num_steps: int, run: subprocess.Popen[bytes]) -> tuple[float, int]:
-    """Wait for the end of so many steps; return the time and the Episodes of all steps."""
+def _until(events: Path, event: str, count: int, run: subprocess.Popen[bytes]) -> tuple[float, int]:
+    """Wait for so many events of a kind; return the time and the number of Episodes that ended."""
     while run.poll() is None:
         text = events.read_text() if events.exists() else ""
-        if text.count('{"event": "StepEnded"') >= num_steps:
+        if text.count(f'{{"event": "{event}"') >= count:
             return time.monotonic(), text.count('{"event": "EpisodeEnded"')
         time.sleep(0.05)
     raise SystemExit("the run ended too early")
@@ -88,12 +88,16 @@ def main() -> None:
         command = [sys.executable, "-m", "swerl.cli", "train", "twin_cpu", "--runs", folder]
         with subprocess.Popen([*command, *settings], stdout=subprocess.DEVNULL) as run:
             events = Path(folder, "twin/events.jsonl")
-            began, num_before = _until(events, FIRST_STEP, run)
+            _until(events, "PhaseStarted", 1, run)
+            start = usage(run.pid)
+            began, num_before = _until(events, "StepEnded", FIRST_STEP, run)
             before = usage(run.pid)
-            ended, num_after = _until(events, options.steps, run)
+            ended, num_after = _until(events, "StepEnded", options.steps, run)
             used = usage(run.pid)
             used.subtract(before)
             run.terminate()
+    start_s = sum(spent for (_, measure), spent in start.items() if measure == "CPU s")
+    print(f"from the command to the first Episode: {start_s:.1f} s of CPU")
     show(used, num_after - num_before, ended - began, options.json)
 
 
