@@ -309,15 +309,15 @@ async def test_bad_requests_are_refused_and_the_engine_lives_on(
     assert (await http.engine.generate([5], Sampling(1), "s")).ids
 
 
-async def endless(served: Served, *, at_least: int = 600) -> tuple[list[int], Sampling]:
+async def endless(served: Served) -> tuple[list[int], Sampling]:
     """Return a request that is known to run for many tokens: a greedy one without a stop."""
-    sampling = Sampling(at_least, temperature=0.0)
+    sampling = Sampling(600, temperature=0.0)
     if not served.traits.real:
         return prompt(10), sampling  # tokens that are made up do not stop by chance
     for seed in range(20):
         ids = prompt(10, seed)
         reply = await served.engine.generate(ids, sampling, "probe")
-        if len(reply.ids) == at_least:
+        if len(reply.ids) == sampling.max_new_tokens:
             return ids, sampling
     pytest.fail("every greedy continuation stops early")
 

@@ -324,7 +324,7 @@ async def test_no_file_of_the_agent_is_a_fault_of_the_infrastructure(
 
 async def test_an_agent_that_destroys_its_repository_is_graded_as_ever(task: Task) -> None:
     script = "rm -rf .git; grep -rl 'a // b' . | xargs sed -i 's|a // b|a * b|'"
-    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    result = await after(task, script)
     assert result.verdict is Verdict.SOLVED
     assert "+    return a * b" in result.patch
 
@@ -342,7 +342,7 @@ async def test_a_large_leftover_is_left_out_and_the_rest_is_graded(
     task: Task, leftover: str
 ) -> None:
     script = "grep -rl 'a // b' . | xargs sed -i 's|a // b|a * b|'; " + LEFTOVERS[leftover]
-    result = await attempt(task, Replies(say("bash", command=script), say("submit")))
+    result = await after(task, script)
     assert result.verdict is Verdict.SOLVED, (result.grade.reason, result.error)
     assert "+    return a * b" in result.patch
     assert result.num_left >= 1
@@ -394,11 +394,9 @@ async def test_experts_go_from_the_reply_to_the_episodes_folder_and_leave_nothin
     assert recorded == bytes(position % 256 for position in range(len(row.ids) - 1))
 
 
-async def after(task: Task, *commands: str, agent_s: float = BUDGETS.agent_s) -> Episode:
-    """Run an Episode whose agent only gives these commands and hands in."""
-    said = [say("bash", command=command) for command in commands]
-    budgets = BUDGETS.model_copy(update={"agent_s": agent_s})
-    return await attempt(task, Replies(*said, say("submit")), budgets)
+async def after(task: Task, command: str) -> Episode:
+    """Run an Episode whose agent only gives this command and hands in."""
+    return await attempt(task, Replies(say("bash", command=command), say("submit")))
 
 
 async def test_a_command_that_kills_all_processes_counts_as_unsolved(task: Task) -> None:

@@ -37,9 +37,9 @@ def _episode(
     return made.episode(id, *turns, verdict=verdict, reward=reward)
 
 
-def _run(root: Path, *episodes: Episode, agent: str = "builtin", family: str = "tiny") -> Path:
+def _run(root: Path, *episodes: Episode) -> Path:
     """Write a run folder with these Episodes, whose ids begin with their stage."""
-    recipe = {"harness": {"type": agent}, "model": {"family": family}}
+    recipe = {"harness": {"type": "builtin"}, "model": {"family": "tiny"}}
     root.mkdir()
     write_json(root / "recipe.resolved.json", recipe)
     for each in episodes:

@@ -136,8 +136,8 @@ def collapsing(step: int) -> Mapping[str, float]:
     return {"entropy": 0.3 / 4**step, "groups_with_signal": 4.0 - 3 * min(step, 1)}
 
 
-def at(*values: float, name: str = "reward") -> Metrics:
-    return lambda step: {name: values[step]}
+def at(*rewards: float) -> Metrics:
+    return lambda step: {"reward": rewards[step]}
 
 
 def rollout(**keys: object) -> Mapping[str, object]:

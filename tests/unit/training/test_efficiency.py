@@ -26,15 +26,12 @@ HOUR = 64 * 2.5
 class Run:
     """A cost meter with a clock set by hand."""
 
-    def __init__(
-        self, *settings: str, spent: float | None = None, file: Path | None = None
-    ) -> None:
+    def __init__(self, *settings: str, file: Path | None = None) -> None:
         self.recipe = load([RECIPE], settings)
         self.events: list[Event] = []
         self.now = 0.0
-        past = RunHistory({} if spent is None else {0: {"dollars": spent}})
         emit, clock = self.events.append, lambda: self.now
-        self.costs = CostMeter(self.recipe, emit, past, file=file, clock=clock)
+        self.costs = CostMeter(self.recipe, emit, RunHistory({}), file=file, clock=clock)
 
     def step(self, **metrics: float) -> Mapping[str, float]:
         self.costs(StepEnded(0, metrics))
@@ -49,13 +46,8 @@ class Run:
 def test_dollars_are_those_of_gpus_and_sandboxes() -> None:
     run = Run()
     run.now = 1800
-    for phase, seconds in (
-        ("boot", 10),
-        ("hide_future", 5),
-        ("agent", 900),
-        ("grade", 90),
-        ("test", 80),
-    ):
+    phases = {"boot": 10, "hide_future": 5, "agent": 900, "grade": 90, "test": 80}
+    for phase, seconds in phases.items():
         run.costs(PhaseEnded("a", phase, seconds))
     metrics = run.step()
     assert metrics["sandbox_s"] == 1000

@@ -34,8 +34,8 @@ SHAPE = TinyShape(
 )
 
 
-def _recipe(*, family: str = "tiny", steps: int = 3) -> Recipe:
-    return Recipe(name="t", model=ModelSection(family=family, warm_start_steps=steps))
+def _recipe(*, family: str = "tiny") -> Recipe:
+    return Recipe(name="t", model=ModelSection(family=family, warm_start_steps=3))
 
 
 @pytest.fixture(autouse=True)

@@ -74,9 +74,19 @@ def gap(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 9])
-def test_chunks_equal_the_recurrence(length: int) -> None:
+def test_chunks_equal_the_recurrence_and_the_rule_of_transformers(length: int) -> None:
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as theirs
+
     x = inputs(length)
-    assert gap(by_rule(x, [0, length]), by_recurrence(x)) <= 1e-6
+    found = by_rule(x, [0, length])
+    assert gap(found, by_recurrence(x)) <= 1e-6
+    expected, _ = theirs.torch_chunk_gated_delta_rule(
+        *(part[None] for part in x[:3]),
+        g=x.log_decay[None],
+        beta=x.beta[None],
+        use_qk_l2norm_in_kernel=True,
+    )
+    assert gap(found, expected[0]) <= 1e-6
 
 
 def test_gradients_equal_those_of_the_recurrence() -> None:
@@ -91,19 +101,6 @@ def test_gradients_equal_those_of_the_recurrence() -> None:
     for ours, expected in zip(*found, strict=True):
         assert ours is not None and expected is not None
         assert gap(ours, expected) <= 1e-5 * float(expected.abs().max())
-
-
-def test_the_rule_is_that_of_transformers() -> None:
-    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as theirs
-
-    x = inputs(2 * CHUNK + 9)
-    expected, _ = theirs.torch_chunk_gated_delta_rule(
-        *(part[None] for part in x[:3]),
-        g=x.log_decay[None],
-        beta=x.beta[None],
-        use_qk_l2norm_in_kernel=True,
-    )
-    assert gap(by_rule(x, [0, len(x.query)]), expected[0]) <= 1e-6
 
 
 def test_packed_rows_equal_separate_ones() -> None:

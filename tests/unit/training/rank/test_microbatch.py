@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 COST = RowCost(per_token=1000.0, per_token_pair=1.0)
 
 
-def split(batch: Batch, rank: int, num_ranks: int, budget: int = 500) -> list[list[WeightedSample]]:
-    return rank_micro_batches(batch, rank=rank, num_ranks=num_ranks, budget=budget, cost=COST)
+def split(batch: Batch, rank: int, num_ranks: int) -> list[list[WeightedSample]]:
+    return rank_micro_batches(batch, rank=rank, num_ranks=num_ranks, budget=500, cost=COST)
 
 
 def batch_of(fan_outs: list[int], rng: random.Random) -> Batch:

@@ -21,11 +21,11 @@ def packed(sizes: list[int], num_ranks: int, budget: int) -> Packs:
     return pack(sizes, costs, num_ranks=num_ranks, budget=budget)
 
 
-def agent_rows(seed: int, num_episodes: int = 64) -> list[int]:
+def agent_rows(seed: int) -> list[int]:
     """Return lengths of 2,000 to 96,000 tokens: one long conversation and up to five shorter."""
     rng = random.Random(seed)
     lengths = []
-    for _ in range(num_episodes):
+    for _ in range(64):
         medians = [49_000] + [20_000] * rng.randint(0, 5)
         drawn = [median * rng.lognormvariate(0, 0.6) for median in medians]
         lengths += [int(min(96_000, max(2_000, length))) for length in drawn]
