@@ -46,16 +46,15 @@ def episode(
 
 def group(task: str, *verdicts: str, turns: Sequence[Turn] = (), **fields: Any) -> Group:
     """Return a Group of one attempt a verdict."""
-    names = (f"{task}.{k}" for k in range(len(verdicts)))
     episodes = (
-        episode(name, *turns, verdict=verdict, **fields)
-        for name, verdict in zip(names, verdicts, strict=True)
+        episode(f"{task}.{k}", *turns, verdict=verdict, **fields)
+        for k, verdict in enumerate(verdicts)
     )
     return Group(task, tuple(episodes))
 
 
 def task(name: str, image: str = "host", workdir: str = "/w", **fields: Any) -> Task:
-    return Task(name, "r", image, workdir, "p", **({"grading": GradingSpec("command")} | fields))
+    return Task(name, "r", image, workdir, "p", GradingSpec("command"), **fields)
 
 
 def parts(**fields: Any) -> Parts:

@@ -16,22 +16,14 @@ from swerl.core.contracts import Attempt
 from swerl.core.episode import Status
 from swerl.core.errors import InputError, PluginError, RecipeError, UnknownNameError
 from swerl.core.grade import Grade, Verdict
-from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Trajectory
 from swerl.recipe.load import load
 from swerl.rollout import wiring
 from swerl.rollout.reward import reward_of
 from swerl.tasks.datasets import find_converter
+from tests.unit import made
 
-TASK = Task(
-    id="a",
-    repo="r",
-    image="dir:/x",
-    workdir="/x",
-    prompt="p",
-    grading=GradingSpec(grader="command"),
-    metadata={"hard": 2.0},
-)
+TASK = made.task("a", metadata={"hard": 2.0})
 ATTEMPT = Attempt(TASK, Grade(Verdict.SOLVED, "ok"), Status.COMPLETED, "+a\n+b\n", Trajectory("s"))
 
 

@@ -6,23 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from swerl.core.chat import Finish
 from swerl.core.sample import to_samples, trained_turns
 from swerl.core.turn import Trajectory, Turn
+from tests.unit import made
 
 
 def turn(index: int, parent: int | None, *, version: str = "v1") -> Turn:
     """A Turn whose tokens tell where they come from: 100 per index, odd ones sampled."""
     base = 100 * (index + 1)
-    return Turn(
-        index=index,
-        parent=parent,
-        prompt_ids=(base, base + 2),
-        output_ids=(base + 1, base + 3, base + 5),
-        logprobs=(-0.1 * base, -0.3, -0.5),
-        finish=Finish.STOP,
-        weight_version=version,
-    )
+    output = (base + 1, base + 3, base + 5)
+    logprobs = (-0.1 * base, -0.3, -0.5)
+    return made.turn(index, parent, (base, base + 2), output, version, logprobs=logprobs)
 
 
 def test_a_chain_is_one_row_with_the_sampled_tokens_marked() -> None:

@@ -19,11 +19,10 @@ FLOOR = 1e-6
 
 def _with_roots(group: Group, name: str, *num_roots: int) -> Group:
     """Give each Episode a Session of so many roots: each becomes a Sample of its own."""
-    episodes = (
-        replace(episode, id=f"{name}.{k}", trajectory=Trajectory("s", roots))
-        for k, (episode, count) in enumerate(zip(group.episodes, num_roots, strict=True))
-        for roots in [tuple(made.turn(n, output=(3,) * (n + 1)) for n in range(count))]
-    )
+    episodes = []
+    for k, (episode, count) in enumerate(zip(group.episodes, num_roots, strict=True)):
+        roots = tuple(made.turn(index, output=(3,) * (index + 1)) for index in range(count))
+        episodes.append(replace(episode, id=f"{name}.{k}", trajectory=Trajectory("s", roots)))
     return Group(name, tuple(episodes))
 
 
