@@ -18,6 +18,7 @@ import pytest
 from swerl.core.errors import EngineError
 from swerl.engines import _process
 from swerl.engines._process import child, how_ended, until_ready
+from tests.unit.engines._launched import until
 
 STARTING = """
 import os, sys, time
@@ -81,7 +82,7 @@ async def test_a_controller_killed_while_its_server_starts_leaves_nothing(
     pids = await begun(folder)
     controller.send_signal(number)
     await controller.wait()
-    await until_gone(pids)
+    await until(lambda: not any(map(is_alive, pids)), limit_s=30)
 
 
 @pytest.mark.parametrize("program", [STAYS, STUBBORN])
@@ -91,14 +92,14 @@ async def test_leaving_the_context_ends_every_process(
     monkeypatch.setattr(_process, "STOP_S", 0.5)
     async with child(command(program, folder), folder / "log"):
         pids = await begun(folder)
-    await until_gone(pids)
+    await until(lambda: not any(map(is_alive, pids)), limit_s=30)
 
 
 async def test_a_server_that_ends_takes_its_children_with_it(folder: Path) -> None:
     async with child(command(CRASHES, folder), folder / "log") as process:
         pids = await begun(folder)
         assert await process.wait() == 7
-        await until_gone(pids)
+        await until(lambda: not any(map(is_alive, pids)), limit_s=30)
 
 
 async def test_a_command_that_is_missing_is_named(folder: Path) -> None:
@@ -118,21 +119,8 @@ def command(program: str, folder: Path) -> list[str]:
 async def begun(folder: Path) -> list[int]:
     """Wait until all three processes are there, and return their ids."""
     for name in NAMES:
-        await until_exists(folder / f"{name}.pid")
+        await until((folder / f"{name}.pid").exists)
     return [int((folder / f"{name}.pid").read_text()) for name in NAMES]
-
-
-async def until_exists(path: Path) -> None:
-    async with asyncio.timeout(60):
-        while not path.exists():  # noqa: ASYNC110 - another process makes it
-            await asyncio.sleep(0.02)
-
-
-async def until_gone(pids: list[int]) -> None:
-    """Wait for processes that are not this one's children, so that their end cannot be awaited."""
-    async with asyncio.timeout(30):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

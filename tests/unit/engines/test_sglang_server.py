@@ -15,6 +15,7 @@ import pytest
 from swerl.core.errors import EngineLostError
 from swerl.engines._process import Launched, LaunchPlan, free_port
 from swerl.engines._sglang_server import ServerState, SglangServer, supervise
+from tests.unit.engines._launched import until
 
 SCRIPT = """
 import http.server, os, pathlib, sys, time
@@ -124,12 +125,9 @@ async def test_a_restart_that_hangs_counts_and_the_next_one_follows(tmp_path: Pa
         )
         launched.plan = replace(plan, start_timeout_s=10.0)
         os.kill(_pid(starts / "0"), signal.SIGKILL)
-        async with asyncio.timeout(120):
-            while not (starts / "1").exists():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            launched.plan = plan
-            while server.state is not ServerState.RESTARTED:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until((starts / "1").exists, limit_s=120)
+        launched.plan = plan
+        await until(lambda: server.state is ServerState.RESTARTED, limit_s=120)
         assert not Path(f"/proc/{_pid(starts / '1')}").exists()
         os.kill(_pid(starts / "2"), signal.SIGKILL)
         async with asyncio.timeout(120):

@@ -9,14 +9,8 @@ from swerl.training.rank.moe import _is_record, _multiply_grouped, _multiply_in_
 
 def test_only_a_whole_record_of_different_experts_is_replayed() -> None:
     records_NK = torch.tensor([[0, 3], [3, 0], [-1, -1], [2, -1], [2, 2], [1, 4]])
-    assert _is_record(records_NK, num_experts=4).squeeze(1).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
+    found = _is_record(records_NK, num_experts=4).squeeze(1)
+    assert found.tolist() == [True, True, False, False, False, False]
 
 
 def test_experts_multiplied_in_one_call_equal_those_in_turn() -> None:
