@@ -1,4 +1,4 @@
-"""bench/gpu.py runs whole in small, so that its first run on a GPU does not fail on a name."""
+"""The scripts of a first GPU run work whole and small on a CPU, so that none fails on a name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("megatron.core", reason="needs the extra swerl[twin]")
+
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.nightly
+def test_a_learner_alone_in_its_process() -> None:
+    """A learner's tests change their process for good, so they run in one of their own."""
+    file = Path(__file__).parent / "rank" / "learner_alone.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
 def test_every_piece_runs_in_small(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     command = [sys.executable, "bench/gpu.py", "--small", f"--json={out}"]
