@@ -51,10 +51,7 @@ def _call(name: str, **arguments: Any) -> ToolCall:
 
 AGENTS = (
     Agent(
-        "builtin",
-        lambda command: _call("bash", command=command),
-        needs_home=False,
-        is_cli=False,
+        "builtin", lambda command: _call("bash", command=command), needs_home=False, is_cli=False
     ),
     Agent("claude-code", lambda command: _call("Bash", command=command), keeps_records=True),
     Agent(
@@ -78,8 +75,6 @@ AGENTS = (
     Agent("pi", lambda command: _call("bash", command=command)),
     Agent("pi", lambda command: _call("bash", command=command), {"version": "0.87.1"}),
     Agent(
-        "qwen-code",
-        lambda command: _call("run_shell_command", command=command),
-        keeps_records=True,
+        "qwen-code", lambda command: _call("run_shell_command", command=command), keeps_records=True
     ),
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from swerl.core import plugins
 from swerl.core.changes import edits
 from swerl.core.chat import Message, Role
-from swerl.core.contracts import Engine, Exit, Harness, Sandbox
+from swerl.core.contracts import Endpoint, Engine, Exit, Harness, Sandbox
 from swerl.core.errors import SwerlError
 from swerl.core.sample import Sample, to_samples
 from swerl.core.sandbox import Exec, Limits, Mount
@@ -26,6 +27,7 @@ from swerl.gateway.server import Gateway
 from swerl.sandboxes import local
 
 WORKDIR = "/repo"
+ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
 TASK = Task("t-1", "r", "host", WORKDIR, "Fix add.", GradingSpec("command", test_command="true"))
 PATCH = """\
 diff --git a/calc.py b/calc.py
@@ -92,6 +94,20 @@ class Recorder:
     async def run(self, argv: list[str], **keywords: object) -> Exec:
         self.calls.append({"argv": argv, **keywords})
         return self._exec
+
+
+async def started(harness: Harness, prompt: str = TASK.prompt) -> dict[str, Any]:
+    """Return the call that starts an agent in its sandbox."""
+    sandbox = Recorder()
+    await harness.run(sandbox, task(prompt), ENDPOINT, 90.0)  # type: ignore[arg-type]
+    return sandbox.calls[0]
+
+
+async def ended(harness: Harness, *lines: Mapping[str, Any], exit_code: int = 0) -> Exit:
+    """Return the end of an agent that prints these lines of JSON."""
+    stdout = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    sandbox = Recorder(stdout, exit_code=exit_code)
+    return await harness.run(sandbox, TASK, ENDPOINT, 9.0)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from swerl.core.changes import FileEdit
-from swerl.core.chat import Message
 from swerl.core.errors import SandboxLostError
 from swerl.harnesses import builtin as _messages_client
-from swerl.harnesses.builtin import Builtin, Options
 
 from .plain import LostSandbox, Model, edit, run, use
-
-
-async def test_a_scripted_edit_is_made_and_submitted(tmp_path: Path) -> None:
-    (tmp_path / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    edits = [
-        FileEdit("calc.py", "    return a - b\n", "    return a + b\n"),
-        FileEdit("new/notes.txt", "", "one\n"),
-    ]
-    replies = [_blocks(message) for message in Builtin(Options()).script(edits, str(tmp_path))]
-    model = Model(replies)
-    done = await run(model, tmp_path)
-    assert (done.code, done.limit, done.timed_out) == (0, False, False)
-    assert (tmp_path / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
-    assert (tmp_path / "new/notes.txt").read_text() == "one\n"
-    assert len(model.bodies) == len(replies) == 4
-    assert model.results() == ["def add(a, b):\n    return a - b", "ok", "ok"]
-
-
-def _blocks(message: Message) -> list[dict[str, Any]]:
-    return [use(call.name, **dict(call.arguments)) for call in message.tool_calls]
 
 
 async def test_the_request_is_an_anthropic_message_with_the_session_key(tmp_path: Path) -> None:

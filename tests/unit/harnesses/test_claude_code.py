@@ -13,16 +13,14 @@ from pydantic import ValidationError
 
 from swerl.core.changes import edits
 from swerl.core.chat import Message
-from swerl.core.contracts import Endpoint
 from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.sandbox import Mount
 from swerl.harnesses import claude_code
 from swerl.harnesses.claude_code import ClaudeCode, Options
 
-from .helpers import PATCH, Recorder, task
+from .helpers import PATCH, Recorder, ended, started
 
 HARNESS = ClaudeCode(Options(), ())
-ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
 
 
 def _calls(messages: list[Message]) -> list[tuple[str, dict[str, object]]]:
@@ -44,11 +42,8 @@ def test_script_reads_each_file_once_then_makes_every_edit() -> None:
 
 
 async def test_run_points_every_model_of_the_cli_at_the_gateway() -> None:
-    sandbox = Recorder()
-    await HARNESS.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    call, _ = sandbox.calls
+    call = await started(HARNESS)
     env = call["env"]
-    assert isinstance(env, dict)
     assert env["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:8080"
     assert env["ANTHROPIC_AUTH_TOKEN"] == "key-1"
     assert env["ANTHROPIC_MODEL"] == env["ANTHROPIC_SMALL_FAST_MODEL"] == "policy"
@@ -60,10 +55,10 @@ async def test_run_points_every_model_of_the_cli_at_the_gateway() -> None:
     [("max_turns", True), ("prompt_too_long", True), ("completed", False), (None, False)],
 )
 async def test_limits_are_told_from_breakdowns(reason: str | None, limit: bool) -> None:
-    lines = [{"type": "system"}, {"type": "result", "terminal_reason": reason}]
-    stdout = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    done = await HARNESS.run(Recorder(stdout, exit_code=1), task("Fix add."), ENDPOINT, 9.0)  # type: ignore[arg-type]
-    assert (done.code, done.limit, done.log) == (1, limit, stdout.decode())
+    result = {"type": "result", "terminal_reason": reason}
+    done = await ended(HARNESS, {"type": "system"}, result, exit_code=1)
+    assert (done.code, done.limit) == (1, limit)
+    assert done.log.endswith(json.dumps(result) + "\n")
 
 
 @pytest.fixture
@@ -96,9 +91,7 @@ def test_the_javascript_release_mounts_node_too(fetched: list[tuple[str, str, bo
     assert fetched == [("@anthropic-ai/claude-code", "2.1.112", True)]
 
 
-def test_images_with_musl_get_a_program_of_their_own(
-    fetched: list[tuple[str, str, bool]],
-) -> None:
+def test_images_with_musl_get_a_program_of_their_own(fetched: list[tuple[str, str, bool]]) -> None:
     claude_code.build(Options(version="2.1.143", libc="musl"))
     assert fetched[0][0] == "@anthropic-ai/claude-code-linux-x64-musl"
     with pytest.raises(InputError, match=r"2\.1\.112 needs Node") as caught:
@@ -125,10 +118,7 @@ async def test_an_image_that_cannot_run_it_is_told_at_once(
 
 
 async def test_it_compacts_at_a_share_of_the_window_that_it_is_told() -> None:
-    sandbox = Recorder()
-    harness = ClaudeCode(Options(compact_at=45_000), ())
-    await harness.run(sandbox, task("Fix add."), ENDPOINT, 90.0)  # type: ignore[arg-type]
-    env = sandbox.calls[0]["env"]
+    env = (await started(ClaudeCode(Options(compact_at=45_000), ())))["env"]
     assert float(env["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"]) == 25
     assert env["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]
     assert env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "200000"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from swerl.core.chat import ToolCall
 from swerl.core.errors import EngineLostError
 from swerl.engines.families import tiny
 from swerl.gateway.limits import SessionLimits
-from swerl.harnesses.claude_code import ClaudeCode
+from swerl.harnesses.claude_code import ClaudeCode, Options
 
 from .brains import (
     FIX,
@@ -46,11 +47,7 @@ def bash(command: str) -> ToolCall:
 
 def lead_of(*prompts: str) -> Says:
     def lead(heard: Heard) -> Line:
-        steps = [
-            say("Two parts.", *map(delegate, prompts)),
-            say("", bash(FIX)),
-            say("Done."),
-        ]
+        steps = [say("Two parts.", *map(delegate, prompts)), say("", bash(FIX)), say("Done.")]
         return steps[heard.num_replies]
 
     return lead
@@ -117,9 +114,7 @@ async def test_an_engine_that_comes_back_is_asked_again(harness: ClaudeCode) -> 
     model.assert_trained_exactly(worked.samples)
 
 
-async def test_a_context_that_is_full_ends_the_run_or_is_made_smaller(
-    harness: ClaudeCode,
-) -> None:
+async def test_a_context_that_is_full_ends_the_run_or_is_made_smaller(harness: ClaudeCode) -> None:
     model = Model(forgetting(bash))
     limits = SessionLimits(max_context_tokens=16_000, max_turns=20)
     worked = await work(harness, model=model, limits=limits)
@@ -139,3 +134,44 @@ async def test_a_tool_that_is_loaded_late_starts_no_branch() -> None:
     worked.assert_solved()
     assert len(worked.trajectory.turns) == 3
     worked.assert_trained_whole()
+
+
+def says(heard: Heard) -> Line:
+    """The lead tries to work by itself, then hands two parts out; a worker does its own."""
+    if LEAD in heard.asked:
+        parts = [delegate(part, kind="worker") for part in ("Mend add.", "Count the files.")]
+        steps = [
+            say("", bash("echo mine >calc.py")),
+            say("", call("Write", file_path="calc.py", content="mine")),
+            say("Two parts.", *parts),
+            say("Done."),
+        ]
+        return steps[heard.num_replies]
+    command = FIX if "Mend add." in heard.whole else "ls | wc -l"
+    return [say("", bash(command)), say("It is done.")][heard.num_replies]
+
+
+@pytest.mark.parametrize("version", [NATIVE, NEWEST])
+async def test_only_workers_change_anything_and_all_is_trained(version: str) -> None:
+    """Forced dispatch: the lead cannot work by itself, its workers can."""
+    harness = built("claude-code", version=version, dispatch="forced")
+    model = Model(says, delay_s=0.2)
+    worked = await work(harness, task=task(LEAD), model=model)
+    assert worked.exit.code == 0, worked.exit.log
+    worked.assert_fixed()
+    refused = [text for text in worked.results if "No such tool available" in text]
+    assert len(refused) == 2
+    assert_side_by_side(worked.trajectory)
+    worked.assert_trained_whole(num_samples=3)
+    model.assert_trained_exactly(worked.samples)
+
+
+@pytest.mark.parametrize("other", [{"bare": True}, {"tools": ["Bash"]}])
+def test_what_would_undo_a_forced_dispatch_is_refused(other: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="sets tools and agents itself"):
+        Options.model_validate({"dispatch": "forced", "version": "2.1.330"} | other)
+
+
+def test_a_release_that_lets_its_lead_work_cannot_force_a_dispatch() -> None:
+    with pytest.raises(ValidationError, match="cannot restrict its main thread"):
+        Options(dispatch="forced", version="2.1.112")

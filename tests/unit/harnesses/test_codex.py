@@ -1,21 +1,17 @@
-"""Codex: what it is started with, and what its end means. Its runs are in files of their own."""
+"""Codex: what it is started with, and what its end means. Its runs are in `test_runs.py`."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from swerl.core.changes import FileEdit
-from swerl.core.contracts import Endpoint
 from swerl.harnesses import codex
 from swerl.harnesses.codex import Codex, Options
 
-from .helpers import Recorder, task
-
-ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
+from .helpers import ended
 
 
 @pytest.mark.parametrize(
@@ -28,10 +24,8 @@ ENDPOINT = Endpoint("http://127.0.0.1:8080", "key-1", "policy")
     ],
 )
 async def test_limits_are_told_from_breakdowns(said: str, limit: bool) -> None:
-    lines = [{"type": "turn.started"}, {"type": "turn.failed", "error": {"message": said}}]
-    stdout = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    sandbox = Recorder(stdout, exit_code=1)
-    done = await Codex(Options(), ()).run(sandbox, task("Fix add."), ENDPOINT, 9.0)  # type: ignore[arg-type]
+    failure = {"type": "turn.failed", "error": {"message": said}}
+    done = await ended(Codex(Options(), ()), {"type": "turn.started"}, failure, exit_code=1)
     assert (done.code, done.limit) == (1, limit)
 
 

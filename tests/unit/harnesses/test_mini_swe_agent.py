@@ -83,9 +83,7 @@ async def test_the_patch_file_that_the_prompt_asks_for_is_no_part_of_the_work(
     assert "patch.txt" in kept.diff
 
 
-async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(
-    harness: MiniSweAgent,
-) -> None:
+async def test_a_command_past_its_time_is_told_and_the_agent_goes_on(harness: MiniSweAgent) -> None:
     agent = MiniSweAgent(Options(tool_timeout_s=1), harness.bundle)
     worked = await told(agent, "echo begun; sleep 987")
     assert "timed out after 1 seconds" in worked.results[0]

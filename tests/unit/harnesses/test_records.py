@@ -27,9 +27,6 @@ async def test_all_sessions_of_a_folder_are_gathered(sandbox: Sandbox) -> None:
     )
     gathered = await _records.gather(sandbox, ".agent")
     assert sorted(gathered.split()) == [b"1", b"2"]
-
-
-async def test_an_agent_without_records_has_none(sandbox: Sandbox) -> None:
     assert await _records.gather(sandbox, ".nothing") == b""
 
 
