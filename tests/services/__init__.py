@@ -5,7 +5,7 @@ Every test may ask for these session fixtures by name; tests/conftest.py makes t
     dockerd        base URL of a real dockerd, `unix:///…/docker.sock`
     registry       address of a real registry, `127.0.0.1:<port>`; plain HTTP, no login, may delete
     base_image     BaseImage: `.layout` is an OCI layout folder with the tag `1`, `.archive` a tar
-                   for `docker load`, `.name` its name there, `.manifest` its manifest's digest
+                   for `docker load`, `.name` its name there
     docker_image   name of that image, loaded into `dockerd`
     pushed_image   reference of that image in `registry`, `127.0.0.1:<port>/swerl-test/base:1`
 

@@ -52,13 +52,9 @@ def base_image(run_folder: Path) -> BaseImage:
 @pytest.fixture(scope="session")
 def docker_image(dockerd: str, base_image: BaseImage, run_folder: Path) -> str:
     """Name of the test image in `dockerd`."""
-    return _load(base_image, dockerd, run_folder / "load.lock")
-
-
-def _load(base_image: BaseImage, url: str, lock: Path) -> str:
     docker = pytest.importorskip("docker", reason="the package `docker` is not installed")
-    with locked(lock):
-        client = docker.DockerClient(base_url=url, timeout=120)
+    with locked(run_folder / "load.lock"):
+        client = docker.DockerClient(base_url=dockerd, timeout=120)
         try:
             if not client.images.list(name=base_image.name):
                 client.images.load(base_image.archive.read_bytes())

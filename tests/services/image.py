@@ -29,8 +29,6 @@ class BaseImage:
     """OCI layout folder; its tag is `1`."""
     archive: Path
     """What `docker load` takes."""
-    manifest: str
-    """Digest of the manifest in the layout."""
     name: str = NAME
 
 
@@ -52,8 +50,7 @@ def build(folder: Path) -> BaseImage:
         config = _json_blob(layout, _config(layers))
         _write_index(layout, config, layers)
         _write_archive(layout, archive, config, layers)
-    index = json.loads((layout / "index.json").read_text())
-    return BaseImage(layout, archive, index["manifests"][0]["digest"])
+    return BaseImage(layout, archive)
 
 
 def _write_home(tar: tarfile.TarFile) -> None:

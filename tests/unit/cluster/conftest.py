@@ -1,4 +1,4 @@
-"""A Ray cluster of two logical nodes on this machine, and the trainer tests' model and rows."""
+"""A Ray cluster of two logical nodes on this machine, a lost one, and the trainer tests' model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from swerl.cluster.node import LocalNode, LocalProcess, ProcessSpec
+from swerl.core.errors import ClusterError
 
 from ..training.conftest import options, random_batch, tiny_model  # noqa: F401
 
@@ -41,3 +44,15 @@ def _started() -> Any:
         else:
             return cluster
     raise AssertionError
+
+
+class Lost(LocalNode):
+    """A machine that goes after its first start."""
+
+    started = 0
+
+    async def start(self, order: ProcessSpec) -> LocalProcess:
+        self.started += 1
+        if self.started > 1:
+            raise ClusterError("the machine is gone", hint="")
+        return await super().start(order)

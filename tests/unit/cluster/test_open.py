@@ -20,11 +20,7 @@ def _recipe(trainer: dict[str, Any], cluster: dict[str, Any]) -> Recipe:
     [
         ({"ranks": 2}, {}, 1),
         ({"ranks": 64}, {"nodes": 8, "gpus_per_node": 8, "launcher": "ray"}, 8),
-        (
-            {"ranks": 32},
-            {"nodes": 8, "gpus_per_node": 8, "launcher": "ray", "colocate": False},
-            4,
-        ),
+        ({"ranks": 32}, {"nodes": 8, "gpus_per_node": 8, "launcher": "ray", "colocate": False}, 4),
     ],
 )
 def test_ranks_fill_whole_nodes(trainer: dict[str, Any], cluster: dict[str, Any], nodes: int):

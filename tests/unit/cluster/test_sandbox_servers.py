@@ -41,7 +41,7 @@ from swerl.runs.layout import open_run
 from swerl.sandboxes import local
 from swerl.sandboxes.ledger import ListedSandbox, SandboxState, default_ledger, list_sandboxes
 from swerl.tasks import twin
-from tests.unit.cluster._lost_node import Lost
+from tests.unit.cluster.conftest import Lost
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
 
@@ -169,9 +169,7 @@ async def test_a_machine_that_can_hold_no_sandbox_fails_at_once(tmp_path: Path) 
                 pass
 
 
-async def test_doctor_checks_sandboxes_and_gateway_of_each_machine(
-    tmp_path: Path,
-) -> None:
+async def test_doctor_checks_sandboxes_and_gateway_of_each_machine(tmp_path: Path) -> None:
     nodes = (LocalNode(name="n1"), LocalNode(name="n2"))
     checks = launch._check_on_nodes(_recipe("looked"), Nodes(nodes, nodes), tmp_path)
     findings = [finding async for finding in checks]

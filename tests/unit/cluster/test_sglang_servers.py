@@ -18,7 +18,7 @@ from swerl.core.errors import ClusterError, EngineError, RecipeError
 from swerl.engines._sglang_server import ServerState, SglangServer, supervise
 from swerl.engines.sglang import Options
 from swerl.recipe.schema import ClusterSection
-from tests.unit.cluster._lost_node import Lost
+from tests.unit.cluster.conftest import Lost
 
 SERVER = """#!{python}
 import http.server, os, sys

@@ -26,8 +26,7 @@ from swerl.images.store import Store
 from swerl.images.unpack import unpack
 from tests.services import registry as services_registry
 from tests.services.daemon import CannotRunError
-from tests.unit.images.layers import Entry, layer_file, make_tar
-from tests.unit.images.pulls import MirrorReport
+from tests.unit.images.layers import Entry, MirrorReport, layer_file, make_tar
 
 FORWARDED = ("Accept",)
 RETURNED = ("Content-Type",)

@@ -1,4 +1,4 @@
-"""Layers and images made by hand, one tar entry at a time."""
+"""Layers and images made by hand, and what the tests of pulls and mirrors share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swerl.core.errors import ImageError
 from swerl.images.manifest import IMAGE_TYPES, sha256
+from swerl.images.mirror import Mirrored
+from swerl.images.pull import Pulled
 from swerl.images.store import Named, Store
 
 
@@ -80,3 +83,37 @@ def layer_file(path: Path, *entries: Entry) -> tuple[Path, str]:
     tar = make_tar(*entries)
     path.write_bytes(gzip.compress(tar, mtime=0))
     return path, sha256(tar)
+
+
+Push = Callable[..., Awaitable[None]]
+Make = Callable[..., Any]
+Bring = Callable[..., Awaitable[list[Pulled]]]
+
+
+@dataclass
+class MirrorReport:
+    """The results of a mirror run."""
+
+    images: list[Mirrored]
+
+    @property
+    def failed(self) -> list[Mirrored]:
+        return [image for image in self.images if image.error]
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(image.moved_bytes for image in self.images)
+
+
+def failure(results: Sequence[Pulled | Mirrored]) -> str:
+    """The one error of a pull or a mirror run, with its hint."""
+    (error,) = [result.error for result in results if result.error]
+    assert isinstance(error, ImageError)
+    assert error.hint
+    return f"{error} | {error.hint}"
+
+
+def leftovers(store: Store) -> list[Path]:
+    """What a failed pull should not leave: names, half blobs, half layers, unpacked layers."""
+    folders = ("names", "work", "layers")
+    return [path for name in folders for path in (store.root / name).glob("*")]

@@ -15,8 +15,7 @@ from swerl.core.errors import ImageError, InputError
 from swerl.images.archive import import_image
 from swerl.images.manifest import INDEX_TYPES, sha256
 from swerl.images.store import Store
-from tests.unit.images.layers import Entry, make_tar
-from tests.unit.images.pulls import Make, Push
+from tests.unit.images.layers import Entry, Make, Push, make_tar
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from swerl.images.http import RegistryOptions, http_session
 from swerl.images.manifest import Blob, sha256
 from swerl.images.mirror import LockFile, Pinned
 from swerl.images.registry import Registry
-from tests.unit.images.pulls import Make, Push
+from tests.unit.images.layers import Make, Push
 
 TARGET = "/opt/swerl/agents/tool"
 
@@ -115,12 +115,7 @@ async def test_other_tools_take_a_baked_image(
     await push(image, "swe/one")
     reference = f"{registry.host}/swe/one@{image.manifest.digest}"
     known = {"one": Pinned("f", image.manifest.digest, reference, 1)}
-    (done,) = await bake(
-        known,
-        layer,
-        tmp_path / "l.json",
-        options=no_login(tmp_path),
-    )
+    (done,) = await bake(known, layer, tmp_path / "l.json", options=no_login(tmp_path))
     assert done.pinned
     name = f"docker://{done.pinned.reference}"
     copy = ["skopeo", "copy", "-q", "--src-tls-verify=false", name, f"oci:{tmp_path}/layout:x"]

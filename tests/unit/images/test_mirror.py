@@ -16,7 +16,7 @@ from aiohttp import web
 from swerl.core.errors import InputError
 from swerl.core.image_reference import Target
 from swerl.images.mirror import mirror
-from tests.unit.images.pulls import Make, Push, failure
+from tests.unit.images.layers import Make, Push, failure
 
 
 async def test_image_arrives_at_second_registry_byte_for_byte(

@@ -18,7 +18,7 @@ from swerl.images import owners
 from swerl.images.ondemand import OnDemand
 from swerl.images.pull import PullOptions
 from swerl.images.store import Store
-from tests.unit.images.pulls import Make, Push
+from tests.unit.images.layers import Make, Push
 
 
 class Opener:

@@ -19,7 +19,7 @@ from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
 from swerl.images.mirror import rewritten
 from swerl.images.pull import PullOptions, plan
 from swerl.images.store import Store
-from tests.unit.images.pulls import Bring, Make, Push, failure
+from tests.unit.images.layers import Bring, Make, Push, failure
 
 
 async def test_image_is_ready_for_a_sandbox(

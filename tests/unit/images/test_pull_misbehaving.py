@@ -19,8 +19,7 @@ from aiohttp import web
 from swerl.images.manifest import IMAGE_TYPES, Manifest, sha256
 from swerl.images.pull import PullOptions, pull
 from swerl.images.store import Store
-from tests.unit.images.layers import Entry, make_tar
-from tests.unit.images.pulls import Bring, Make, Push, failure, leftovers
+from tests.unit.images.layers import Bring, Entry, Make, Push, failure, leftovers, make_tar
 
 
 def status(code: int, **headers: str) -> Any:
