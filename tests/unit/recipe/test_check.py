@@ -35,11 +35,11 @@ WRONG = {
     "sandbox.type": ("locl", "unknown sandbox 'locl'"),
     "harness.type": ("bultin", "unknown agent 'bultin'"),
     "engine.type": ("sglng", "unknown engine 'sglng'"),
-    "algorithm.type": ("gsop", "did you mean gspo"),
-    "rollout.reward": ("solvd", "did you mean solved"),
+    "algorithm.type": ("gsop", "unknown algorithm 'gsop' (did you mean gspo"),
+    "rollout.reward": ("solvd", "unknown reward 'solvd' (did you mean solved"),
     "sft.sources": ('["runs/none"]', "runs/none does not exist"),
     "metrics.sinks": ('["wandbb"]', "metrics.sinks"),
-    "cluster.gpu": ("h20", "h200"),
+    "cluster.gpu": ("h20", "unknown GPU type 'h20' (did you mean h200"),
     "engine.python": ("/path/to/venv-sglang/bin/python", "is not a program"),
 }
 """Keys that name something: a wrong name, and a part of its error."""

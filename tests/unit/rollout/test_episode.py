@@ -150,14 +150,14 @@ async def test_an_engine_that_dies_mid_turn_is_infra_and_keeps_finished_turns(ta
     ("budget", "verdict", "says"),
     [
         ({"model_call_s": 0.1}, Verdict.INFRA, "no reply within 0.1 s"),
-        ({"episode_s": 1.5}, Verdict.TIMEOUT, "episode_s = 1.5"),
+        ({"episode_s": 2.0, "model_call_s": 9.0}, Verdict.TIMEOUT, "episode_s = 2"),
     ],
 )
 async def test_a_slow_engine_is_infra_by_the_call_and_a_timeout_by_the_episode(
     task: Task, budget: dict[str, float], verdict: Verdict, says: str
 ) -> None:
     """Tokens bound the policy's reply; time bounds the engine."""
-    engine = Replies(*gold(task), delay_s=0.9)
+    engine = Replies(*gold(task), delay_s=2.5)
     result = await attempt(task, engine, BUDGETS.model_copy(update=budget))
     assert result.verdict is verdict
     assert says in (result.error or result.grade.reason)
