@@ -17,6 +17,7 @@ DIGEST = "sha256:" + "0" * 64
         ("swedev/scaleswe.oh.34:task1", Reference("docker.io", "swedev/scaleswe.oh.34", "task1")),
         ("index.docker.io/a/b:1", Reference("docker.io", "a/b", "1")),
         ("ghcr.io/a/b/c", Reference("ghcr.io", "a/b/c")),
+        ("localhost/a:1", Reference("localhost", "a", "1")),
         ("127.0.0.1:5000/a:1", Reference("127.0.0.1:5000", "a", "1")),
         (f"a/b:1@{DIGEST}", Reference("docker.io", "a/b", "1", DIGEST)),
     ],
@@ -37,6 +38,7 @@ def test_name_is_split_into_its_parts(text: str, wanted: Reference) -> None:
         "a/../b",
         "a/b:1/../c",
         "a?b",
+        "a.b:0/c",
         "a.b:65536/c",
     ],
 )

@@ -123,6 +123,7 @@ def test_megatron_takes_the_settings(line: str) -> None:
     ("line", "extra", "message"),
     [
         ("qwen3", {"attention_bias": True}, "attention_bias = True is not supported"),
+        ("llama", {"mlp_bias": True}, "mlp_bias = True is not supported"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type = 'dynamic' is not"),
         ("qwen3", {"rope_scaling": {"type": "yarn"}}, "'factor' in the model's config.json must"),
         ("glm4_moe", {"rope_parameters": YARN}, "partial_rotary_factor = None is not supported"),
