@@ -60,7 +60,7 @@ async def test_each_test_is_sorted_by_its_results() -> None:
 
 
 LOGS = Path(__file__).with_name("runner_logs")
-"""A runner's log by its parser; those of Go, Gradle and RSpec are written by hand."""
+"""A runner's log, shortened, by its parser; those of Go, Gradle and RSpec are written by hand."""
 
 
 @pytest.mark.parametrize("file", sorted(LOGS.iterdir()), ids=lambda file: file.stem)

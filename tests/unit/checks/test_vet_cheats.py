@@ -56,8 +56,9 @@ def test_the_tests_fail_without_a_cheat(task: Task) -> None:
     assert pytest_in(folder).returncode == 1
 
 
-def test_leaving_early_fools_an_exit_code(task: Task) -> None:
-    assert pytest_in(cheat_in(task, "leave early")).returncode == 0
+@pytest.mark.parametrize("name", ["leave early", "equal to all"])
+def test_a_cheat_fools_an_exit_code(task: Task, name: str) -> None:
+    assert pytest_in(cheat_in(task, name)).returncode == 0
 
 
 def test_forged_lines_reach_the_log_past_the_test_runner(task: Task) -> None:
@@ -127,15 +128,6 @@ def test_a_cheat_wins_in_every_language_without_protection(kind: Kind, tmp_path:
     found = run_tests(task, tmp_path)
     declared = (*task.grading.fail_to_pass, *task.grading.pass_to_pass)
     assert {found.get(test) for test in declared} == {TestStatus.PASSED}
-
-
-def test_an_object_equal_to_everything_is_tried(task: Task) -> None:
-    assert pytest_in(cheat_in(task, "equal to all")).returncode == 0
-
-
-def test_a_task_gets_the_same_cheats_every_time(task: Task) -> None:
-    texts = {"calc.py": BROKEN}
-    assert cheats(task, texts) == cheats(task, dict(texts))
 
 
 @pytest.mark.parametrize(
