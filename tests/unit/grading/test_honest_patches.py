@@ -48,15 +48,27 @@ def loaded(path: str) -> str:
     return f"{MODULE}{path}; printf '%s\\n' '{text}' >calc.py"
 
 
-# State of git, which decided what counted as changed. More of it is in test_worktree.py.
+# State of git, which decided what counted as changed.
 GIT = [
     f"{FIX}; git add -A",
+    f"{FIX}; git commit -qam work",
     f"{FIX}; git commit -q --amend -am work",
+    f"{FIX}; git commit -q --amend -am x; git reflog expire --expire=now --all; git gc --prune=now",
+    f"git update-index --assume-unchanged calc.py; {FIX}",
+    f"git update-index --skip-worktree calc.py; {FIX}",
+    f"{FIX}; : >.git/index.lock",
+    f"{FIX}; echo nonsense >.git/index",
     f"{FIX}; rm .git/index",
+    f"{FIX}; rm -rf .git",
     f"{FIX}; echo nonsense >.git/HEAD",
     f"{FIX}; git stash -q; git stash pop -q",
     f"git checkout -qb other; {FIX}; git commit -qam x; git checkout -q main; git merge -q other",
+    f"{FIX}; git checkout -q --orphan lone",
+    f"{FIX}; git config core.worktree /tmp",
+    f"{FIX}; git config core.bare true",
+    f"{FIX}; git config core.autocrlf true",
     f"{FIX}; git config core.fileMode false; chmod +x calc.py",
+    f"{FIX}; git config diff.noprefix true; git config diff.external /bin/true",
     f"{FIX}; git config status.showUntrackedFiles no",
     f"{FIX}; echo 'calc.py' >>.git/info/exclude; git rm -q --cached calc.py",
     f"{FIX}; printf '*.py binary\\n' >>.git/info/attributes",
@@ -78,9 +90,18 @@ GIT = [
 WRITE = [
     FIX,
     "cp -p calc.py old; " + FIX + "; touch -r old calc.py; rm old",
+    FIX + "; touch -d 1990-01-01 calc.py",
+    FIX + "; touch -d 2100-01-01 calc.py",
+    "sed 's/a - b/a + b/' calc.py >new; mv new calc.py",
     "sed 's/a - b/a + b/' calc.py >new; rm calc.py; mv new calc.py",
     "printf 'def add(a, b):\\r\\n    return a + b\\r\\n' >calc.py",
+    "printf '\\357\\273\\277def add(a, b):\\n    return a + b\\n' >calc.py",
+    "printf 'def add(a, b):\\n    return a + b' >calc.py",
+    "printf 'def add(a, b):\\n\\treturn a + b\\n' >calc.py",
+    "printf '# -*- coding: latin-1 -*-\\n# \\374\\ndef add(a, b): return a + b\\n' >calc.py",
+    "printf 'def add(a, b):\\n    return a + b\\n\\f\\n' >calc.py",
     "printf '# --- a/x\\n# +++ b/x\\n# @@ -1 +1 @@\\ndef add(a, b): return a + b\\n' >calc.py",
+    FIX + "; chmod 755 calc.py",
     FIX + "; chmod 600 calc.py",
     FIX + "; chmod -R g+w .",
     FIX + "; ln calc.py same.py",
@@ -89,6 +110,7 @@ WRITE = [
     "sed -i 's/a - b/a + b/' link; " + FIX,
     "rm link; mkdir link; touch link/x; " + FIX,
     "mv pkg other; ln -s other pkg; " + FIX,
+    "rm -r pkg; " + FIX,
     "for i in $(seq 1 300); do echo $i >pkg/f$i.txt; done; " + FIX,
 ]
 # What else an agent leaves.
@@ -110,6 +132,7 @@ LEFT = [
     f"python3 -c 'import calc'; {FIX}; python3 -c 'import calc'",
     f"{FIX}; sed -i 's/name = calc/name = calc2/' setup.cfg",
     f"{FIX}; printf '[tool:pytest]\\naddopts = -v\\n' >setup.cfg",
+    f"{FIX}; rm setup.cfg; mkdir setup.cfg; touch setup.cfg/x",
     f"{FIX}; rm setup.cfg; ln -s setup.cfg setup.cfg",
     f"{FIX}; ln -s pyproject.toml pyproject.toml; mkfifo package.json",
     f"{FIX}; printf 'x = 1\\n' >conftest.py; printf '[pytest]\\n' >pytest.ini",
@@ -120,10 +143,18 @@ LEFT = [
     f"{FIX}; printf 'int add(int a, int b) {{ return a + b; }}\\n' >add.c",
     f"{FIX}; PATH=/nowhere; true",
 ]
-# Names that look like those of test runners and Python's own modules; test_accept.py has more.
+# Names that look like those of test runners and Python's own modules.
 NAMES = [
+    own("pkg.queue", "pkg/queue.py"),
+    own("queue", "queue.py"),
+    own("pkg.json", "pkg/json.py"),
     own("lib.calendar", "lib/calendar.py"),
     own("coverage.more", "coverage/more.py"),
+    loaded("py/m.py").replace("printf", "mkdir py; printf", 1),
+    loaded("doctest/part.h").replace("printf", "mkdir doctest; printf", 1),
+    own("pkg.coverage.m", "pkg/coverage/m.py", "mkdir pkg/coverage; "),
+    own("pkg.conf", "pkg/conf.py"),
+    own("pkg.tests_of_time", "pkg/tests_of_time.py"),
     own("helper", "helper.py", "git rm -q tests/helper.py; "),
     loaded("bin.txt"),
 ]
@@ -188,6 +219,10 @@ async def taken(task: Task, script: str) -> AgentPatch:
         found = await worktree.take(sandbox, task.workdir, start)
     assert found is not None
     return found.changes
+
+
+def test_there_are_enough() -> None:
+    assert len(set(HONEST)) >= 80
 
 
 @pytest.mark.integration
