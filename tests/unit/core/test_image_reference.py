@@ -61,6 +61,7 @@ def test_target_that_is_no_place_is_refused(text: str) -> None:
         ("[::1]:5000", "http"),
         ("10.0.0.1:5000", "https"),
         ("ghcr.io", "https"),
+        ("docker.io", "https"),
     ],
 )
 def test_only_loopback_is_spoken_to_in_plain_http(registry: str, scheme: str) -> None:

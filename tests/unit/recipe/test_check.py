@@ -46,6 +46,7 @@ WRONG = {
 BESIDE = {
     "model.path": ["model.family=qwen3"],
     "sft.sources": ["algorithm.type=sft"],
+    "algorithm.type": ["cluster.gpus_per_node=1", "cluster.gpus_per_engine=1"],
     "cluster.gpu": ["cluster.gpus_per_node=1", "cluster.gpus_per_engine=1"],
     "engine.python": ["engine.type=sglang"],
 }
