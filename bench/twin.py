@@ -19,7 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 HZ = os.sysconf("SC_CLK_TCK")
@@ -39,9 +40,12 @@ def role_of(pid: int, controller: int) -> str:
 def usage(controller: int) -> Counter[tuple[str, str]]:
     """Return (role, measure) -> CPU seconds or faults so far."""
     used: Counter[tuple[str, str]] = Counter()
-    for pid in (controller, *_children(controller)):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        own = role_of(pid, controller)
+    for pid in _tree(controller):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            own = role_of(pid, controller)
+        except OSError:  # it has just ended
+            continue
         for role, is_ended in ((own, 0), ("ended" if own == "controller" else own, 1)):
             user, system = map(int, fields[11 + 2 * is_ended :][:2])
             used[role, "CPU s"] += (user + system) / HZ
@@ -49,9 +53,12 @@ def usage(controller: int) -> Counter[tuple[str, str]]:
     return used
 
 
-def _children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for thread in threads for child in thread.read_text().split()]
+def _tree(pid: int) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in thread.read_text().split():
+                yield from _tree(int(child))
 
 
 def _until(events: Path, event: str, count: int, run: subprocess.Popen[bytes]) -> tuple[float, int]:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 STAGE = "warm start"
 _SHAPE = TinyShape()
-_BATCH_SIZE = 16
+_BATCH_SIZE = 32
 """Demonstrations per step."""
 _LR = 3e-3
 """Peak learning rate; it falls linearly to a tenth."""
