@@ -103,8 +103,9 @@ def main() -> None:
             used = usage(run.pid)
             used.subtract(before)
             run.terminate()
-    start_s = sum(spent for (_, measure), spent in start.items() if measure == "CPU s")
-    print(f"from the command to the first Episode: {start_s:.1f} s of CPU")
+    spent = {role: seconds for (role, measure), seconds in start.items() if measure == "CPU s"}
+    parts = ", ".join(f"{role} {seconds:.1f}" for role, seconds in spent.items())
+    print(f"from the command to the first Episode: {sum(spent.values()):.1f} s of CPU ({parts})")
     show(used, num_after - num_before, ended - began, options.json)
 
 
