@@ -20,7 +20,7 @@ from swerl.core.sandbox import Exec, Limits, Mount
 from swerl.core.task import GradingSpec, Task
 from swerl.core.turn import Sampling, Trajectory
 from swerl.engines.families import tiny
-from swerl.engines.scripted import Options, ScriptedEngine
+from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.conversation import TurnRecord
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
@@ -170,18 +170,17 @@ async def work(
     max_new_tokens: int = 4096,
     budget_s: float = 120.0,
     engine: type[ScriptedEngine] = ScriptedEngine,
-    delay_s: float = 0.0,
     before: str = "",
     after: str = "",
 ) -> Worked:
     """Let an agent work in a sandbox, its model following `script`, or making PATCH's edits.
 
-    `delay_s` is what the model takes for a reply; `before` and `after` are shell scripts. `model`
-    answers in place of a script, in the tokens of the family `tiny`.
+    `before` and `after` are shell scripts. `model` answers in place of a script, in the tokens of
+    the family `tiny`.
     """
     said = harness.script(edits(PATCH), task.workdir) if script is None else script
     family = tiny.build(None)
-    model = model or engine(family, lambda _: said, Options(delay_s=delay_s))
+    model = model or engine(family, lambda _: said)
     told: list[TurnRecord] = []
     async with (
         Gateway(engine=model, family=family) as gateway,

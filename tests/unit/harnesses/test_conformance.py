@@ -5,6 +5,7 @@ A new agent joins with one entry in `agents.py`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,8 @@ from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Harness, Sandbox
 from swerl.core.errors import SandboxError
 from swerl.core.sandbox import Exec, Mount
+from swerl.core.turn import Completion, Sampling
+from swerl.engines.scripted import ScriptedEngine
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
 
@@ -115,9 +118,17 @@ async def test_the_gold_edit_is_made_and_every_sampled_token_is_trained(harness:
     worked.assert_trained_whole()
 
 
+class Slow(ScriptedEngine):
+    """Takes its time for a reply, in which an agent may send side requests."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, session: str) -> Completion:
+        await asyncio.sleep(0.3)
+        return await super().generate(ids, sampling, session)
+
+
 @NEWEST
 async def test_no_request_is_made_that_the_script_does_not_answer(harness: Harness) -> None:
-    worked = await work(harness, delay_s=0.3)
+    worked = await work(harness, engine=Slow)
     assert len(worked.trajectory.turns) == len(harness.script(edits(PATCH), WORKDIR))
 
 
