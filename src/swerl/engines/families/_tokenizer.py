@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 _LONG = 20_000
 """A text of more characters is encoded as a batch of one, which lets other threads run."""
 _KEPT, _NUM_KEPT = range(2_000, 200_000), 128
-"""Characters of a text whose ids are kept, and number of such texts (25 MB at most, but for unusual
+"""Characters of a text whose ids are kept, and number of such texts (50 MB at most, but for unusual
 scripts): Episodes of one agent share system prompt and tools, and read the same files."""
 
 
@@ -42,8 +41,7 @@ class SplitTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._names = {index: Special(token.content) for index, token in added.items()}
         self._ids: dict[str, int] = {str(name): index for index, name in self._names.items()}
-        self._kept: OrderedDict[bytes, array[int]] = OrderedDict()
-        """Digest of a text -> its ids, the text that was used last at the end."""
+        self._kept = lru_cache(_NUM_KEPT)(lambda text: array("i", self._encode_text(text)))
 
     def id(self, special: Special) -> int:
         """Return the id of a special token. Raises InputError if the tokenizer lacks it."""
@@ -102,15 +100,7 @@ class SplitTokenizer:
         if not texts:
             return []
         text = "".join(texts)
-        if len(text) not in _KEPT:
-            return self._encode_text(text)
-        # A lone surrogate makes the tokenizer raise its error, not this digest.
-        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        ids = self._kept.pop(digest, None) or array("i", self._encode_text(text))
-        self._kept[digest] = ids
-        if len(self._kept) > _NUM_KEPT:
-            self._kept.popitem(last=False)
-        return ids.tolist()
+        return self._kept(text).tolist() if len(text) in _KEPT else self._encode_text(text)
 
     def _encode_text(self, text: str) -> list[int]:
         if len(text) > _LONG:
