@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from twin import floor_ms, usage
+
 from swerl.cli._options import SETTINGS
 from swerl.cli.rollout import replies
 from swerl.core.contracts import EngineSetup
@@ -30,7 +32,6 @@ from swerl.recipe.load import load
 from swerl.rollout import episode, wiring
 from swerl.tasks import twin
 
-HZ = os.sysconf("SC_CLK_TCK")
 COMMIT = """commit refs/heads/later
 committer a <a@b> {number} +0000
 data 2
@@ -54,20 +55,6 @@ def with_future(task: Task, num_commits: int) -> Task:
     return task
 
 
-def usage() -> tuple[float, int]:
-    """Return CPU seconds and page faults of all sandboxes that have ended."""
-    seconds, faults = 0.0, 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            seconds += sum(map(int, fields[11:15])) / HZ
-            faults += int(fields[7]) + int(fields[8])
-    return seconds, faults
-
-
 async def measure(tasks: list[Task], attempts: int, audit: float) -> None:
     recipe = load([], [*SETTINGS, "name=bench", "engine.type=scripted", f"grading.audit={audit}"])
     harness = wiring.harness_of(recipe)
@@ -83,7 +70,7 @@ async def measure(tasks: list[Task], attempts: int, audit: float) -> None:
             for task in tasks[:1]:  # imports and the spawner
                 await episode.run(task, f"{task.id}/warm", replace(parts, seed=1))
             walls, boots = [], []
-            (cpu, faults), own = usage(), time.process_time()
+            before, own = usage(os.getpid()), time.process_time()
             for task in tasks:
                 for number in range(attempts):
                     started = time.perf_counter()
@@ -93,13 +80,16 @@ async def measure(tasks: list[Task], attempts: int, audit: float) -> None:
                     boots.append(done.timings["boot"])
             own = time.process_time() - own
             await asyncio.sleep(0.3)
-            (cpu_after, faults_after), num = usage(), len(walls)
+            after, num = usage(os.getpid()), len(walls)
     for name, values in (("wall", walls), ("agent's boot", boots)):
         shown = f"median {median(values) * 1e3:.0f} ms, fastest {min(values) * 1e3:.0f} ms"
         print(f"{name:24}{shown}")
     print(f"{'CPU of the controller':24}{own / num * 1e3:.0f} ms an Episode of {num}")
-    print(f"{'CPU of the sandboxes':24}{(cpu_after - cpu) / num * 1e3:.0f} ms an Episode")
-    print(f"{'faults of the sandboxes':24}{(faults_after - faults) / num:,.0f} an Episode")
+    after.subtract(before)
+    cpu_s, faults = after["sandboxes", "CPU s"], after["sandboxes", "faults"]
+    print(f"{'CPU of the sandboxes':24}{cpu_s / num * 1e3:.0f} ms an Episode")
+    print(f"{'its floor':24}{floor_ms():.0f} ms, two starts of Python")
+    print(f"{'faults of the sandboxes':24}{faults / num:,.0f} an Episode")
 
 
 def main() -> None:
