@@ -69,9 +69,10 @@ async def _until_signal(work: Coroutine[Any, Any, T], grace: Grace | None) -> T:
     codes: list[int] = []
 
     def end(code: int) -> None:
-        if not codes:
-            stderr().print("[yellow]stopping[/]; Ctrl-C again stops at once", soft_wrap=True)
+        if codes:
+            return
         codes.append(code)
+        stderr().print("[yellow]stopping[/]; Ctrl-C again stops at once", soft_wrap=True)
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, end_at_once)
         task.cancel()

@@ -23,7 +23,6 @@ from swerl.cli._options import (
 from swerl.cli._output import console, counted, print_json, simple_table, stderr
 from swerl.cli._run import progress_bar, run
 from swerl.core.contracts import SandboxBackend
-from swerl.core.errors import InputError
 from swerl.core.task import Task
 
 _HOLDS = {True: "[green]yes[/]", False: "[bold red]no[/]", None: "[yellow]not tried[/]"}
@@ -38,8 +37,8 @@ def smoke(
         bool,
         typer.Option(
             "--isolation",
-            help="Instead, check one sandbox: no network, no host file, limits hold, nothing left."
-            " Uses the image of the first task; without a file, this machine's programs.",
+            help="Check one sandbox of the first image: no network, no host file, limits hold,"
+            " nothing left. The default without a file, with this machine's programs.",
         ),
     ] = False,
     backend: BackendOption = "local",
@@ -48,11 +47,9 @@ def smoke(
     as_json: JsonOption = False,
 ) -> None:
     """Boot every image of a task file, and check its git work tree and its interpreter."""
-    if isolation:
+    if isolation or tasks is None:
         _isolation(tasks, backend, settings or [], as_json=as_json)
         return
-    if tasks is None:
-        raise InputError("no task file is given", hint="name one, or check only --isolation")
     results = _run(tasks_in(tasks), open_backend(backend, settings or [], run="smoke"), workers)
     failed = [result for result in results if not result.ok]
     if as_json:

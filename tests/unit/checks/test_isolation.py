@@ -38,7 +38,7 @@ def word(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_local_passes_every_check() -> None:
-    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", "--isolation", "--json"])
+    done = CliRunner().invoke(typer_app, ["sandbox", "smoke", "--json"])
     findings = json.loads(done.stdout)
     assert done.exit_code == 0
     assert [row["check"] for row in findings if row["ok"] is not True] == []
