@@ -39,7 +39,7 @@ from swerl.sandboxes._local import limits
 
 RECIPE = Path(__file__).parents[1] / "tests" / "small.toml"
 ROLES = {
-    "controller": "swerl.cli train",
+    "controller": "swerl train",
     "engine": "swerl.engines._torch_server",
     "rank": "swerl.training.rank.worker",
     "spawner": "_local import spawner",
@@ -140,7 +140,7 @@ class Chaos:
 
     def swerl(self, *arguments: str) -> list[str]:
         """Return a command of swerl that runs in the run's memory cgroup."""
-        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        command = [sys.executable, "-m", "swerl", *arguments]
         if self.group is None:
             return command
         return ["sh", "-c", 'echo $$ > "$0"/cgroup.procs; exec "$@"', str(self.group), *command]

@@ -341,7 +341,7 @@ pid = os.getpid()
 threading.setprofile(look)
 sys.setprofile(look)
 sys.argv = ["swerl", *{argv!r}]
-from swerl.cli.__main__ import main
+from swerl.__main__ import main
 try:
     main()
 except SystemExit:
@@ -367,7 +367,7 @@ def seconds(arguments: list[str], folder: Path, *, times: int = 5) -> float:
     times_s = []
     for _ in range(times):
         started = time.perf_counter()
-        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        command = [sys.executable, "-m", "swerl", *arguments]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
         times_s.append(time.perf_counter() - started)
     return round(statistics.median(times_s), 2)

@@ -92,7 +92,7 @@ def main() -> None:
         word for each in (f"steps={options.steps}", *options.set) for word in ("--set", each)
     ]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "swerl.cli", "train", "twin_cpu", "--runs", folder]
+        command = [sys.executable, "-m", "swerl", "train", "twin_cpu", "--runs", folder]
         with subprocess.Popen([*command, *settings], stdout=subprocess.DEVNULL) as run:
             events = Path(folder, "twin/events.jsonl")
             _until(events, "PhaseStarted", 1, run)

@@ -51,7 +51,7 @@ class Run:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start the command in a session of its own."""
-        command = [sys.executable, "-m", "swerl.cli", "train", str(self.recipe), *arguments]
+        command = [sys.executable, "-m", "swerl", "train", str(self.recipe), *arguments]
         return subprocess.Popen(
             [*command, "--runs", str(self.folder / "runs")],
             env={**os.environ, "SWERL_CACHE": str(self.folder / "cache")},
@@ -69,7 +69,7 @@ class Run:
 
     def again(self, reward: str, *settings: str) -> dict[str, Any]:
         """Return the figures of `swerl reward` with these keys of the algorithm."""
-        command = [sys.executable, "-m", "swerl.cli", "reward", reward, str(self.root), "--json"]
+        command = [sys.executable, "-m", "swerl", "reward", reward, str(self.root), "--json"]
         command += [word for setting in settings for word in ("--set", setting)]
         output = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert output.returncode == 0, output.stderr

@@ -23,7 +23,7 @@ from tests.services import dockerd, image
 from tests.unit.grading.conftest import GOLD
 
 ROOT = Path(__file__).resolve().parents[2]
-SWERL = [sys.executable, "-m", "swerl.cli"]
+SWERL = [sys.executable, "-m", "swerl"]
 SETUP = """
 printf 'def add(a, b):\\n    return a - b\\n' >calc.py
 git init -q . && git add . && git -c user.name=t -c user.email=t@localhost commit -qm base

@@ -41,7 +41,7 @@ class Swerl:
 
     def __call__(self, *arguments: str) -> str:
         """Run a command and return what it printed; skip what this machine cannot have."""
-        command = [sys.executable, "-m", "swerl.cli", *arguments]
+        command = [sys.executable, "-m", "swerl", *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=self._env, capture_output=True, text=True, timeout=600
         )

@@ -54,7 +54,7 @@ def test_a_run_ends_at_its_cap_is_refused_and_goes_on_where_it_stopped(tmp_path:
 
 def status(run: Run) -> dict[str, Any]:
     """Return what `swerl train status` says of the run."""
-    command = [sys.executable, "-m", "swerl.cli", "train", "status", "small", "--json"]
+    command = [sys.executable, "-m", "swerl", "train", "status", "small", "--json"]
     done = subprocess.run(
         [*command, "--runs", str(run.root.parent)], capture_output=True, text=True, check=True
     )

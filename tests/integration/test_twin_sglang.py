@@ -39,7 +39,7 @@ SETTINGS = {
 def test_the_twin_trains_on_sglang(tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "twin_cpu.toml"
     settings = SETTINGS | {"engine.python": str(sglang_python())}
-    command = [sys.executable, "-m", "swerl.cli", "train", str(recipe)]
+    command = [sys.executable, "-m", "swerl", "train", str(recipe)]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1500)

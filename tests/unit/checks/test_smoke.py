@@ -147,7 +147,7 @@ def test_ctrl_c_prints_what_is_checked_and_leaves_no_sandbox(
     slow = replace(tasks[0], image=f"dir:{started}", grading=waits)
     started.mkdir()
     write_tasks(file, [tasks[2], slow])
-    argv = [sys.executable, "-m", "swerl.cli", "sandbox", "smoke", str(file)]
+    argv = [sys.executable, "-m", "swerl", "sandbox", "smoke", str(file)]
     before = len(default_ledger().read())
     pipe, env = subprocess.PIPE, {**os.environ, "COLUMNS": "400"}
     with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=env) as process:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def _swerl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "swerl.cli", *arguments]
+    command = [sys.executable, "-m", "swerl", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_command_runs_with_garbage_collection() -> None:
     code = (
         "import gc, sys\n"
-        "from swerl.cli.__main__ import main\n"
+        "from swerl.__main__ import main\n"
         "sys.argv = ['swerl', 'recipes']\n"
         "try:\n    main()\nfinally:\n    print(gc.isenabled(), gc.get_freeze_count() > 1000)"
     )
@@ -70,7 +70,7 @@ def test_a_command_runs_with_garbage_collection() -> None:
         (["tasks", "show", "t.jsonl", "--limit", "abc"], "'--limit'", "tasks show --help"),
         (["tasks", "show"], "Missing argument", "tasks show --help"),
         (["rollout", "--engine"], "requires an argument", "swerl --help"),
-        (["trian"], "Did you mean 'train'", "cli --help"),
+        (["trian"], "Did you mean 'train'", "swerl --help"),
     ],
 )
 def test_wrong_input_is_one_error_one_hint_and_exit_code_two(
@@ -104,7 +104,7 @@ def test_a_group_alone_prints_its_help() -> None:
 def test_a_full_disk_behind_the_output_is_two_lines() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "swerl.cli", "recipes"],
+            [sys.executable, "-m", "swerl", "recipes"],
             stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
         )  # fmt: skip
     assert done.returncode == 1
@@ -114,7 +114,7 @@ def test_a_full_disk_behind_the_output_is_two_lines() -> None:
 
 def test_an_output_that_lacks_characters_is_no_error() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "swerl.cli", "recipes"],
+        [sys.executable, "-m", "swerl", "recipes"],
         env={**os.environ, "PYTHONIOENCODING": "latin-1"},
         capture_output=True, timeout=60,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_missing_package_is_one_error_with_its_extra() -> None:
 
 def test_a_page_that_a_hint_names_can_be_opened_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "swerl.cli", "train", "twin_cpu", "--set", "seed=x"],
+        [sys.executable, "-m", "swerl", "train", "twin_cpu", "--set", "seed=x"],
         cwd=tmp_path, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     [page] = re.findall(r"\S+docs/\S+\.md", done.stderr)

@@ -129,7 +129,7 @@ def test_ctrl_c_while_the_command_is_imported_is_no_error() -> None:
 import sys
 import threading
 from importlib.abc import MetaPathFinder
-from swerl.cli.__main__ import main
+from swerl.__main__ import main
 
 class Waiting(MetaPathFinder):
     def find_spec(self, name, path, target=None):

@@ -27,7 +27,7 @@ def serve(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]
     argv = [
         sys.executable,
         "-m",
-        "swerl.cli",
+        "swerl",
         "sandbox",
         "serve",
         "--listen",

@@ -79,7 +79,7 @@ class Serving:
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Serving]:
     """Start the command in a folder of its own and wait until it says how to come in."""
-    argv = [sys.executable, "-m", "swerl.cli", "serve", "--port", "0", "-o", "out", *options]
+    argv = [sys.executable, "-m", "swerl", "serve", "--port", "0", "-o", "out", *options]
     process = subprocess.Popen(
         argv,
         text=True,

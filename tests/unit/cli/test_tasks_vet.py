@@ -132,7 +132,7 @@ def start(file: Path) -> subprocess.Popen[bytes]:
     """Start the command in a process of its own."""
     arguments = ["tasks", "vet", str(file), "--gold-runs", "1", "--jobs", "1"]
     return subprocess.Popen(
-        [sys.executable, "-m", "swerl.cli", *arguments],
+        [sys.executable, "-m", "swerl", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

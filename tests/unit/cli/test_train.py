@@ -208,7 +208,7 @@ def test_a_recipe_of_another_version_is_not_resumed(root: Path) -> None:
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "swerl.cli", "train", *arguments, "--runs", str(folder / "runs")],
+        [sys.executable, "-m", "swerl", "train", *arguments, "--runs", str(folder / "runs")],
         env={**os.environ, "SWERL_CACHE": str(folder / "cache")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

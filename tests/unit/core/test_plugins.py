@@ -167,7 +167,7 @@ def test_a_wrong_file_is_one_error(tmp_path: Path, text: str | None, name: str, 
 def test_the_command_line_prints_two_lines_for_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("1 / 0\n")
     done = subprocess.run(
-        [sys.executable, "-m", "swerl.cli", "rollout", "--set", "rollout.reward=mine.py"],
+        [sys.executable, "-m", "swerl", "rollout", "--set", "rollout.reward=mine.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

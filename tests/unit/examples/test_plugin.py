@@ -29,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def swerl(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
     return subprocess.run(
-        [sys.executable, "-m", "swerl.cli", *arguments],
+        [sys.executable, "-m", "swerl", *arguments],
         env={**os.environ, "PYTHONPATH": path},
         cwd=folder,
         capture_output=True,

@@ -186,7 +186,7 @@ FLASK = "pallets__flask-4045"
 
 def rollout(rows: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     words = ["rollout", "--instance", FLASK, "--tasks", str(rows), *options]
-    command = [sys.executable, "-m", "swerl.cli", *words]
+    command = [sys.executable, "-m", "swerl", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
 
 

@@ -84,7 +84,7 @@ def test_many_policies_are_evaluated_and_compared(file: Path) -> None:
 def test_a_killed_evaluation_resumes_from_its_finished_attempts(file: Path) -> None:
     runs = file.parent / "runs"
     command = [
-        *(sys.executable, "-m", "swerl.cli", "eval", str(file), "--engine", "scripted:gold"),
+        *(sys.executable, "-m", "swerl", "eval", str(file), "--engine", "scripted:gold"),
         *("-k", "8", "--runs", str(runs), "--set", "rollout.concurrency=1"),
     ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
@@ -119,7 +119,7 @@ async def test_any_openai_compatible_model_is_evaluated_without_token_ids(file: 
     app.router.add_post("/v1/chat/completions", answer)
     async with TestServer(app) as server:
         command = [
-            *(sys.executable, "-m", "swerl.cli", "eval", str(file), "--json", "--model", "m"),
+            *(sys.executable, "-m", "swerl", "eval", str(file), "--json", "--model", "m"),
             *("--engine", f"openai={server.make_url('/v1')}", "--runs", str(file.parent / "runs")),
         ]
         pipe = asyncio.subprocess.PIPE

@@ -10,7 +10,7 @@ from pathlib import Path
 ROLLOUT = """
 import json, sys
 sys.argv = ["swerl", "rollout", "--engine", "scripted:gold", "--json"]
-from swerl.cli.__main__ import main
+from swerl.__main__ import main
 try:
     main()
 except SystemExit as ended:

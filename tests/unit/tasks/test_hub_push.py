@@ -74,7 +74,7 @@ def test_a_task_file_is_uploaded_with_its_card(hub: Hub, tmp_path: Path) -> None
     tasks = [Task(f"a-{n}", f"e/r{n % 2}", "dir:/x", "/r", "Fix.", spec) for n in range(3)]
     file = tmp_path / "tasks.jsonl"
     write_tasks(file, tasks)
-    words = ("-m", "swerl.cli", "convert", str(file), "--push", "me/tasks")
+    words = ("-m", "swerl", "convert", str(file), "--push", "me/tasks")
     done = pushing(hub, tmp_path / "hf", *words)
     assert done.returncode == 0 and f"{hub.url}/datasets/me/tasks" in done.stdout, done.stderr
     assert hub.files["tasks.jsonl"] == file.read_bytes()

@@ -45,7 +45,7 @@ def _train(folder: Path, recipe: str, *settings: str) -> subprocess.Popen[str]:
     path = folder / "recipe.toml"
     path.write_text(recipe)
     given = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "swerl.cli", "train", str(path), *given]
+    command = [sys.executable, "-m", "swerl", "train", str(path), *given]
     return subprocess.Popen(
         command,
         cwd=folder,

@@ -445,7 +445,7 @@ async def test_damage_is_shown_as_what_it_is(client: TestClient, tmp_path: Path)
 async def test_json_that_is_nested_too_deeply_costs_its_own_part(
     client: TestClient, tmp_path: Path
 ) -> None:
-    run, deep = make_run(tmp_path), '{"event": "StepEnded", "a": ' + "[" * 5000
+    run, deep = make_run(tmp_path), '{"event": "StepEnded", "a": ' + "[" * 50_000
     episodes = run / "episodes" / "00000"
     files = [episodes / "some_task.0" / name for name in ("episode.json", "grade.json")]
     files += [episodes / "some_task.1" / "trajectory.json", run / "state.json"]

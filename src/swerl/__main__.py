@@ -1,4 +1,4 @@
-"""`python -m swerl.cli`: the `swerl` command."""
+"""`python -m swerl`: the `swerl` command."""
 
 from __future__ import annotations
 
