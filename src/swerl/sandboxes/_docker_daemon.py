@@ -63,7 +63,7 @@ class ContainerGoneError(SandboxError):
 
 
 class Daemon:
-    """The daemon at `base_url`; empty: at DOCKER_HOST, or at the default socket."""
+    """The daemon at `base_url`; empty: the one that the `docker` command uses."""
 
     def __init__(self, base_url: str = "") -> None:
         self._base_url = base_url
@@ -110,9 +110,9 @@ class Daemon:
             ) from error
         if self.info:
             return
-        settings = (
-            {"base_url": self._base_url} if self._base_url else docker.utils.kwargs_from_env()
-        )
+        has_host, contexts = os.environ.get("DOCKER_HOST"), docker.ContextAPI
+        chosen = docker.utils.kwargs_from_env if has_host else contexts.kwargs_from_context
+        settings = {"base_url": self._base_url} if self._base_url else chosen()
         place = settings.get("base_url") or "the default socket"
         if place.startswith(("ssh:", "https:")) or settings.get("tls"):
             message = f"streams of the docker daemon cannot go through {place}"

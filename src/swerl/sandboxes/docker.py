@@ -53,8 +53,8 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str = ""
-    """The daemon, `unix:///…` or `tcp://host:port`. Empty: DOCKER_HOST if it is set, or the default
-    socket, as the `docker` command does."""
+    """The daemon, `unix:///…` or `tcp://host:port`. Empty: DOCKER_HOST if it is set, or the current
+    context, as the `docker` command does."""
     runtime: str = ""
     """OCI runtime, such as `crun`; empty: the daemon's default."""
     user: str = ""

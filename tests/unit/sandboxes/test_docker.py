@@ -117,6 +117,22 @@ async def test_the_clients_proxy_settings_stay_outside(
         assert "password" not in await sh(sandbox, "env; cat /proc/1/environ")
 
 
+async def test_the_daemon_is_that_of_the_current_context(
+    dockerd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from docker import ContextAPI
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", "")
+    ContextAPI.create_context("colima", host=dockerd)
+    ContextAPI.set_current_context("colima")
+    await docker.build(docker.Options()).live()
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such.sock")
+    with pytest.raises(SandboxUnavailableError, match="no/such"):
+        await docker.build(docker.Options()).live()
+
+
 async def test_the_container_has_the_limits(
     backend: docker.DockerBackend, docker_image: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,16 +56,7 @@ class ReplaySandbox:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    async def run(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout_s: float | None = None,
-        stdin: bytes | None = None,
-    ) -> Exec:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, **_: object) -> Exec:
         start, end = (match.decode() for match in _NONCE.findall(stdin or b""))
         code = self._log.exit_code
         out = f"\n{start}\n{self._log.text}" + (f"\n{end} {code}\n" if self._log.ended else "")

@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -16,7 +16,7 @@ from e2b import Sandbox, SandboxException
 
 from swerl.core.contracts import Sandbox as Inside
 from swerl.core.errors import ImageError, SandboxLostError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, Mount
+from swerl.core.sandbox import Limits
 from swerl.sandboxes import local
 
 from ..helpers import host_processes
@@ -72,28 +72,13 @@ class Failing:
         self.later = later
 
     @asynccontextmanager
-    async def open(
-        self,
-        image: str,
-        limits: Limits,
-        *,
-        workdir: str,
-        mounts: Sequence[Mount] = (),
-        name: str = "",
-    ) -> AsyncIterator[Inside]:
+    async def open(self, image: str, limits: Limits, **_: object) -> AsyncIterator[Inside]:
         if not self.later:
             raise self.error
         yield self  # type: ignore[misc]
 
     @asynccontextmanager
-    async def start(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-    ) -> AsyncIterator[None]:
+    async def start(self, argv: Sequence[str], **_: object) -> AsyncIterator[None]:
         raise self.error
         yield
 
