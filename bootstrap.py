@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__)
         return 0 if arguments in (["-h"], ["--help"]) else 2
     job, *rest = arguments
-    _check_git()
+    _check_system()
     _make_venv(_choose_python())
     _install(EXTRAS[job])
     # Where PYTHONDONTWRITEBYTECODE is set, every start of swerl would compile its sources.
@@ -86,7 +86,10 @@ def main(arguments: list[str]) -> int:
     return subprocess.call(command, cwd=ROOT, env={**os.environ, "PATH": path})
 
 
-def _check_git() -> None:
+def _check_system() -> None:
+    if sys.platform != "linux":
+        message = "error: training and local sandboxes need Linux"
+        sys.exit(f"{message}\nhint:  run this in a Linux container: docs/guides/sandboxes.md")
     if shutil.which("git") is None:
         sys.exit("error: git is missing\nhint:  install git, then run this command again")
 

@@ -59,6 +59,8 @@ def life(process: ProcessIdentity) -> Life:
     if process.place != pid_namespace():
         return Life.ELSEWHERE
     state, started = _state(process.pid)
+    if not state and not _state(os.getpid())[0]:
+        return Life.ELSEWHERE  # a system without /proc tells nothing
     is_same = started == process.started or not process.started
     return Life.ALIVE if state and state not in _ENDED and is_same else Life.DEAD
 

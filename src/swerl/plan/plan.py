@@ -190,7 +190,8 @@ def _missing_packages(recipe: Recipe) -> Iterator[InputError]:
 
 def _too_many_ranks(recipe: Recipe) -> Iterator[RecipeError]:
     """Yield an error if ranks on CPU have fewer cores than one each on this machine."""
-    cores = len(os.sched_getaffinity(0))
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none, and can plan
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     ranks, cluster = recipe.trainer.ranks, recipe.cluster
     if cluster.launcher == "local" and not cluster.gpus_per_node and ranks > cores:
         message = f"trainer.ranks = {ranks}, but this machine has {cores} cores"

@@ -1,7 +1,4 @@
-"""One Docker daemon: calls through the `docker` SDK in threads, streams on the event loop.
-
-All errors are swerl's own.
-"""
+"""One Docker daemon: calls through the `docker` SDK in threads, streams on the event loop."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from swerl.core.errors import (
     SwerlError,
     install_command,
 )
+from swerl.core.secrets import secret
 
 Answer = TypeVar("Answer")
 
@@ -110,7 +108,7 @@ class Daemon:
             ) from error
         if self.info:
             return
-        has_host, contexts = os.environ.get("DOCKER_HOST"), docker.ContextAPI
+        has_host, contexts = secret("DOCKER_HOST"), docker.ContextAPI
         chosen = docker.utils.kwargs_from_env if has_host else contexts.kwargs_from_context
         settings = {"base_url": self._base_url} if self._base_url else chosen()
         place = settings.get("base_url") or "the default socket"

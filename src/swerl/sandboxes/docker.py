@@ -53,13 +53,11 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str = ""
-    """The daemon, `unix:///…` or `tcp://host:port`. Empty: DOCKER_HOST if it is set, or the current
-    context, as the `docker` command does."""
+    """The daemon, `unix:///…` or `tcp://host:port`; empty: the one that `docker` uses."""
     runtime: str = ""
     """OCI runtime, such as `crun`; empty: the daemon's default."""
     user: str = ""
-    """Ordinary user of the containers, by name or number. Empty: the image's own user, for which
-    the image was built."""
+    """Ordinary user of the containers, by name or number; empty: the image's own."""
 
 
 def build(options: Options) -> DockerBackend:

@@ -105,6 +105,8 @@ class LocalBackend:
     ) -> AbstractAsyncContextManager[LocalSandbox]:
         name = name or new_name()
         _require_name(name)
+        if sys.platform != "linux":
+            raise SandboxUnavailableError("local sandboxes need Linux", hint=_NO_NAMESPACES)
         return self._open(name, image, limits, workdir, mounts)
 
     async def live(self) -> Sequence[LiveSandbox]:

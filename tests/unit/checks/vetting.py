@@ -7,10 +7,11 @@ import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from swerl.core.contracts import Sandbox
 from swerl.core.errors import SandboxLostError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount
+from swerl.core.sandbox import Limits, LiveSandbox
 from swerl.core.task import GradingSpec, Task
 from swerl.sandboxes import local
 
@@ -74,20 +75,12 @@ class Numbered:
         self._lost = lost
 
     @asynccontextmanager
-    async def open(
-        self,
-        image: str,
-        limits: Limits,
-        *,
-        workdir: str,
-        mounts: Sequence[Mount] = (),
-        name: str = "",
-    ) -> AsyncIterator[Sandbox]:
+    async def open(self, image: str, limits: Limits, **options: Any) -> AsyncIterator[Sandbox]:
         self.num_opened += 1
         number = self.num_opened
         if number in self._lost:
             raise SandboxLostError("the machine went away", hint="open a fresh sandbox")
-        async with self._inner.open(image, limits, workdir=workdir, mounts=mounts) as sandbox:
+        async with self._inner.open(image, limits, **options) as sandbox:
             await sandbox.write(RUN_FILE, str(number).encode())
             yield sandbox
 

@@ -54,6 +54,11 @@ def test_only_a_process_of_this_machine_is_known_to_be_dead(
     assert life(replace(dead, **changes)) is expected
 
 
+def test_a_system_without_proc_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "_state", lambda _: ("", 0))
+    assert life(this_process()) is Life.ELSEWHERE
+
+
 def test_a_start_time_lies_between_boot_and_now() -> None:
     assert liveness.boot_time_s() < liveness.start_time_s(os.getpid()) < time.time()
     with pytest.raises(ProcessLookupError):

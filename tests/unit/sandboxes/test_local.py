@@ -81,6 +81,12 @@ async def test_a_machine_without_user_namespaces_is_named_and_no_full_disk() -> 
         assert remedy in caught.value.hint
 
 
+def test_another_system_than_linux_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SandboxUnavailableError, match="need Linux"):
+        local.build(local.Options()).open("host", LIMITS, workdir="/w")
+
+
 async def test_a_scratch_folder_is_used_and_emptied(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()

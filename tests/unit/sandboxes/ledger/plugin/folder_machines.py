@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from swerl.core.errors import SandboxError, SandboxUnavailableError
-from swerl.core.sandbox import Limits, LiveSandbox, Mount
+from swerl.core.sandbox import Limits, LiveSandbox
 
 
 class Options(BaseModel):
@@ -42,13 +42,7 @@ class Backend:
 
     @asynccontextmanager
     async def open(
-        self,
-        image: str,
-        limits: Limits,
-        *,
-        workdir: str,
-        mounts: Sequence[Mount] = (),
-        name: str = "",
+        self, image: str, limits: Limits, *, name: str = "", **_: object
     ) -> AsyncIterator[Machine]:
         self._check()
         path = self.folder / f"{name}.json"
