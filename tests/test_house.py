@@ -11,15 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def _house() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("house", ROOT / "bench" / "house.py")
+def loaded(file: Path) -> ModuleType:
+    """Return a program that is no part of a package as a module."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-HOUSE = _house()
+HOUSE = loaded(ROOT / "bench" / "house.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,19 +16,12 @@ from swerl.cli.main import whole_command
 from swerl.core import plugins
 from swerl.recipe.check import PLUGIN_SECTIONS
 from swerl.recipe.schema import Recipe
+from tests.test_house import loaded
 
 HERE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_reference", HERE / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = _generator()
+GENERATOR = loaded(HERE / "generate.py")
 
 
 @pytest.mark.parametrize("name", GENERATOR.PAGES)

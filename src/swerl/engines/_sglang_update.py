@@ -296,9 +296,8 @@ async def _reclaim(
     """Reclaim memory that `sleep` released; return the servers that answered."""
 
     async def reclaim(server: SglangServer) -> None:
-        if (
-            kind in server.released
-        ):  # SGLang crashes on a request for memory that it did not release
+        # SGLang crashes on a request for memory that it did not release.
+        if kind in server.released:
             server.released.discard(kind)
             await server.post("/resume_memory_occupation", {"tags": [kind]})
 

@@ -256,15 +256,15 @@ def usable_call(
     return ToolCall(call_id, name, coerce(arguments, tool), tool.is_text, tool.namespace)
 
 
-def coerce(arguments: Mapping[str, Json], tool: Tool | None) -> dict[str, Json]:
+def coerce(arguments: Mapping[str, Json], tool: Tool) -> dict[str, Json]:
     """Parse each text argument if the tool declares another type for it.
 
     Some families write every argument as text. A text that fits no declared type stays text: the
     client's own error explains the mistake.
     """
-    schemas = properties(tool.parameters) if tool else {}
+    schemas = properties(tool.parameters)
     return {
-        key: _coerce(value, schemas[key], tool.parameters) if tool and key in schemas else value
+        key: _coerce(value, schemas[key], tool.parameters) if key in schemas else value
         for key, value in arguments.items()
     }
 

@@ -12,6 +12,7 @@ import base64
 import fcntl
 import hashlib
 import json
+import platform
 import re
 import shutil
 import subprocess
@@ -214,9 +215,12 @@ def _sha512(path: Path) -> str:
     return "sha512-" + base64.b64encode(digest).decode()
 
 
+_PROCESSORS = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 _FETCH_TIMEOUT_S = 600.0
 _MISSING = re.compile(r"(?:No matching version found for|404\s+'?)\s*(@?[\w./-]+@[\w.^~*+-]*\w)")
-"""npm's error codes for a missing package or version."""
+"""The package that npm does not find."""
+_ABSENT = ("ETARGET", "E404", "No matching distribution")
+"""npm's error codes and pip's words for a missing package or version."""
 _QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund")
 
 
@@ -247,6 +251,14 @@ def install(package: str, version: str, folder: Path, *, lock: Path | None = Non
     return locked
 
 
+def processor(agent: str, *, hint: str = "use another agent on this machine") -> str:
+    """Return npm's name of this machine's processor. Raises InputError if it has none."""
+    machine = platform.machine().lower()
+    if machine not in _PROCESSORS:
+        raise InputError(f"{agent} has no release for {machine}", hint=hint)
+    return _PROCESSORS[machine]
+
+
 def call(command: list[str], what: str) -> str:
     """Run a command that fetches `what`; raise InputError if it does not exist."""
     try:
@@ -258,7 +270,7 @@ def call(command: list[str], what: str) -> str:
         ) from error
     if process.returncode == 0:
         return process.stdout
-    if "ETARGET" in process.stderr or "E404" in process.stderr:
+    if any(sign in process.stderr for sign in _ABSENT):
         match = _MISSING.search(process.stderr)
         missing = match[1] if match and match[1] != what else ""
         message = f"the registry has no {missing or what}"

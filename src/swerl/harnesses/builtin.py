@@ -17,10 +17,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from swerl.core.changes import FileEdit
-from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.chat import Message
 from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
+from swerl.harnesses import _cli
 from swerl.harnesses._builtin_tools import BASH, EDITOR, SUBMIT, Shell, Tools, definitions
 
 _TIMED_OUT = 124
@@ -106,7 +107,7 @@ class Builtin:
 
 def script(edits: Sequence[FileEdit]) -> list[Message]:
     """Return replies that show each file, make the edits one by one, and submit."""
-    return [*_edit_calls(edits), _call(SUBMIT)]
+    return [*_edit_calls(edits), _cli.call(SUBMIT)]
 
 
 async def _results(calls: Sequence[Any], tools: Tools) -> list[dict[str, Any]] | None:
@@ -129,19 +130,15 @@ def _edit_calls(edits: Sequence[FileEdit]) -> Iterator[Message]:
     paths: set[str] = set()
     for edit in edits:
         if not edit.old:
-            yield _call(EDITOR, command="create", path=edit.path, file_text=edit.new)
+            yield _cli.call(EDITOR, command="create", path=edit.path, file_text=edit.new)
             paths.add(edit.path)
             continue
         if edit.path not in paths:
             paths.add(edit.path)
-            yield _call(BASH, command=f"cat {shlex.quote(edit.path)}")
-        yield _call(
+            yield _cli.call(BASH, command=f"cat {shlex.quote(edit.path)}")
+        yield _cli.call(
             EDITOR, command="str_replace", path=edit.path, old_str=edit.old, new_str=edit.new
         )
-
-
-def _call(name: str, **arguments: Json) -> Message:
-    return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
 
 
 _MAX_ERROR_CHARS = 500

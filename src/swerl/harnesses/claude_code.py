@@ -9,7 +9,6 @@ the last of type `result`. The environment stops the CLI from calling anything b
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,13 +16,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from swerl.core.changes import FileEdit
-from swerl.core.chat import Json, Message, Role, ToolCall
+from swerl.core.chat import Message, Role
 from swerl.core.contracts import Endpoint, Exit, Sandbox
 from swerl.core.errors import BrokenImageError, InputError
 from swerl.core.sandbox import Exec, Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import BundledAgent, exit_of, gather, prepare, said_last
+from swerl.harnesses._cli import BundledAgent, call, exit_of, gather, prepare, said_last
 
 DEFAULT_VERSION = "2.1.112"
 
@@ -213,15 +212,11 @@ def _edit_calls(edits: Sequence[FileEdit], workdir: str) -> Iterator[Message]:
         path = f"{workdir}/{edit.path}"
         if path not in paths:
             paths.add(path)
-            yield _call("Read", {"file_path": path, "limit": _READ_LINES})
+            yield call("Read", file_path=path, limit=_READ_LINES)
         # The CLI shows every file with plain line ends and restores the file's own. An empty
         # old string creates a new file or fills an empty one.
         old, new = (text.replace("\r\n", "\n") for text in (edit.old, edit.new))
-        yield _call("Edit", {"file_path": path, "old_string": old, "new_string": new})
-
-
-def _call(name: str, arguments: Mapping[str, Json]) -> Message:
-    return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
+        yield call("Edit", file_path=path, old_string=old, new_string=new)
 
 
 HOME = "/opt/swerl/agents/claude-code"
@@ -239,7 +234,6 @@ _PINNED = {
     "9Gn+V7DtJ8M1nztP9CeDVl9g3RtrepI7rOFTyPRRnZe8D6zebIHKmC7OvBauucuAP0X0k85SDN/LPVZyjsGezQ==",
 }
 """Known tarballs; other versions are checked against npm's own hash."""
-_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 def is_native(version: str) -> bool:
@@ -253,7 +247,9 @@ def fetch(version: str, libc: str = "glibc") -> tuple[Mount, ...]:
     `libc` is the image's: `glibc` or `musl`. Raises InputError if there is no such release.
     """
     if is_native(version):
-        package = f"{_PACKAGE}-linux-{_machine()}{'-musl' if libc == 'musl' else ''}"
+        hint = "use version 2.1.112, which needs only Node"
+        processor = _bundles.processor(f"Claude Code {version}", hint=hint)
+        package = f"{_PACKAGE}-linux-{processor}{'-musl' if libc == 'musl' else ''}"
         pin = _PINNED.get(f"{package}@{version}")
         return (Mount(_bundles.fetch(package, version, integrity=pin), HOME),)
     if libc == "musl":
@@ -279,16 +275,6 @@ def can_compact(version: str, bundle: Sequence[Mount]) -> bool:
 def start_check(version: str) -> list[str]:
     """Return a quick command that succeeds if the release's program runs in the image."""
     return [program(version)[0], "--version"]
-
-
-def _machine() -> str:
-    machine = platform.machine().lower()
-    if machine not in _MACHINES:
-        raise InputError(
-            f"Claude Code has no native release for {machine}",
-            hint="use version 2.1.112, which needs only Node",
-        )
-    return _MACHINES[machine]
 
 
 LEAD = "lead"

@@ -8,7 +8,6 @@ folder of an image changes them.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,16 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from swerl.core.changes import FileEdit
-from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.chat import Message, Role
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.errors import ImageError, InputError
+from swerl.core.errors import ImageError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
 from swerl.harnesses._cli import (
     NO_PROXY,
     BundledAgent,
+    call,
     edit_command,
     exit_of,
     gather,
@@ -42,7 +42,8 @@ _PINNED = {
 """Known tarballs; other versions are checked against npm's own hash."""
 _OLDEST = (0, 99)
 """First release with one npm package per platform."""
-_TRIPLES = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
+_TRIPLES = {"x64": "x86_64", "arm64": "aarch64"}
+"""The compiler's name of each processor."""
 _HOME = "/opt/swerl/agents/codex"
 _KEY = "SWERL_CODEX_KEY"
 
@@ -95,10 +96,10 @@ def build(options: Options) -> Codex:
 
 def fetch(version: str) -> tuple[Mount, ...]:
     """Return the mounts of this release; download missing files."""
-    short, triple = _machine()
-    release = f"{version}-linux-{short}"
+    processor = _bundles.processor("Codex")
+    release = f"{version}-linux-{processor}"
     # left out: other platforms, and helpers for voice and for its own sandbox
-    native = f"{triple}-unknown-linux-musl"
+    native = f"{_TRIPLES[processor]}-unknown-linux-musl"
     keep = rf"package/(package\.json|vendor/{native}/.*/(codex|rg))"
     pin = _PINNED.get(f"{_PACKAGE}@{release}")
     bundle = _bundles.fetch(_PACKAGE, release, integrity=pin, keep=keep)
@@ -133,9 +134,8 @@ class Codex(BundledAgent[Options]):
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one shell command, then summarise."""
         commands = [edit_command(edit, workdir.rstrip("/")) for edit in edits]
-        calls = [ToolCall("", "exec_command", {"cmd": command}) for command in commands]
-        replies = [Message(Role.ASSISTANT, tool_calls=(call,)) for call in calls]
-        return [*replies, Message(Role.ASSISTANT, "Done.")]
+        calls = [call("exec_command", cmd=command) for command in commands]
+        return [*calls, Message(Role.ASSISTANT, "Done.")]
 
     def _arguments(self, endpoint: Endpoint, budget_s: float) -> Iterator[str]:
         yield from ("exec", "--json", "--skip-git-repo-check")
@@ -180,14 +180,3 @@ def _folder_of(bundle: Path, program: str) -> Path:
     if path is None:
         raise ImageError(f"the Codex bundle {bundle} has no {program}", hint="use another version")
     return path.parent
-
-
-def _machine() -> tuple[str, str]:
-    """Return npm's and the compiler's name of this machine's processor."""
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower())
-    machine = machine or platform.machine().lower()
-    if machine not in _TRIPLES:
-        raise InputError(
-            f"Codex has no release for {machine}", hint="use another agent on this machine"
-        )
-    return _TRIPLES[machine]

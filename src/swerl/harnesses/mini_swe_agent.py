@@ -24,13 +24,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from swerl.core.changes import FileEdit
-from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.chat import Message
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.errors import ImageError, InputError
+from swerl.core.errors import ImageError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles
-from swerl.harnesses._cli import BundledAgent, edit_command, exit_of
+from swerl.harnesses._cli import BundledAgent, call, edit_command, exit_of
 
 DEFAULT_VERSION = "2.4.6"
 
@@ -47,7 +47,6 @@ _SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 _SETTINGS = "swebench"
 """The agent's own settings file of its SWE-bench results."""
 _LIMITS = {"LimitsExceeded", "TimeExceeded"}
-_FETCH_TIMEOUT_S = 600.0
 
 
 class Options(BaseModel):
@@ -106,10 +105,7 @@ class MiniSweAgent(BundledAgent[Options]):
     def script(self, edits: Sequence[FileEdit], workdir: str) -> Sequence[Message]:
         """Return replies that make each edit with one command, then submit."""
         commands = [edit_command(edit, workdir.rstrip("/")) for edit in edits]
-        return [
-            Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
-            for command in [*commands, _SUBMIT]
-        ]
+        return [call("bash", command=command) for command in [*commands, _SUBMIT]]
 
     def _job(self, task: Task, endpoint: Endpoint) -> bytes:
         job = {
@@ -140,36 +136,13 @@ def _install(version: str, folder: Path) -> str:
     agent = folder / "agent.txt"
     agent.write_text(f"{_PACKAGE}=={version}" + (f" --hash=sha256:{pinned}" if pinned else ""))
     for requirements in (agent, _REQUIREMENTS):
-        _pip(requirements, folder, f"{_PACKAGE} {version}")
+        command = [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"),
+            *("--only-binary=:all:", "--target", str(folder), "--requirement", str(requirements)),
+        ]
+        _bundles.call(command, f"{_PACKAGE} {version} for Python {platform.python_version()}")
     agent.unlink()
     return f"sha256-{pinned}" if pinned else "as the index states"
-
-
-def _pip(requirements: Path, folder: Path, what: str) -> None:
-    command = [
-        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"),
-        *("--only-binary=:all:", "--target", str(folder), "--requirement", str(requirements)),
-    ]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise ImageError(
-            f"fetching {what} took more than {_FETCH_TIMEOUT_S:.0f} s",
-            hint="try again on a faster connection",
-        ) from error
-    if process.returncode == 0:
-        return
-    if "No matching distribution" in process.stderr:
-        raise InputError(
-            f"the index has no {what} for Python {sys.version_info.major}.{sys.version_info.minor}",
-            hint="give a published version",
-        )
-    lines = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
-    reason = " ".join(lines) or process.stderr.strip()[-200:]
-    raise ImageError(
-        f"cannot fetch {what}: {reason[:300]}",
-        hint="check pip, the network and the index settings, then try again",
-    )
 
 
 HOME = "/opt/swerl/agents/python"

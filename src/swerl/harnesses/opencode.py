@@ -9,7 +9,6 @@ changes it.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from swerl.core.changes import FileEdit
 from swerl.core.chat import Json, Message
 from swerl.core.contracts import Endpoint, Exit, Sandbox
-from swerl.core.errors import InputError
 from swerl.core.sandbox import Mount
 from swerl.core.task import Task
 from swerl.harnesses import _bundles, _cli
@@ -26,9 +24,7 @@ from swerl.harnesses import _bundles, _cli
 DEFAULT_VERSION = "1.18.33"
 
 _PACKAGES = {
-    "x86_64": "opencode-linux-x64-baseline",  # runs on processors without AVX2, too
-    "amd64": "opencode-linux-x64-baseline",
-    "aarch64": "opencode-linux-arm64",
+    "x64": "opencode-linux-x64-baseline",  # runs on processors without AVX2, too
     "arm64": "opencode-linux-arm64",
 }
 _PINNED = {
@@ -90,12 +86,7 @@ def build(options: Options) -> OpenCode:
 
 def fetch(version: str) -> tuple[Mount, ...]:
     """Return the mounts of this release; download missing files."""
-    machine = platform.machine().lower()
-    if machine not in _PACKAGES:
-        raise InputError(
-            f"opencode has no release for {machine}", hint="use another agent on this machine"
-        )
-    package = _PACKAGES[machine]
+    package = _PACKAGES[_bundles.processor("opencode")]
     pin = _PINNED.get(f"{package}@{version}")
     return (Mount(_bundles.fetch(package, version, integrity=pin), _HOME),)
 

@@ -11,13 +11,7 @@ from typer.testing import CliRunner, Result
 from swerl.cli.main import typer_app
 from swerl.core.errors import InputError
 from swerl.core.task import Task, read_tasks, write_tasks
-from swerl.tasks import twin
-
-
-@pytest.fixture(scope="module")
-def some(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
-    folder = tmp_path_factory.mktemp("twin")
-    return twin.make_tasks(folder, split="heldout", count=3, seed=0)
+from tests.unit.cli.test_json import some as some
 
 
 @pytest.fixture

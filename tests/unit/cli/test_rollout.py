@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from swerl.cli import _output, rollout
@@ -23,6 +21,7 @@ from swerl.core.task import Task, write_tasks
 from swerl.engines.families import tiny
 from swerl.rollout import record
 from swerl.tasks import twin
+from tests.unit.engines.test_openai import COMPLETION, answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +196,8 @@ def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path) -> None:
 async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        message = {"role": "assistant", "content": "I would rather not."}
-        choice = {"message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 7, "completion_tokens": 5}
-        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    async with TestServer(app) as server:
-        engine = read_engine(f"openai={server.make_url('/v1')}", rollout._SCRIPTS)
+    async with answering(200, COMPLETION) as url:
+        engine = read_engine(f"openai={url}", rollout._SCRIPTS)
         recipe = rollout._recipe("builtin", engine, "some-model", ())
         _output.stdout.cache_clear()
         with RolloutView(trainable=engine.trainable) as view:

@@ -14,7 +14,7 @@ from swerl.core import liveness
 from swerl.core.liveness import Life, ProcessIdentity, life, this_process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def dead() -> ProcessIdentity:
     """A process that has ended."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,6 +14,7 @@ from aiohttp import web
 from swerl.core.chat import ChatRequest, Finish, Message, Role, Tool, ToolCall
 from swerl.core.contracts import EngineSetup
 from swerl.core.errors import EngineError, EngineLostError, InputError
+from swerl.core.sample import to_samples
 from swerl.core.turn import Sampling
 from swerl.engines import openai, scripted
 from swerl.engines.families import tiny
@@ -45,11 +48,24 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gateway
         yield gateway, gateway.url + "/v1"
 
 
+def completion(message: dict[str, Any]) -> str:
+    usage = {"prompt_tokens": 7, "completion_tokens": 5}
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": "stop"}
+    return json.dumps({"id": "1", "choices": [choice], "usage": usage})
+
+
+COMPLETION = completion({"content": "I would rather not."})
+
+
 @asynccontextmanager
-async def answering(status: int, text: str) -> AsyncIterator[str]:
-    """A server that always says the same."""
+async def answering(
+    status: int, text: str, refuse: Callable[[Any], str] = lambda body: ""
+) -> AsyncIterator[str]:
+    """A server that always says the same, except to what it refuses."""
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "POST" and (refusal := refuse(json.loads(await request.read()))):
+            return web.Response(status=400, text=refusal)
         return web.Response(status=status, text=text)
 
     runner = web.ServerRunner(web.Server(handle))
@@ -77,8 +93,6 @@ async def test_a_conversation_goes_there_and_back(monkeypatch: pytest.MonkeyPatc
 async def test_turns_through_a_chat_engine_are_kept_but_not_trainable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from swerl.core.sample import to_samples
-
     async with (
         server(monkeypatch) as (_, url),
         opened(url, "SOME_KEY") as upstream,

@@ -28,10 +28,10 @@ from swerl.core.task import Task, to_row
 from swerl.core.turn import RoutedExperts, Trajectory, Turn
 from swerl.engines.families import tiny
 from swerl.harnesses import builtin
-from swerl.tasks import twin
 from tests.unit.examples.packages import ROOT, install
 from tests.unit.gateway._fakes import RecordingEngine
 from tests.unit.gateway._wire_engine import WireEngine, wired
+from tests.unit.rollout.conftest import task as task
 
 slime = SimpleNamespace()
 """The installed package's hooks."""
@@ -149,12 +149,6 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.syspath_prepend(str(site))
         vars(slime).update(vars(importlib.import_module("swerl_slime.hooks")))
         yield
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    [task] = twin.make_tasks(tmp_path_factory.mktemp("twin"), split="train", count=1, seed=3)
-    return task
 
 
 @pytest.fixture

@@ -66,11 +66,6 @@ def test_a_string_argument_is_parsed_as_its_declared_type(
     assert coerce({"x": text, "other": "1"}, tool) == {"x": value, "other": "1"}
 
 
-def test_an_unknown_tool_keeps_its_string_arguments() -> None:
-    assert coerce({"x": "1"}, None) == {"x": "1"}
-    assert coerce({"x": "1"}, Tool("t")) == {"x": "1"}
-
-
 def test_parameters_behind_a_reference_are_declared_too() -> None:
     arguments: Json = {"properties": {"x": {"type": "integer"}}}
     part: Json = {"properties": {"y": {"type": "boolean"}}}

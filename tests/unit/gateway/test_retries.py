@@ -60,35 +60,28 @@ async def test_a_retry_gets_the_pending_reply_of_the_request_that_left(
     assert (len(engine.calls), len(trajectory.turns), trajectory.dropped) == (1, 1, {})
 
 
-@pytest.mark.parametrize("requester", [UNNAMED, Requester("agent-8")])
-async def test_equal_requests_at_the_same_time_get_a_reply_each(
-    engine: RecordingEngine, requester: Requester
+@pytest.mark.parametrize(
+    ("requester", "other", "num"),
+    [
+        (UNNAMED, UNNAMED, 2),
+        (UNNAMED, Requester("agent-8"), 2),
+        (NAMED, NAMED, 1),
+        (AGAIN, AGAIN, 1),
+    ],
+)
+async def test_equal_requests_at_once_share_a_reply_only_if_one_is_surely_a_retry(
+    engine: RecordingEngine, requester: Requester, other: Requester, num: int
 ) -> None:
     engine.gate = asyncio.Event()
     conversation = conversation_with(engine)
-    both = [asyncio.create_task(ask(conversation, one)) for one in (UNNAMED, requester)]
-    await until(lambda: len(engine.calls) == 2)
-    engine.gate.set()
-    await asyncio.gather(*both)
-
-    assert len(engine.calls) == 2
-    assert [turn.parent for turn in (await conversation.close()).turns] == [None, None]
-
-
-@pytest.mark.parametrize("requester", [NAMED, AGAIN])
-async def test_a_named_or_marked_retry_shares_the_reply_which_is_trained_once(
-    engine: RecordingEngine, requester: Requester
-) -> None:
-    engine.gate = asyncio.Event()
-    conversation = conversation_with(engine)
-    both = [asyncio.create_task(ask(conversation, requester)) for _ in range(2)]
+    both = [asyncio.create_task(ask(conversation, one)) for one in (requester, other)]
     await asyncio.sleep(0.01)
     engine.gate.set()
-
     one, two = await asyncio.gather(*both)
 
-    assert one is two
-    assert len(engine.calls) == len((await conversation.close()).turns) == 1
+    assert (one is two) is (num == 1)
+    assert len(engine.calls) == num
+    assert [turn.parent for turn in (await conversation.close()).turns] == [None] * num
 
 
 async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(

@@ -177,26 +177,22 @@ async def test_checks_are_answered_and_nothing_else_is_reachable(
         assert response.status == status
 
 
-async def test_a_taken_port_is_one_clear_error(gateway: Gateway, engine: RecordingEngine) -> None:
-    port = int(gateway.url.rsplit(":", 1)[1])
-
-    with pytest.raises(GatewayError) as caught:
-        async with Gateway(engine=engine, family=engine.family, port=port):
-            pass
-
-    assert str(caught.value) == f"cannot listen on 127.0.0.1:{port}: Address already in use"
-    assert "port to 0" in caught.value.hint
-
-
-@pytest.mark.parametrize("host", ["192.0.2.7", "999.1.1.1"])
-async def test_an_address_of_another_machine_is_one_clear_error(
-    engine: RecordingEngine, host: str
+@pytest.mark.parametrize(
+    ("host", "reason", "hint"),
+    [
+        ("127.0.0.1", "Address already in use$", "port to 0"),
+        ("192.0.2.7", "", "address of this machine"),
+        ("999.1.1.1", "", "address of this machine"),
+    ],
+)
+async def test_a_taken_port_or_another_machines_address_is_one_clear_error(
+    gateway: Gateway, engine: RecordingEngine, host: str, reason: str, hint: str
 ) -> None:
-    with pytest.raises(GatewayError, match=f"cannot listen on {host}:0: ") as caught:
-        async with Gateway(engine=engine, family=engine.family, host=host):
+    port = int(gateway.url.rsplit(":", 1)[1])
+    with pytest.raises(GatewayError, match=f"cannot listen on {host}:{port}: {reason}") as caught:
+        async with Gateway(engine=engine, family=engine.family, host=host, port=port):
             pass
-
-    assert "address of this machine" in caught.value.hint
+    assert hint in caught.value.hint
 
 
 async def test_on_turn_gets_the_messages_of_each_turn(
@@ -233,9 +229,8 @@ async def test_more_requests_than_slots_wait_their_turn(
 async def test_an_idle_connection_does_not_hold_up_the_close(
     open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        sessions, "_SHUTDOWN_S", 600.0
-    )  # a close that waits for idle ones never ends
+    # A close that waits for idle ones never ends.
+    monkeypatch.setattr(sessions, "_SHUTDOWN_S", 600.0)
     session = open_session()
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -72,7 +72,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
 
     monkeypatch.setattr(claude_code._bundles, "fetch", fetch)
     monkeypatch.setattr(claude_code._bundles, "node", lambda: Path("/node"))
-    monkeypatch.setattr(claude_code.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(claude_code._bundles.platform, "machine", lambda: "x86_64")
     return asked
 
 

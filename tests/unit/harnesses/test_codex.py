@@ -47,7 +47,7 @@ def test_a_release_is_fetched_for_this_platform(
         return tmp_path
 
     monkeypatch.setattr(codex._bundles, "fetch", fetch)
-    monkeypatch.setattr(codex.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(codex._bundles.platform, "machine", lambda: "x86_64")
     codex.build(Options(version="0.169.0"))
     assert asked == [("0.169.0-linux-x64", True)]
 

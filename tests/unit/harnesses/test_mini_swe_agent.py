@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.chat import Message, Role, ToolCall
+from swerl.core.chat import Message
 from swerl.core.errors import ImageError, InputError
 from swerl.harnesses import mini_swe_agent
+from swerl.harnesses._cli import call
 from swerl.harnesses.mini_swe_agent import MiniSweAgent, Options
 
 from .helpers import TASK, WORKDIR, Worked, built, work
 
 pytestmark = pytest.mark.agents
 
-SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+SUBMIT = mini_swe_agent._SUBMIT
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +28,7 @@ def harness() -> MiniSweAgent:
 
 def say(*commands: str) -> list[Message]:
     """Return replies with one command each."""
-    return [
-        Message(Role.ASSISTANT, tool_calls=(ToolCall("", "bash", {"command": command}),))
-        for command in commands
-    ]
+    return [call("bash", command=command) for command in commands]
 
 
 async def told(harness: MiniSweAgent, *commands: str) -> Worked:

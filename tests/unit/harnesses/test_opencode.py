@@ -35,9 +35,11 @@ async def test_limits_are_told_from_breakdowns(event: dict[str, Any], limit: boo
     assert (await ended(OpenCode(Options(), ()), before, event)).limit == limit
 
 
-@pytest.mark.parametrize(("machine", "pinned"), [("x86_64", True), ("aarch64", False)])
+@pytest.mark.parametrize(
+    ("machine", "processor", "pinned"), [("x86_64", "x64", True), ("aarch64", "arm64", False)]
+)
 def test_the_machine_decides_the_package(
-    monkeypatch: pytest.MonkeyPatch, machine: str, pinned: bool
+    monkeypatch: pytest.MonkeyPatch, machine: str, processor: str, pinned: bool
 ) -> None:
     asked = []
 
@@ -46,6 +48,6 @@ def test_the_machine_decides_the_package(
         return Path("/cache")
 
     monkeypatch.setattr(opencode._bundles, "fetch", fetch)
-    monkeypatch.setattr(opencode.platform, "machine", lambda: machine)
+    monkeypatch.setattr(opencode._bundles.platform, "machine", lambda: machine)
     opencode.fetch(opencode.DEFAULT_VERSION)
-    assert asked == [(opencode._PACKAGES[machine], opencode.DEFAULT_VERSION, pinned)]
+    assert asked == [(opencode._PACKAGES[processor], opencode.DEFAULT_VERSION, pinned)]

@@ -12,7 +12,7 @@ import pytest
 
 from swerl.core import experts, plugins
 from swerl.core.changes import FileEdit, edits
-from swerl.core.chat import Finish, Message, Role, ToolCall
+from swerl.core.chat import Finish, Message
 from swerl.core.contracts import Endpoint, Engine, Exit, Sandbox, SandboxBackend
 from swerl.core.episode import Episode, Status
 from swerl.core.errors import EngineLostError, PluginError, RunError, SandboxError
@@ -26,6 +26,7 @@ from swerl.core.task import Task
 from swerl.core.turn import Completion, RoutedExperts, Sampling
 from swerl.gateway.server import Gateway
 from swerl.harnesses import builtin
+from swerl.harnesses._cli import call as say
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode, group, record, step
 from swerl.rollout.parts import Parts
@@ -93,11 +94,6 @@ class BrokenBackend:
 def gold(task: Task) -> Sequence[Message]:
     """The replies of the known solution."""
     return builtin.build(builtin.Options()).script(edits(task.gold_patch), task.workdir)
-
-
-def say(name: str, **arguments: str) -> Message:
-    """A reply that calls one tool."""
-    return Message(Role.ASSISTANT, tool_calls=(ToolCall("", name, arguments),))
 
 
 @asynccontextmanager

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from swerl.cli import _output
@@ -25,6 +23,7 @@ from swerl.core.task import Task, read_tasks, write_tasks
 from swerl.rollout.evaluation import swebench_report
 from swerl.runs.evaluation import read
 from swerl.tasks import twin
+from tests.unit.engines.test_openai import COMPLETION, answering
 from tests.unit.grading.agreement import packages
 
 
@@ -109,25 +108,17 @@ def test_a_killed_evaluation_resumes_from_its_finished_attempts(file: Path) -> N
 
 
 async def test_any_openai_compatible_model_is_evaluated_without_token_ids(file: Path) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        usage = {"prompt_tokens": 90, "completion_tokens": 5, "total_tokens": 95}
-        message = {"role": "assistant", "content": "I give up."}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response({"id": "1", "choices": [choice], "usage": usage})
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
-    async with TestServer(app) as server:
+    async with answering(200, COMPLETION) as url:
         command = [
             *(sys.executable, "-m", "swerl", "eval", str(file), "--json", "--model", "m"),
-            *("--engine", f"openai={server.make_url('/v1')}", "--runs", str(file.parent / "runs")),
+            *("--engine", f"openai={url}", "--runs", str(file.parent / "runs")),
         ]
         pipe = asyncio.subprocess.PIPE
         running = await asyncio.create_subprocess_exec(*command, stdout=pipe)
         out, _ = await running.communicate()
     [report] = json.loads(out)
     assert report["missing"] == ["token ids", "log-probabilities", "weight versions"]
-    assert (report["prompt_tokens"], report["sampled_tokens"]) == (3 * 90, 3 * 5)
+    assert (report["prompt_tokens"], report["sampled_tokens"]) == (3 * 7, 3 * 5)
     assert report["model"] == "m"
 
 

@@ -148,6 +148,13 @@ def _links(page: str) -> _Links:
     return parser
 
 
+@pytest.fixture
+def shown(client: TestClient, tmp_path: Path) -> TestClient:
+    """The pages of one run."""
+    make_run(tmp_path)
+    return client
+
+
 async def _crawl(client: TestClient, start: str = f"/{TOKEN}/index.html") -> dict[str, str]:
     """Return address -> text of every page that links lead to; each must exist."""
     todo, pages = [start], {}
@@ -164,43 +171,31 @@ async def _crawl(client: TestClient, start: str = f"/{TOKEN}/index.html") -> dic
     return pages
 
 
-async def test_every_link_leads_to_a_page_without_script_or_inline_style(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
-    pages = await _crawl(client)
+async def test_every_link_leads_to_a_page_without_script_or_inline_style(shown: TestClient) -> None:
+    pages = await _crawl(shown)
     assert sum("/t2.html" in address for address in pages) == 4
     for address, page in pages.items():
         if address.endswith(".html"):
             assert not _links(page).inline and "script" not in _links(page).tags, address
 
 
-async def test_a_run_of_several_agents_shows_their_solve_rates(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
-    page = await (await client.get(f"/{TOKEN}/r/a%20run/index.html")).text()
+async def test_a_run_of_several_agents_shows_their_solve_rates(shown: TestClient) -> None:
+    page = await (await shown.get(f"/{TOKEN}/r/a%20run/index.html")).text()
     matrix = page[page.index('id="agents"') :]
     row = re.search(r'<th scope="row">unseen-agent</th><td class="num">([^<]*)</td>', matrix)
     assert row and row[1] == "0.25 → 0.75"
 
 
-async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
-    pages = await _crawl(client)
+async def test_a_step_shows_verdict_advantage_and_tokens_without_colour(shown: TestClient) -> None:
+    pages = await _crawl(shown)
     step = next(page for address, page in pages.items() if address.endswith("/s/00001.html"))
     assert "attempt 1: solved" in step and "✓" in step and "✗" in step
     assert "trained in step 1" in step
 
 
-async def test_an_episode_shows_conversation_patch_tests_and_losses(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
+async def test_an_episode_shows_conversation_patch_tests_and_losses(shown: TestClient) -> None:
     address = f"/{TOKEN}/r/a run/e/00001/some_task.1/index.html"
-    page = await (await client.get(address)).text()
+    page = await (await shown.get(address)).text()
     for text in ("Fix it.", "Hmm.", "I look.", "restored before grading", "3 sampled tokens"):
         assert text in page
     assert "sampled, not trained</dt><dd>none" in page
@@ -248,11 +243,8 @@ async def test_a_run_shows_its_recipe_and_the_logs_with_errors_first(
     assert "ValueError: &lt;b&gt;" in page and "x" * 5000 not in page
 
 
-async def test_tokens_have_exact_ids_and_log_probabilities(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
-    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t2.html")).text()
+async def test_tokens_have_exact_ids_and_log_probabilities(shown: TestClient) -> None:
+    page = await (await shown.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t2.html")).text()
     episode = _episode("00000", "some/task", 0)
     turn = episode.trajectory.turns[1]
     shown = re.search(r'id="ids">([\d ]+)<', page)
@@ -262,15 +254,12 @@ async def test_tokens_have_exact_ids_and_log_probabilities(
     assert "tok p0 far" not in page and "mask 1" in page
 
 
-async def test_a_token_on_which_engine_and_trainer_differ_is_framed(
-    client: TestClient, tmp_path: Path
-) -> None:
-    make_run(tmp_path)
-    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html")).text()
+async def test_a_token_on_which_engine_and_trainer_differ_is_framed(shown: TestClient) -> None:
+    page = await (await shown.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t1.html")).text()
     assert page.count("tok p4 far") == 2  # the token, and the legend
     assert "difference -1.00000" in page
     # A Turn that two rows share is trained in the first alone, and the third in the second row.
-    page = await (await client.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t3.html")).text()
+    page = await (await shown.get(f"/{TOKEN}/r/a run/e/00000/some_task.0/t3.html")).text()
     assert page.count("tok p4 far") == 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from swerl.engines.families import _tokenizer
 from swerl.engines.families._tokenizer import SplitTokenizer
 from swerl.engines.families.tiny import byte_tokenizer
 
@@ -33,11 +32,3 @@ def test_a_long_text_is_encoded_once_and_nobody_can_change_its_ids(encoded: list
     assert tokenizer.encode([LONG]) == kept
     assert encoded == [LONG]
     assert "".join(tokenizer.pieces(kept)) == LONG
-
-
-def test_the_texts_used_last_are_kept(encoded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tokenizer, "_NUM_KEPT", 2)
-    tokenizer = SplitTokenizer(byte_tokenizer().to_str())
-    for name in "abacabb":
-        tokenizer.encode([name + LONG])
-    assert "".join(text[0] for text in encoded) == "abcb"

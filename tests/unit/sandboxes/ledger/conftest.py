@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from swerl.core.contracts import SandboxBackend
-from swerl.core.liveness import ProcessIdentity, this_process
+from swerl.core.liveness import ProcessIdentity
 from swerl.core.sandbox import new_name
 from swerl.sandboxes.ledger import Entry, Ledger, default_ledger, tracked, without_secrets
+from tests.unit.core.test_liveness import dead as dead
 
 _PLUGIN = Path(__file__).parent / "plugin"
 
@@ -79,14 +78,6 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) ->
     folder = tmp_path / "machines"
     folder.mkdir()
     return Machines(folder)
-
-
-@pytest.fixture(scope="session")
-def dead() -> ProcessIdentity:
-    """A process that has ended."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
-    return replace(this_process(), pid=process.pid)
 
 
 @pytest.fixture
