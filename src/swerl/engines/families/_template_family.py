@@ -90,11 +90,16 @@ class TemplateFamily:
         self._tokenizer = tokenizer
         self._template = template
         self._reader = reader
-        self._stops = tuple(map(Special, stops))
-        self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
         self._opening = self._after(Message(Role.USER, _MARKER), (), opening=True)
         self._turn_end = template.turn_end()
-        ends = [piece in self._stops for piece in template.split(self._turn_end)]
+        pieces = template.split(self._turn_end)
+        self._stops = tuple(map(Special, stops))
+        # The files of a base model, and of one tuned from it, may name only the end of a text.
+        if not any(piece in self._stops for piece in pieces):
+            specials = [piece for piece in pieces if isinstance(piece, Special)]
+            self._stops = (*specials[:1], *self._stops)
+        self.stop_ids: tuple[int, ...] = tuple(tokenizer.id(stop) for stop in self._stops)
+        ends = [piece in self._stops for piece in pieces]
         self._num_before_stop = ends.index(True) if True in ends else 0
         self._counts_calls = self._tail([_LOOK], [_FOUND]) != self._tail(
             [_LOOK], [_FOUND], num_earlier=1
@@ -152,7 +157,8 @@ class TemplateFamily:
         if THINK_END in self._opening:  # the prompt has ended the thinking already
             message = replace(message, thinking="")
         whole = self._after(Message(Role.USER, _MARKER), [message], opening=False)
-        body = _until_stop(_beyond(self._opening, whole), self._stops)
+        turn = _beyond(self._opening, whole)
+        body = takewhile(lambda p: not isinstance(p, Special) or p not in self._stops, turn)
         stop = self._turn_stop(calls=bool(message.tool_calls)) or self._stops[0]
         return self._tokenizer.encode([*body, stop])
 
@@ -234,13 +240,7 @@ def find_form(template: ChatTemplate) -> CallForm:
 
 def read_stops(model: Path, tokenizer: SplitTokenizer, names: Mapping[str, str]) -> list[str]:
     """Return the names of the tokens that end a turn: the tokenizer's own, then the model's."""
-    path = model / "generation_config.json"
-    try:
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") or []
-    except FileNotFoundError:
-        ids = []
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"cannot read {path}: {error}", hint="download the model again") from error
+    ids = _read_json(model / "generation_config.json").get("eos_token_id") or []
     listed = [tokenizer.name(token) for token in (ids if isinstance(ids, list) else [ids])]
     stops = [name for name in dict.fromkeys([names.get("eos_token"), *listed]) if name]
     if not stops:
@@ -260,13 +260,6 @@ def _beyond(opening: Sequence[str], whole: Sequence[str]) -> list[str]:
     pairs = zip(begun, whole[place], strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return [whole[place][shared:], *whole[place + 1 :]]
-
-
-def _until_stop(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    for piece in pieces:
-        if isinstance(piece, Special) and piece in stops:
-            return
-        yield piece
 
 
 _PRIVATE = range(0xF5000, 0xF5100)

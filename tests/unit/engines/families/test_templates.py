@@ -124,6 +124,16 @@ def read_message(item: dict[str, Any]) -> Message:
     return Message(Role(item["role"]), item["content"], thinking, calls, call_id)
 
 
+def test_a_turn_ends_where_the_template_ends_it_if_the_files_name_only_the_end_of_a_text(
+    tokenizers: Path, tmp_path: Path
+) -> None:
+    write_model(tmp_path, tokenizers, "qwen3", ("<|endoftext|>",))
+    family = plugins.load("families", "qwen3").build(tmp_path)
+    ids = family.encode_reply(REPLIES[0])
+    assert family.text(family.stop_ids) == "<|im_end|><|endoftext|>"
+    assert family.text(ids).endswith("Done.<|im_end|>")
+
+
 @pytest.mark.parametrize("template", FAMILIES)
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_reply_is_read_back_as_it_was_written(
