@@ -23,6 +23,8 @@ _UNAVAILABLE = frozenset({429, 502, 503, 504})
 _REFUSED = frozenset({401, 403})
 _ABSENT = frozenset({404})
 _PROBE = {"role": "user", "content": "Hi"}
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the reply's limit; OpenAI's newer models refuse the first, other servers the second."""
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 """Usual names of environment variables; any other text may be the key itself."""
 
@@ -70,6 +72,7 @@ class OpenAIEngine:
         self._base_url = options.base_url.rstrip("/")
         self._url = self._base_url + "/chat/completions"
         self._model = options.model
+        self._limit = _LIMITS[0]
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
 
@@ -110,7 +113,8 @@ class OpenAIEngine:
 
         Raises EngineLostError if no server answers, EngineError on a refusal or a broken answer.
         """
-        body = orjson.dumps(_request(request, self._model))
+        fields = self._request(request)
+        body = orjson.dumps(fields)
         headers = {"Content-Type": "application/json"}
         try:
             async with self._http.post(self._url, data=body, headers=headers) as response:
@@ -119,6 +123,9 @@ class OpenAIEngine:
             raise _lost(self._url, error) from error
         if response.status != 200:
             message = _refusal(self._url, response.status, answer)
+            if response.status == 400 and _LIMITS[0] in fields and _LIMITS[1].encode() in answer:
+                self._limit = _LIMITS[1]
+                return await self.chat(request, session)
             if response.status in _UNAVAILABLE:
                 hint = "the server is overloaded or starting; try again"
                 raise EngineLostError(message, hint=hint)
@@ -128,6 +135,26 @@ class OpenAIEngine:
 
     async def close(self) -> None:
         await self._http.close()
+
+    def _request(self, request: ChatRequest) -> dict[str, Json]:
+        body: dict[str, Json] = {
+            "model": self._model,
+            "messages": [_message(message) for message in request.messages],
+            self._limit: request.max_tokens,
+        }
+        if request.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": dict(tool.parameters),
+                    },
+                }
+                for tool in request.tools
+            ]
+        return body
 
 
 def _refusal(url: str, status: int, answer: bytes) -> str:
@@ -147,44 +174,24 @@ def _lost(url: str, error: Exception) -> EngineLostError:
     return EngineLostError(f"no answer from {url}: {error}", hint=hint)
 
 
-def _request(request: ChatRequest, model: str) -> dict[str, Json]:
-    body: dict[str, Json] = {
-        "model": model,
-        "messages": [_message(message) for message in request.messages],
-        "max_tokens": request.max_tokens,
-    }
-    if request.tools:
-        body["tools"] = [
+def _message(message: Message) -> dict[str, Json]:
+    written: dict[str, Json] = {"role": message.role.value, "content": message.text}
+    if message.role is Role.TOOL:
+        written["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        written["content"] = message.text or None
+        written["tool_calls"] = [
             {
+                "id": call.id,
                 "type": "function",
                 "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": dict(tool.parameters),
+                    "name": call.name,
+                    "arguments": orjson.dumps(dict(call.arguments)).decode(),
                 },
             }
-            for tool in request.tools
+            for call in message.tool_calls
         ]
-    return body
-
-
-def _message(message: Message) -> Json:
-    if message.role is Role.TOOL:
-        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
-    if not message.tool_calls:
-        return {"role": message.role.value, "content": message.text}
-    calls: list[Json] = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {
-                "name": call.name,
-                "arguments": orjson.dumps(dict(call.arguments)).decode(),
-            },
-        }
-        for call in message.tool_calls
-    ]
-    return {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+    return written
 
 
 def _reply(answer: bytes, url: str) -> ChatReply:

@@ -141,6 +141,17 @@ async def test_a_strange_answer_is_one_clear_error(
     assert caught.value.hint
 
 
+async def test_the_name_of_the_limit_is_the_one_that_the_server_takes() -> None:
+    def refuse(body: Any) -> str:
+        taken = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+        return taken if "max_tokens" in body else ""
+
+    async with answering(200, COMPLETION, refuse) as url, opened(url) as engine:
+        for _ in range(2):
+            reply = await engine.chat(ChatRequest((ASK,), max_tokens=9), "s")
+            assert reply.message.text == "I would rather not."
+
+
 @pytest.mark.parametrize(("status", "hint"), [(401, "engine.api_key"), (404, "/v1")])
 async def test_a_server_that_refuses_key_or_model_is_an_error_before_anything_starts(
     status: int, hint: str
