@@ -25,6 +25,8 @@ _ABSENT = frozenset({404})
 _PROBE = {"role": "user", "content": "Hi"}
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the reply's limit; OpenAI's newer models refuse the first, other servers the second."""
+_THINKING = ("reasoning_content", "reasoning")
+"""Names of a reply's thinking."""
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 """Usual names of environment variables; any other text may be the key itself."""
 
@@ -73,6 +75,8 @@ class OpenAIEngine:
         self._url = self._base_url + "/chat/completions"
         self._model = options.model
         self._limit = _LIMITS[0]
+        self._thinking = ""
+        """The server's name of thinking, which some require in the history; empty until known."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._http = aiohttp.ClientSession(headers=headers, timeout=timeout)
 
@@ -131,7 +135,9 @@ class OpenAIEngine:
                 raise EngineLostError(message, hint=hint)
             self._refuse(self._url, response.status, answer, statuses=_REFUSED | _ABSENT)
             raise EngineError(message, hint="check engine.base_url and engine.model")
-        return _reply(answer, self._url)
+        reply, name = _reply(answer, self._url)
+        self._thinking = name or self._thinking
+        return reply
 
     async def close(self) -> None:
         await self._http.close()
@@ -139,7 +145,7 @@ class OpenAIEngine:
     def _request(self, request: ChatRequest) -> dict[str, Json]:
         body: dict[str, Json] = {
             "model": self._model,
-            "messages": [_message(message) for message in request.messages],
+            "messages": [_message(message, self._thinking) for message in request.messages],
             self._limit: request.max_tokens,
         }
         if request.tools:
@@ -174,10 +180,13 @@ def _lost(url: str, error: Exception) -> EngineLostError:
     return EngineLostError(f"no answer from {url}: {error}", hint=hint)
 
 
-def _message(message: Message) -> dict[str, Json]:
+def _message(message: Message, thinking: str) -> dict[str, Json]:
+    """Return a message as the server reads it; `thinking` is its name of that, if known."""
     written: dict[str, Json] = {"role": message.role.value, "content": message.text}
     if message.role is Role.TOOL:
         written["tool_call_id"] = message.tool_call_id
+    if message.role is Role.ASSISTANT and thinking:
+        written[thinking] = message.thinking
     if message.tool_calls:
         written["content"] = message.text or None
         written["tool_calls"] = [
@@ -194,7 +203,8 @@ def _message(message: Message) -> dict[str, Json]:
     return written
 
 
-def _reply(answer: bytes, url: str) -> ChatReply:
+def _reply(answer: bytes, url: str) -> tuple[ChatReply, str]:
+    """Read a reply; return it with the server's name of thinking, empty without any."""
     body: Any = None
     with contextlib.suppress(orjson.JSONDecodeError):
         body = orjson.loads(answer)
@@ -207,15 +217,16 @@ def _reply(answer: bytes, url: str) -> ChatReply:
         choice = body["choices"][0]
         message = choice["message"]
         calls = [_call(call) for call in message.get("tool_calls") or ()]
+        name = next((name for name in _THINKING if message.get(name)), "")
         usage = body.get("usage") or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         output_details = usage.get("completion_tokens_details") or {}
-        return ChatReply(
+        reply = ChatReply(
             id=str(body.get("id", "")),
             message=Message(
                 Role.ASSISTANT,
                 message.get("content") or "",
-                message.get("reasoning_content") or "",
+                message[name] if name else "",
                 tuple(call for call in calls if call is not None),
             ),
             finish=_FINISHES.get(choice.get("finish_reason"), Finish.STOP),
@@ -232,6 +243,7 @@ def _reply(answer: bytes, url: str) -> ChatReply:
             f"{url} sent no chat completion: {error!r}",
             hint="engine.base_url must be OpenAI-compatible",
         ) from error
+    return reply, name
 
 
 def _call(call: dict[str, Any]) -> ToolCall | None:

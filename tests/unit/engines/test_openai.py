@@ -152,6 +152,21 @@ async def test_the_name_of_the_limit_is_the_one_that_the_server_takes() -> None:
             assert reply.message.text == "I would rather not."
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_thinking_goes_back_under_the_name_that_the_server_gave_it(name: str) -> None:
+    def refuse(body: Any) -> str:
+        said = [message for message in body["messages"] if message["role"] == "assistant"]
+        wrong = [message for message in said if message.get(name) not in ("Hm.", "")]
+        return f"Missing `{name}` field in the assistant message" if wrong else ""
+
+    text = completion({"content": None, name: "Hm."})
+    async with answering(200, text, refuse) as url, opened(url) as engine:
+        reply = await engine.chat(ChatRequest((ASK,)), "s")
+        assert reply.message.thinking == "Hm."
+        past = (ASK, reply.message, ASK, Message(Role.ASSISTANT, "No thought."))
+        await engine.chat(ChatRequest((*past, ASK)), "s")
+
+
 @pytest.mark.parametrize(("status", "hint"), [(401, "engine.api_key"), (404, "/v1")])
 async def test_a_server_that_refuses_key_or_model_is_an_error_before_anything_starts(
     status: int, hint: str
