@@ -19,7 +19,7 @@ from swerl.core.errors import EngineError, EngineLostError, InputError
 from swerl.core.secrets import secret
 
 _FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
-_UNAVAILABLE = frozenset({429, 502, 503, 504})
+_UNAVAILABLE = frozenset({408, 429, *range(500, 600)})
 _REFUSED = frozenset({401, 403})
 _ABSENT = frozenset({404})
 _PROBE = {"role": "user", "content": "Hi"}
@@ -218,6 +218,7 @@ def _reply(answer: bytes, url: str) -> tuple[ChatReply, str]:
         message = choice["message"]
         calls = [_call(call) for call in message.get("tool_calls") or ()]
         name = next((name for name in _THINKING if message.get(name)), "")
+        content = message.get("content") or ""
         usage = body.get("usage") or {}
         prompt_details = usage.get("prompt_tokens_details") or {}
         output_details = usage.get("completion_tokens_details") or {}
@@ -225,8 +226,8 @@ def _reply(answer: bytes, url: str) -> tuple[ChatReply, str]:
             id=str(body.get("id", "")),
             message=Message(
                 Role.ASSISTANT,
-                message.get("content") or "",
-                message[name] if name else "",
+                _text(content, "text"),
+                message[name] if name else _text(content, "thinking"),
                 tuple(call for call in calls if call is not None),
             ),
             finish=_FINISHES.get(choice.get("finish_reason"), Finish.STOP),
@@ -240,17 +241,26 @@ def _reply(answer: bytes, url: str) -> tuple[ChatReply, str]:
         )
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise EngineError(
-            f"{url} sent no chat completion: {error!r}",
+            f"{url} sent no chat completion: {answer[:200].decode(errors='replace')}",
             hint="engine.base_url must be OpenAI-compatible",
         ) from error
     return reply, name
 
 
+def _text(content: Any, kind: str) -> str:
+    """Return the text of one kind in a content, which Mistral's servers divide into parts."""
+    if isinstance(content, str):
+        return content if kind == "text" else ""
+    parts = [part[kind] for part in content if part["type"] == kind]
+    return "".join(part if isinstance(part, str) else _text(part, "text") for part in parts)
+
+
 def _call(call: dict[str, Any]) -> ToolCall | None:
     """Read a call; None if its arguments are not a JSON object."""
-    function, arguments = call["function"], None
-    with contextlib.suppress(orjson.JSONDecodeError):
-        arguments = orjson.loads(function.get("arguments") or "{}")
+    function = call["function"]
+    arguments = function.get("arguments") or "{}"
+    with contextlib.suppress(orjson.JSONDecodeError):  # some servers send the object itself
+        arguments = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(str(call["id"]), str(function["name"]), arguments)
+    return ToolCall(str(call.get("id", "")), str(function["name"]), arguments)

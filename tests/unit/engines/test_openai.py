@@ -124,6 +124,8 @@ async def test_an_absent_server_is_an_error_before_anything_starts(url: str) -> 
     [
         (503, "busy", EngineLostError),
         (429, "slow down", EngineLostError),
+        (500, "a worker died", EngineLostError),
+        (529, "overloaded", EngineLostError),
         (401, '{"error": "key"}', EngineError),
         (200, "<html>", EngineError),
         (200, "[]", EngineError),
@@ -165,6 +167,19 @@ async def test_thinking_goes_back_under_the_name_that_the_server_gave_it(name: s
         assert reply.message.thinking == "Hm."
         past = (ASK, reply.message, ASK, Message(Role.ASSISTANT, "No thought."))
         await engine.chat(ChatRequest((*past, ASK)), "s")
+
+
+async def test_a_reply_in_parts_and_calls_of_a_lenient_server_are_read() -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "text", "text": "I look."},
+    ]
+    function = {"name": "bash", "arguments": {"cmd": "ls"}}
+    message = {"content": parts, "tool_calls": [{"type": "function", "function": function}]}
+    async with answering(200, completion(message)) as url, opened(url) as engine:
+        said = (await engine.chat(ChatRequest((ASK,), TOOLS), "s")).message
+    assert (said.text, said.thinking) == ("I look.", "Hm.")
+    assert said.tool_calls == (ToolCall("", "bash", {"cmd": "ls"}),)
 
 
 @pytest.mark.parametrize(("status", "hint"), [(401, "engine.api_key"), (404, "/v1")])
