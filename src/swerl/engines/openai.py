@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from swerl.core.chat import ChatReply, ChatRequest, Finish, Json, Message, Role, ToolCall, Usage
 from swerl.core.contracts import EngineSetup
-from swerl.core.errors import EngineError, EngineLostError, InputError
+from swerl.core.errors import EngineError, EngineLostError, GatewayError, InputError, Refusal
 from swerl.core.secrets import secret
 
 _FINISHES: Mapping[str, Finish] = {"tool_calls": Finish.TOOL_CALLS, "length": Finish.LENGTH}
@@ -27,6 +27,10 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the reply's limit; OpenAI's newer models refuse the first, other servers the second."""
 _THINKING = ("reasoning_content", "reasoning")
 """Names of a reply's thinking."""
+_TOO_LONG = re.compile(
+    r"(?i)context.(length|window|size)|model length|prompt is too long|token limit|tokens allowed"
+)
+"""Words of the servers about a prompt for which their context has no room."""
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 """Usual names of environment variables; any other text may be the key itself."""
 
@@ -115,7 +119,8 @@ class OpenAIEngine:
     async def chat(self, request: ChatRequest, session: str) -> ChatReply:
         """Return the next assistant message.
 
-        Raises EngineLostError if no server answers, EngineError on a refusal or a broken answer.
+        Raises EngineLostError if no server answers, EngineError on a refusal or a broken answer,
+        and GatewayError if the server's context has no room for the request.
         """
         fields = self._request(request)
         body = orjson.dumps(fields)
@@ -127,6 +132,8 @@ class OpenAIEngine:
             raise _lost(self._url, error) from error
         if response.status != 200:
             message = _refusal(self._url, response.status, answer)
+            if response.status in (400, 413) and _TOO_LONG.search(answer.decode(errors="replace")):
+                raise GatewayError(f"prompt is too long: {message}", refusal=Refusal.CONTEXT)
             if response.status == 400 and _LIMITS[0] in fields and _LIMITS[1].encode() in answer:
                 self._limit = _LIMITS[1]
                 return await self.chat(request, session)

@@ -234,6 +234,11 @@ class Conversation:
         except EngineError as error:
             self.failure = error
             raise
+        except GatewayError as error:  # of a chat engine, whose server has a context of its own
+            self.failure = None
+            if error.refusal is Refusal.CONTEXT:
+                self.admission.reached = "max_context_tokens"
+            raise
         except Exception as error:  # the edge at which an engine's own errors become ours
             message = f"the engine's client broke: {type(error).__name__}: {error}"
             self.failure = EngineError(message, hint="this is a bug of the engine's module")

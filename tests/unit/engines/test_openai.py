@@ -21,6 +21,7 @@ from swerl.engines.families import tiny
 from swerl.engines.openai import OpenAIEngine, Options
 from swerl.gateway.limits import SessionLimits
 from swerl.gateway.server import Gateway
+from tests.unit.gateway.test_server import body, post
 
 FAMILY = tiny.build(None)
 SAID = Message(Role.ASSISTANT, "I look.", "Hm.", (ToolCall("", "bash", {"cmd": "ls"}),))
@@ -180,6 +181,29 @@ async def test_a_reply_in_parts_and_calls_of_a_lenient_server_are_read() -> None
         said = (await engine.chat(ChatRequest((ASK,), TOOLS), "s")).message
     assert (said.text, said.thinking) == ("I look.", "Hm.")
     assert said.tool_calls == (ToolCall("", "bash", {"cmd": "ls"}),)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        '{"error": {"message": "too long", "code": "context_length_exceeded"}}',
+        "'max_completion_tokens' is too large: 9. This model's maximum context length is 8 tokens",
+        "The decoder prompt (length 9) is longer than the maximum model length of 8",
+        "the request exceeds the available context size",
+        "Your request exceeded model token limit: 8",
+    ],
+)
+async def test_a_prompt_over_the_servers_context_is_a_limit_and_no_failure(refusal: str) -> None:
+    async with (
+        answering(200, COMPLETION, lambda body: refusal) as url,
+        opened(url) as engine,
+        Gateway(engine=engine, family=FAMILY) as gateway,
+    ):
+        session = gateway.open("s", sampling=Sampling(500), limits=SessionLimits())
+        status, answer = await post(session, json=body())
+    assert (status, session.limit) == (400, "max_context_tokens")
+    assert "prompt is too long" in answer["error"]["message"]
+    assert session.failure is None
 
 
 @pytest.mark.parametrize(("status", "hint"), [(401, "engine.api_key"), (404, "/v1")])
