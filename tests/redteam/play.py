@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from swerl.checks.vet import Runs
 from swerl.core import plugins
-from swerl.core.chat import Message, Role, ToolCall
 from swerl.core.contracts import Sandbox, SandboxBackend
 from swerl.core.episode import Episode
 from swerl.core.errors import SwerlError
@@ -20,6 +19,7 @@ from swerl.gateway.server import Gateway
 from swerl.grading.audit import Audit
 from swerl.grading.log_parsers import find_parser
 from swerl.harnesses import builtin
+from swerl.harnesses._cli import call
 from swerl.recipe.schema import BudgetsSection, RolloutSection
 from swerl.rollout import episode
 from swerl.rollout.parts import Parts
@@ -94,9 +94,8 @@ async def _protection(task: Task, runs: Runs) -> Protection:
 
 
 async def _episode(policy: Policy, task: Task, backend: SandboxBackend) -> Episode:
-    calls = [ToolCall("", "bash", {"command": command}) for command in policy.commands]
-    calls.append(ToolCall("", "submit", {}))
-    replies = [Message(Role.ASSISTANT, tool_calls=(call,)) for call in calls]
+    calls = [call("bash", command=command) for command in policy.commands]
+    replies = [*calls, call("submit")]
     family = plugins.family("tiny", None)
     async with AsyncExitStack() as stack:
         engine = ScriptedEngine(family, lambda _: replies)

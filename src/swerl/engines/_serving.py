@@ -27,10 +27,6 @@ CONTAINER_PYTHON = Path("/opt/sglang/bin/python")
 """The interpreter that the Containerfile gives to SGLang."""
 
 
-def _interpreter() -> Path:
-    return CONTAINER_PYTHON if CONTAINER_PYTHON.is_file() else Path(sys.executable)
-
-
 class HttpOptions(BaseModel):
     """Settings of an engine whose servers run already, or are launched."""
 
@@ -39,7 +35,9 @@ class HttpOptions(BaseModel):
     url: str | tuple[str, ...] | None = None
     """Base URL of a running server, of a router of SGLang, or of several servers; None launches
     one."""
-    python: Path = Field(default_factory=_interpreter)
+    python: Path = Field(
+        default_factory=lambda: next(filter(Path.is_file, [CONTAINER_PYTHON]), Path(sys.executable))
+    )
     """Interpreter that has the engine, often one of an environment of its own. Without a value: the
     container's, where it exists, else the one that runs swerl."""
     servers: int = Field(default=1, ge=1)

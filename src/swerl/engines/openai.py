@@ -26,7 +26,6 @@ _PROBE = {"role": "user", "content": "Hi"}
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the reply's limit; OpenAI's newer models refuse the first, other servers the second."""
 _THINKING = ("reasoning_content", "reasoning")
-"""Names of a reply's thinking."""
 _TOO_LONG = re.compile(
     r"(?i)context.(length|window|size)|model length|prompt is too long|token limit|tokens allowed"
 )

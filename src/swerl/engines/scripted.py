@@ -64,16 +64,12 @@ class _Answers:
         prompt = hash(ids)
         number = self.prompts.get(prompt)
         if number is None:
-            number = self.prompts[prompt] = self._after_start(ids)
+            starts = sorted(self.starts.items(), reverse=True)
+            numbers = (n + 1 for (length, start), n in starts if hash(ids[:length]) == start)
+            number = self.prompts[prompt] = next(numbers, 0)
             length = int(len(ids) * repeated)
             self.starts[length, hash(ids[:length])] = number
         return number
-
-    def _after_start(self, ids: tuple[int, ...]) -> int:
-        for (length, start), number in sorted(self.starts.items(), reverse=True):
-            if length <= len(ids) and hash(ids[:length]) == start:
-                return number + 1
-        return 0
 
 
 class ScriptedEngine:

@@ -10,6 +10,8 @@ import pytest
 
 from swerl.core.chat import Message, Role, ToolCall
 
+from .brains import call as _call
+
 
 @dataclass(frozen=True, slots=True)
 class Agent:
@@ -43,10 +45,6 @@ class Agent:
         if at_night and "version" in self.options:
             marks.append(pytest.mark.nightly)
         return pytest.param(self, id=" ".join(words), marks=marks)
-
-
-def _call(name: str, **arguments: Any) -> ToolCall:
-    return ToolCall("", name, arguments)
 
 
 AGENTS = (

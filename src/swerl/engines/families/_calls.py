@@ -63,26 +63,32 @@ class _Markup:
 
     head: re.Pattern[str]
     key: re.Pattern[str]
+    opened: str
     value_end: str
     end: re.Pattern[str]
     bare: re.Pattern[str]
     """The beginning of a call without its opening tag."""
     bare_end: re.Pattern[str]
+    line_end: str = ""
+    """Put between a value and its end."""
 
 
 _MARKUPS = {
     CallForm.XML: _Markup(
         head=re.compile(r"\s*<function=([^>\n]+)>\n"),
-        key=re.compile(r"<parameter=([^>\n]+)>\n"),
-        value_end="\n</parameter>\n",
-        end=re.compile(r"</function>\s*</tool_call>"),
+        key=re.compile(r"\s*<parameter=([^>\n]+)>\n"),
+        opened="<parameter=",
+        value_end="</parameter>",
+        end=re.compile(r"\s*</function>\s*</tool_call>"),
         bare=re.compile(r"<function=[^>\n]+>\n(?=<parameter=|</function>)"),
-        bare_end=re.compile(r"</function>(?:\s*</tool_call>)?"),
+        bare_end=re.compile(r"\s*</function>(?:\s*</tool_call>)?"),
+        line_end="\n",
     ),
     CallForm.PAIRS: _Markup(
         # A word between two spaces is prose about both tags.
         head=re.compile(r"(?! \w+ </tool_call>)\s*([\w./:-]+)\s*(?=<arg_key>|</tool_call>)"),
         key=re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+        opened=_ARG_KEY,
         value_end="</arg_value>",
         end=re.compile(r"\s*</tool_call>"),
         bare=re.compile(_ARG_KEY),
@@ -331,21 +337,22 @@ class _Reader:
             key = markup.key.match(text, place, limit)
             if key is None:
                 return None, start
+            opened = text.find(markup.opened, key.end(), limit)
             stop = key.end() - 1
             while True:
                 stop = text.find(markup.value_end, stop + 1, limit)
                 if not 0 <= stop <= last:
                     return None, start
                 place = stop + len(markup.value_end)
-                # A name that is not declared, or comes twice, is part of the value.
+                # A name that comes twice is part of the value. So is one that is not declared, if
+                # the value holds the beginning of a key: it is a text about calls.
                 following = markup.key.match(text, place, limit)
                 known = following and following[1].strip()
                 is_new = known and known not in {*arguments, key[1].strip()}
-                if (is_new and (not declared or known in declared)) or ends.match(
-                    text, place, limit
-                ):
+                is_next = is_new and (not declared or known in declared or opened > stop)
+                if is_next or ends.match(text, place, limit):
                     break
-            arguments[key[1].strip()] = text[key.end() : stop]
+            arguments[key[1].strip()] = text[key.end() : stop].removesuffix(markup.line_end)
         return (name, arguments), end.end()
 
     def _is_attempt(self, start: int, end: int, limit: int) -> bool:

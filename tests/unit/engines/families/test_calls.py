@@ -54,7 +54,6 @@ def call(body: str) -> str:
 )
 def test_a_model_that_repeats_itself_is_read_in_linear_time(form: CallForm, text: str) -> None:
     found = read_calls(text, form)
-
     assert found.num_malformed + len(found.calls) == 1
 
 
@@ -106,9 +105,7 @@ def test_a_call_is_read_or_counted_and_prose_is_neither(
 ) -> None:
     if form is CallForm.PAIRS and text == READ["both tags left out"][0]:
         num_calls, num_malformed = 0, 1  # nothing shows where it ends
-
     found = read_calls(text.format(LS[form], LS[form]), form, BASH)
-
     assert found.calls == (("Bash", {"command": "ls"}),) * num_calls
     assert found.num_malformed == num_malformed
 
@@ -118,9 +115,9 @@ def test_a_call_is_read_or_counted_and_prose_is_neither(
     [
         'END = "</tool_call>"',
         "x\n</parameter>\ny",
-        "x\n</parameter>\n<parameter=bar>\ny",
+        "<parameter=foo>\nx\n</parameter>\n<parameter=bar>\ny",
         "</arg_value> y",
-        "</arg_value><arg_key>bar</arg_key><arg_value>y",
+        "<arg_key>foo</arg_key><arg_value></arg_value><arg_key>bar</arg_key><arg_value>y",
         'OPEN, END = "<tool_call>", "</tool_call>"',
         'END = "</tool_call>"; OPEN = "<tool_call>"',
     ],
@@ -128,10 +125,17 @@ def test_a_call_is_read_or_counted_and_prose_is_neither(
 @pytest.mark.parametrize("form", CallForm)
 def test_a_value_may_hold_the_tags_of_its_call(form: CallForm, value: str) -> None:
     body = LS[form].replace("ls", json.dumps(value)[1:-1] if form is CallForm.JSON else value)
-
     found = read_calls(f"<tool_call>\n{body}\n</tool_call>", form, BASH)
-
     assert (found.calls, found.num_malformed) == ((("Bash", {"command": value}),), 0)
+
+
+@pytest.mark.parametrize("end", ["\n</parameter>\n", "\n</parameter>\n\n  ", "</parameter>"])
+def test_a_parameter_that_no_tool_declares_is_no_part_of_the_value_before_it(end: str) -> None:
+    xml = f"<function=Bash>\n<parameter=command>\nls{end}<parameter=x>\n5{end}</function>"
+    glm = f"{LS[CallForm.PAIRS]}\n<arg_key>x</arg_key>\n<arg_value>5</arg_value>"
+    for form, text in ((CallForm.XML, xml), (CallForm.PAIRS, glm)):
+        found = read_calls(call(f"\n{text}\n"), form, BASH)
+        assert found.calls == (("Bash", {"command": "ls", "x": "5"}),)
 
 
 @pytest.mark.parametrize(
@@ -149,23 +153,17 @@ def test_a_value_may_hold_the_tags_of_its_call(form: CallForm, value: str) -> No
 )
 def test_a_call_that_no_client_could_be_sent_is_malformed(value: str) -> None:
     text = call(f'{{"name": "f", "arguments": {{"a": {value}}}}}')
-
     found = read_calls(text, CallForm.JSON)
-
     assert (found.text, found.calls, found.num_malformed) == (text, (), 1)
 
 
 def test_a_call_as_deep_as_a_client_can_be_sent_is_read() -> None:
     deep = "[" * 200 + "]" * 200
-
     found = read_calls(call(f'{{"name": "f", "arguments": {{"a": {deep}}}}}'), CallForm.JSON)
-
     assert orjson.dumps(found.calls[0][1]["a"]).decode() == deep
 
 
 def test_a_glm_key_without_a_value_takes_no_other_keys_value() -> None:
     text = call("f<arg_key>a</arg_key><arg_key>b</arg_key><arg_value>1</arg_value>")
-
     found = read_calls(text, CallForm.PAIRS)
-
     assert (found.calls, found.num_malformed) == ((), 1)
