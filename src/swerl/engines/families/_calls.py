@@ -311,7 +311,7 @@ class _Reader:
         if opened is None or value is None:
             return None, start
         end += opened.end() - 1
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+        name, arguments = value.get("name"), value.get("arguments", value.get("parameters")) or {}
         if not isinstance(name, str) or not isinstance(arguments, dict) or not is_sendable(value):
             return None, start
         closing = _JSON_END.match(self._text, end)
@@ -381,7 +381,7 @@ def _json_object(text: str) -> tuple[dict[str, Any] | None, int]:
     try:
         value, end = _JSON.raw_decode(text)
         if isinstance(value.get("arguments"), str):
-            value["arguments"] = _JSON.decode(value["arguments"])
+            value["arguments"] = _JSON.decode(value["arguments"] or "{}")
     except (ValueError, RecursionError):
         return None, 0
     return value, end

@@ -138,6 +138,12 @@ def test_a_parameter_that_no_tool_declares_is_no_part_of_the_value_before_it(end
         assert found.calls == (("Bash", {"command": "ls", "x": "5"}),)
 
 
+@pytest.mark.parametrize("nothing", ["null", '""', "[]"])
+def test_a_call_without_arguments_may_name_none(nothing: str) -> None:
+    found = read_calls(call(f'{{"name": "f", "arguments": {nothing}}}'), CallForm.JSON)
+    assert found.calls == (("f", {}),)
+
+
 @pytest.mark.parametrize(
     "value",
     [
