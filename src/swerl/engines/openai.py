@@ -154,7 +154,7 @@ class OpenAIEngine:
             "messages": [_message(message, self._thinking) for message in request.messages],
             self._limit: request.max_tokens,
         }
-        if request.tools:
+        if tools := (*request.tools, *request.late_tools):
             body["tools"] = [
                 {
                     "type": "function",
@@ -164,7 +164,7 @@ class OpenAIEngine:
                         "parameters": dict(tool.parameters),
                     },
                 }
-                for tool in request.tools
+                for tool in tools
             ]
         return body
 

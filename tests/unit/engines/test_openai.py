@@ -154,6 +154,15 @@ async def test_the_name_of_the_limit_is_the_one_that_the_server_takes() -> None:
             assert reply.message.text == "I would rather not."
 
 
+async def test_tools_that_came_late_are_offered_too() -> None:
+    def refuse(body: Any) -> str:
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        return "" if names == ["bash", "late"] else "a tool is missing"
+
+    async with answering(200, COMPLETION, refuse) as url, opened(url) as engine:
+        await engine.chat(ChatRequest((ASK,), TOOLS, late_tools=(Tool("late"),)), "s")
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 async def test_thinking_goes_back_under_the_name_that_the_server_gave_it(name: str) -> None:
     def refuse(body: Any) -> str:

@@ -62,7 +62,6 @@ def test_a_string_argument_is_parsed_as_its_declared_type(
         "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "integer"}]},
     }
     tool = Tool("t", parameters={"properties": {"x": schema}, "$defs": definitions})
-
     assert coerce({"x": text, "other": "1"}, tool) == {"x": value, "other": "1"}
 
 
@@ -70,5 +69,4 @@ def test_parameters_behind_a_reference_are_declared_too() -> None:
     arguments: Json = {"properties": {"x": {"type": "integer"}}}
     part: Json = {"properties": {"y": {"type": "boolean"}}}
     schema = {"allOf": [{"$ref": "#/definitions/A"}, part], "definitions": {"A": arguments}}
-
     assert coerce({"x": "1", "y": "true"}, Tool("t", parameters=schema)) == {"x": 1, "y": True}

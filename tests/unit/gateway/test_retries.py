@@ -50,11 +50,9 @@ async def test_a_retry_gets_the_pending_reply_of_the_request_that_left(
     first = asyncio.create_task(ask(conversation, requester))
     await engine.started.wait()
     await leave(first)
-
     again = asyncio.create_task(ask(conversation, requester))
     await asyncio.sleep(0)
     engine.gate.set()
-
     assert (await again).message.text == "Done."
     trajectory = await conversation.close()
     assert (len(engine.calls), len(trajectory.turns), trajectory.dropped) == (1, 1, {})
@@ -78,7 +76,6 @@ async def test_equal_requests_at_once_share_a_reply_only_if_one_is_surely_a_retr
     await asyncio.sleep(0.01)
     engine.gate.set()
     one, two = await asyncio.gather(*both)
-
     assert (one is two) is (num == 1)
     assert len(engine.calls) == num
     assert [turn.parent for turn in (await conversation.close()).turns] == [None] * num
@@ -89,7 +86,6 @@ async def test_a_delivered_reply_is_given_again_only_to_a_marked_retry(
 ) -> None:
     conversation = conversation_with(engine)
     first = await ask(conversation)
-
     assert await ask(conversation, AGAIN) is first
     assert await ask(conversation) is not first
     assert len((await conversation.close()).turns) == len(engine.calls) == 2
@@ -108,9 +104,7 @@ async def test_a_reply_without_a_retry_is_aborted_and_frees_its_slot(
     await asyncio.sleep(0.01)
     engine.abort_seen.clear()
     engine.gate.set()
-
     await ask(conversation)
-
     trajectory = await conversation.close()
     assert len(trajectory.turns) == 1
     assert trajectory.dropped == {"aborted": 2}
@@ -121,7 +115,6 @@ async def test_few_delivered_replies_are_kept(engine: RecordingEngine) -> None:
     first = await ask(conversation, text="0")
     for number in range(1, 80):
         last = await ask(conversation, text=str(number))
-
     assert len(conversation._duplicates.delivered) == len(conversation._duplicates.answers) == 32
     assert await ask(conversation, AGAIN, "79") is last
     assert await ask(conversation, AGAIN, "0") is not first
@@ -226,7 +219,6 @@ async def test_a_reply_whose_connection_broke_unread_is_given_again(
 
     with await _connect(session) as second:
         await asyncio.get_running_loop().sock_recv(second, 65536)
-
     assert len(engine.calls) == num_calls
     assert len((await session.close()).turns) == num_calls
 
