@@ -156,7 +156,7 @@ def _part(item: Json, where: str) -> str:
             return required(fields, "text", str, where)
         case "refusal":
             return required(fields, "refusal", str, where)
-        case ("image_url" | "input_audio" | "file") as kind:
+        case ("image_url" | "input_audio" | "video_url" | "file") as kind:
             return f"[{kind} left out: this model reads text only]"
         case kind:
             refuse(f"{where}.type", f"{kind!r} is not a known content part type")

@@ -61,7 +61,8 @@ def parse(*messages: Any, **more: Any) -> tuple[Message, ...]:
     return build().parse({"model": "m", "messages": list(messages), **more}).messages
 
 
-def test_every_role_and_content_form_is_read() -> None:
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
+def test_every_role_and_content_form_is_read(kind: str) -> None:
     called = {
         "role": "assistant",
         "content": None,
@@ -72,7 +73,7 @@ def test_every_role_and_content_form_is_read() -> None:
             {"id": "e", "type": "function", "function": {"name": "b", "arguments": ""}},
         ],
     }
-    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}]
+    parts = [{"type": "text", "text": "x"}, {"type": kind, kind: {"url": "u"}}]
 
     assert parse(
         {"role": "developer", "content": "Be brief."},
@@ -83,7 +84,7 @@ def test_every_role_and_content_form_is_read() -> None:
         {"role": "tool", "tool_call_id": "e", "content": ""},
     ) == (
         Message(Role.SYSTEM, "Be brief."),
-        Message(Role.USER, "x\n[image_url left out: this model reads text only]"),
+        Message(Role.USER, f"x\n[{kind} left out: this model reads text only]"),
         Message(
             Role.ASSISTANT,
             "",
