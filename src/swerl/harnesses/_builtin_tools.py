@@ -174,6 +174,7 @@ class Tools:
         text = await self._read(path)
         if text is None:
             return await self._list(path)
+        text, _ = _with_plain_ends(text)
         lines = text.removesuffix("\n").split("\n") if text else []
         first, last = _range(arguments.get("view_range"), len(lines))
         return "\n".join(f"{n:6}\t{lines[n - 1]}" for n in range(first, last + 1))
@@ -197,21 +198,22 @@ class Tools:
     async def _replace(self, path: str, arguments: Mapping[str, Json]) -> str:
         old = _text(arguments, "old_str")
         new = _text(arguments, "new_str", default="")
-        text = await self._existing(path)
+        text, end = _with_plain_ends(await self._existing(path))
+        old, new = old.replace(end, "\n"), new.replace(end, "\n")
         count = text.count(old) if old else 0
         if count != 1:
             raise not_once(path, count)
-        return await self._write(path, text.replace(old, new))
+        return await self._write(path, text.replace(old, new).replace("\n", end))
 
     async def _insert(self, path: str, arguments: Mapping[str, Json]) -> str:
         after = arguments.get("insert_line")
         if not _is_integer(after):
             raise ToolError("insert_line must be an integer")
         new = _text(arguments, "new_str")
-        text = await self._existing(path)
+        text, end = _with_plain_ends(await self._existing(path))
         lines = text.removesuffix("\n").split("\n") if text else []
-        lines.insert(min(max(after, 0), len(lines)), new.rstrip("\n"))
-        return await self._write(path, "\n".join(lines) + "\n")
+        lines.insert(min(max(after, 0), len(lines)), new.replace(end, "\n").rstrip("\n"))
+        return await self._write(path, ("\n".join(lines) + "\n").replace("\n", end))
 
     async def _existing(self, path: str) -> str:
         text = await self._read(path)
@@ -240,6 +242,12 @@ class Tools:
         except (SandboxError, OSError) as error:
             raise _refused("write", path, error) from error
         return "ok"
+
+
+def _with_plain_ends(text: str) -> tuple[str, str]:
+    """Return a text with plain line ends, as models write them, and the line end of the file."""
+    is_dos = 0 < text.count("\r\n") == text.count("\n")
+    return (text.replace("\r\n", "\n"), "\r\n") if is_dos else (text, "\n")
 
 
 def _refused(verb: str, path: str, error: SandboxError | OSError) -> Exception:

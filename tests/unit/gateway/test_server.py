@@ -59,10 +59,8 @@ async def test_a_prompt_over_the_context_stops_an_agent_that_makes_no_room(
 ) -> None:
     session = open_session(max_context_tokens=60)
     long = body({"role": "user", "content": "x" * 100})
-
     status, answer = await post(session, json=long)
     _, openai_answer = await post(session, PATHS["openai"], json=long)
-
     assert status == 400
     assert answer["error"] == {
         "type": "invalid_request_error",
@@ -70,9 +68,7 @@ async def test_a_prompt_over_the_context_stops_an_agent_that_makes_no_room(
     }
     assert openai_answer["error"]["code"] == "context_length_exceeded"
     assert session.limit == "max_context_tokens"
-
     status, _ = await post(session, json=body({"role": "user", "content": "x"}))
-
     assert (status, session.limit) == (200, "")
 
 
@@ -81,9 +77,7 @@ async def test_turns_are_capped_and_a_failed_call_costs_none(
 ) -> None:
     engine.lines = [EngineLostError("gone"), Message(Role.ASSISTANT, "one")]
     session = open_session(max_turns=1)
-
     statuses = [(await post(session, json=body()))[0] for _ in range(3)]
-
     assert statuses == [529, 200, 400]
     assert session.limit == "max_turns"
     assert len((await session.close()).turns) == 1
@@ -93,7 +87,6 @@ async def test_an_agent_in_a_loop_is_stopped(open_session: OpenSession) -> None:
     session = open_session(requests_per_minute=2)
 
     answers = [await post(session, json=body()) for _ in range(3)]
-
     assert [status for status, _ in answers] == [200, 200, 400]
     assert "loop" in answers[2][1]["error"]["message"]
     assert session.limit == "requests_per_minute"
@@ -129,7 +122,6 @@ async def test_pings_keep_a_streaming_client_waiting_and_late_errors_are_events(
         first = await response.content.readuntil(b"\n\n")
         engine.gate.set()
         rest = await response.read()
-
     assert first == b": ping\n\n"
     assert rest.lstrip(b": ping\n").startswith(b"event: error\ndata: {")
     assert b"api_error" in rest
@@ -142,11 +134,9 @@ async def test_an_attached_socket_serves_its_session_alone_without_a_key(
     sock = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     await session.attach(sock)
-
     for headers in ({}, {"x-api-key": "anything"}, {"x-api-key": other.key}):
         status, _ = await post(session, url=url, json=body(), headers=headers)
         assert status == 200
-
     assert {call.session for call in engine.calls} == {"inside"}
     assert session.endpoint(url + "/").url == url
     await session.close()
@@ -203,7 +193,6 @@ async def test_on_turn_gets_the_messages_of_each_turn(
     told: list[Any] = []
     session = gateway.open("s", sampling=Sampling(500), limits=SessionLimits(), on_turn=told.append)
     await post(session, json=body())
-
     assert told[0].new_messages == (Message(Role.USER, "fix it"),)
     assert told[0].reply.message.text == "I look."
     assert told[0].turn == (await session.close()).turns[0]
@@ -271,7 +260,6 @@ async def test_on_refused_is_called_for_each_error(engine: RecordingEngine) -> N
         await post(session, json={"model": "m"})
         await session.close()
         await post(session, json=body())
-
     assert told == [("s", "messages: Field required"), ("", told[1][1])]
     assert "no open session" in told[1][1]
 
@@ -292,10 +280,8 @@ async def test_a_failing_on_turn_callback_holds_no_slot(
 
     limits = SessionLimits(max_concurrency=1)
     session = gateway.open("s", sampling=Sampling(100), limits=limits, on_turn=broken)
-
     for number in range(3):
         await post(session, json=body({"role": "user", "content": str(number)}))
-
     assert not session.conversation.answers
     assert len((await session.close()).turns) == 3
 
@@ -308,9 +294,7 @@ async def test_a_conversation_that_the_chat_template_refuses_is_the_clients_mist
         raise InputError(message)
 
     monkeypatch.setattr(engine.family, "render", refuse)
-
     status, answer = await post(open_session(), json=body())
-
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
     assert "no user query" in answer["error"]["message"]
 
@@ -349,7 +333,6 @@ async def test_event_loop_lag_is_reported(
         time.sleep(0.2)  # noqa: ASYNC251  # the stall that is measured
         stalled = await told.get()
         calm = [await told.get() for _ in range(3)]
-
     assert stalled.lag_s >= 0.15
     assert stalled.sessions == 1
     assert min(load.lag_s for load in calm) < stalled.lag_s

@@ -55,18 +55,23 @@ async def test_old_str_must_occur_exactly_once(tmp_path: Path) -> None:
     assert (tmp_path / "a.py").read_text() == "x = 1\nx = 1\n"
 
 
-async def test_insert_puts_a_line_after_the_given_one_within_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("one\ntwo")
-    assert (
-        await calls(
-            tmp_path,
-            edit("insert", path="a.py", insert_line=1, new_str="middle"),
-            edit("insert", path="a.py", insert_line=99, new_str="last\n"),
-            edit("insert", path="a.py", insert_line=0, new_str="first"),
-        )
-        == ["ok"] * 3
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+async def test_a_change_is_in_its_place_and_keeps_the_files_line_ends(
+    tmp_path: Path, end: str
+) -> None:
+    (tmp_path / "a.py").write_bytes(f"one{end}two".encode())
+    *changes, view = await calls(
+        tmp_path,
+        edit("insert", path="a.py", insert_line=1, new_str="middle"),
+        edit("insert", path="a.py", insert_line=99, new_str="last\n"),
+        edit("insert", path="a.py", insert_line=0, new_str="first"),
+        edit("str_replace", path="a.py", old_str="one\nmiddle", new_str=f"1{end}2"),
+        edit("view", path="a.py"),
     )
-    assert (tmp_path / "a.py").read_text() == "first\none\nmiddle\ntwo\nlast\n"
+    assert changes == ["ok"] * 4
+    assert view.splitlines()[1:3] == ["     2\t1", "     3\t2"]
+    wanted = end.join(("first", "1", "2", "two", "last", ""))
+    assert (tmp_path / "a.py").read_bytes() == wanted.encode()
 
 
 async def test_view_numbers_lines_and_lists_folders(tmp_path: Path) -> None:
