@@ -304,7 +304,8 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
             f"--model {model} is not a model folder: {error}",
             hint="give a folder in Hugging Face format, a run, or an id of the Hugging Face hub",
         ) from error
-    context = int(config.get("max_position_embeddings", _DEFAULT_CONTEXT))
+    shape = config.get("text_config") or config
+    context = int(shape.get("max_position_embeddings", _DEFAULT_CONTEXT))
     return [
         f"model.path={folder}",
         f"rollout.max_context_tokens={context}",

@@ -181,11 +181,12 @@ def test_gold_of_a_task_without_solution_says_what_to_use(
     assert "scripted:noop" in shown.error.hint
 
 
-def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", ["{}", '{{"text_config": {}}}'])
+def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path, config: str) -> None:
     for version in ("000009", "000010"):
         folder = tmp_path / "weights" / version
         folder.mkdir(parents=True)
-        (folder / "config.json").write_text('{"max_position_embeddings": 1024}')
+        (folder / "config.json").write_text(config.format('{"max_position_embeddings": 1024}'))
         tiny.save_tokenizer(tiny.byte_tokenizer(), folder)
     engine = read_engine("torch-cpu", rollout._SCRIPTS)
     recipe = rollout._recipe("builtin", engine, str(tmp_path), ())
