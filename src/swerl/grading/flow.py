@@ -163,8 +163,10 @@ class FlowGrader:
         except SandboxError as error:
             verdict = Verdict.UNSOLVED if error.from_inside else Verdict.INFRA
             result = Grade(verdict, reason=f"the sandbox failed: {error}")
-        seconds = time.monotonic() - started
-        return replace(result, log=_capped(result.log), duration_s=seconds)
+        log, half = result.log, LOG_CHARS // 2
+        if (num_left_out := len(log) - LOG_CHARS) > 0:
+            log = f"{log[:half]}\n[{num_left_out} characters left out]\n{log[-half:]}"
+        return replace(result, log=log, duration_s=time.monotonic() - started)
 
     def _parser_of(self, task: Task) -> Parser:
         return self.parser or find_parser(task.grading.log_parser or self.default_parser)
@@ -465,10 +467,3 @@ async def _end_others(sandbox: Sandbox, known: bytes) -> bool:
     """Kill all processes except the known ones; return True if none is left."""
     done = await sandbox.run(["sh", "-c", _END], user="root", timeout_s=_END_S, stdin=known)
     return done.exit_code == 0
-
-
-def _capped(log: str) -> str:
-    if len(log) <= LOG_CHARS:
-        return log
-    half = LOG_CHARS // 2
-    return f"{log[:half]}\n[{len(log) - 2 * half} characters left out]\n{log[-half:]}"

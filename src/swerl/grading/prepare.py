@@ -7,14 +7,13 @@ once its tree was taken. So a hostile text can do no more there than an agent in
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from swerl.core.changes import MAX_PATCH_BYTES, AgentPatch, Changes, touched
 from swerl.core.contracts import OpenClean, Sandbox
 from swerl.core.errors import BrokenImageError
 from swerl.core.grade import Grade, Verdict
-from swerl.core.sandbox import Exec
 from swerl.core.task import Task, file_bytes
 from swerl.grading.accept import (
     SOURCE_ROOTS,
@@ -98,6 +97,7 @@ for root in src lib; do
 done
 exit 0
 """
+# Print the beginnings of the files that exist.
 _READ = r"""
 for path do
   [ -f "$path" ] || continue
@@ -199,18 +199,15 @@ async def _apply_tests(task: Task, sandbox: Sandbox, *, has_patch: bool) -> Grad
         timeout_s=_TIMEOUT_S,
         stdin=text.encode("utf-8", "surrogateescape"),
     )
-    return _failure(end, has_patch=has_patch) if end.exit_code else None
-
-
-def _failure(end: Exec, *, has_patch: bool) -> Grade:
-    if end.exit_code == _TESTS_REFUSED and has_patch:
-        reason = "the test patch does not apply on top of the patch"
-        return Grade(Verdict.UNSOLVED, reason=reason, log=end.text)
-    if end.exit_code == _TESTS_REFUSED:
-        reason = "the test patch does not apply to the base"
-        return Grade(Verdict.INVALID, reason=reason, log=end.text)
-    reason = f"the work tree could not be prepared (exit code {end.exit_code})"
-    return Grade(Verdict.INFRA, reason=reason, log=end.text)
+    if not end.exit_code:
+        return None
+    verdict, reason = Verdict.INVALID, "the test patch does not apply to the base"
+    if end.exit_code != _TESTS_REFUSED:
+        verdict = Verdict.INFRA
+        reason = f"the work tree could not be prepared (exit code {end.exit_code})"
+    elif has_patch:
+        verdict, reason = Verdict.UNSOLVED, "the test patch does not apply on top of the patch"
+    return Grade(verdict, reason=reason, log=end.text)
 
 
 async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
@@ -221,20 +218,15 @@ async def _scripts(task: Task, sandbox: Sandbox) -> dict[str, str]:
         missing = sorted(scripts_to_read(known) - set(texts))
         if not missing:
             break
-        found = await _read_scripts(task, sandbox, missing)
+        read = await sandbox.run(
+            ["sh", "-c", _READ, "sh", *missing], cwd=task.workdir, timeout_s=_TIMEOUT_S
+        )
+        pieces = read.stdout.decode("utf-8", "replace").split("\0")
+        found = dict(zip(pieces[::2], pieces[1::2], strict=False))
         texts.update({path: script_text(path, found.get(path, "")) for path in missing})
         # The next round searches only the scripts that this round has found.
         known = "\n".join(texts[path] for path in missing)
     return texts
-
-
-async def _read_scripts(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> dict[str, str]:
-    """Return the beginnings of the files that exist."""
-    read = await sandbox.run(
-        ["sh", "-c", _READ, "sh", *paths], cwd=task.workdir, timeout_s=_TIMEOUT_S
-    )
-    pieces = read.stdout.decode("utf-8", "replace").split("\0")
-    return dict(zip(pieces[::2], pieces[1::2], strict=False))
 
 
 async def _clean_tree(task: Task, changes: Changes, sandbox: Sandbox) -> CleanTree:

@@ -122,10 +122,9 @@ class RegistryConnection:
     async def _once(self, ask: ApiCall) -> aiohttp.ClientResponse:
         url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
         headers = {**ask.headers, **self._auth.headers(ask.scope)}
-        response = await self._http.request(
+        return await self._http.request(
             ask.method, URL(url, encoded=True), headers=headers, data=ask.data
         )
-        return response
 
     async def _challenged(
         self, ask: ApiCall, response: aiohttp.ClientResponse

@@ -182,15 +182,12 @@ rename to moved.py
 """
 
 
-def test_each_hunk_is_one_edit_with_its_context() -> None:
+def test_each_hunk_is_one_edit_and_a_rename_touches_both_sides() -> None:
     assert edits(PATCH) == [
         FileEdit("pkg/a.py", "one\ntwo\nthree\n", "one\nTWO\nthree\n"),
         FileEdit("pkg/a.py", "ten\n\n", "ten\n\neleven\n"),
         FileEdit("new.txt", "", "hello\nworld\n"),
     ]
-
-
-def test_touched_names_both_sides_of_a_rename() -> None:
     assert touched(PATCH) == ("pkg/a.py", "new.txt", "old.py", "moved.py")
 
 

@@ -54,7 +54,7 @@ async def test_patch_that_does_not_apply_is_unsolved(task: Task, patch: str) -> 
 
 
 async def test_hidden_files_overrule_the_patch(task: Task) -> None:
-    forged = _new_file("hidden/run.py", "print('PASSED test_add')")
+    forged = "--- /dev/null\n+++ b/hidden/run.py\n@@ -0,0 +1 @@\n+print('PASSED test_add')\n"
     result = await grade(task, forged)
     assert result.verdict is Verdict.UNSOLVED
     assert result.restored == ("hidden/run.py",)
@@ -127,10 +127,3 @@ async def test_test_patch_is_applied_over_restored_files(
 async def test_broken_test_patch_is_invalid_without_a_patch(with_spec: Callable[..., Task]) -> None:
     result = await grade(with_spec(test_patch=GOLD.replace("a - b", "a * b")), "")
     assert result.verdict is Verdict.INVALID
-
-
-def _new_file(path: str, line: str) -> str:
-    return (
-        f"diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n"
-        f"@@ -0,0 +1 @@\n+{line}\n"
-    )

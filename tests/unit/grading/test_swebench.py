@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swerl.core.grade import Grade, TestStatus, Verdict
+from swerl.core.grade import Grade, Verdict
 from swerl.core.task import Task
 from swerl.grading.graders import swebench
 from tests.unit.grading._folder_sandbox import opener
@@ -31,6 +31,7 @@ def prints(*lines: str, code: int = 0) -> dict[str, object]:
         ("PASSED", "FAILED", Verdict.UNSOLVED),
         ("ERROR", "PASSED", Verdict.UNSOLVED),
         ("XPASS", "PASSED", Verdict.UNSOLVED),
+        ("PASSED", "no line of", Verdict.UNSOLVED),
     ],
 )
 async def test_statuses_that_count(
@@ -38,12 +39,6 @@ async def test_statuses_that_count(
 ) -> None:
     task = with_spec(**prints(f"{must} test_add", f"{keep} test_zero"))
     assert (await grade(task)).verdict is verdict
-
-
-async def test_missing_test_fails(with_spec: Callable[..., Task]) -> None:
-    result = await grade(with_spec(**prints("PASSED test_add")))
-    assert result.verdict is Verdict.UNSOLVED
-    assert result.tests["test_zero"] is TestStatus.MISSING
 
 
 @pytest.mark.parametrize(
