@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from swerl.core.files import disk_errors
-from swerl.tasks.from_repo import Candidate, git, is_source
+from swerl.tasks.from_repo import DIFF, Candidate, git, is_source
 
 MAX_FAILING = 20
 """Tests that a bug may make fail; more do not point to it."""
@@ -67,9 +67,10 @@ def bugs(repo: Path, clone: Path, number: int, is_test: Callable[[str], bool]) -
             git(repo, "clone", "--quiet", str(repo.resolve()), str(part))
             _make(part, number, is_test)
             part.rename(clone)
+    diff = [*DIFF, "-p", "--full-index"]
     commits = git(clone, "for-each-ref", "--format=%(objectname)", _BRANCHES).split()
     return [
-        Candidate(commit, commit, "", git(clone, "diff", "--full-index", commit, "HEAD") + "\n", "")
+        Candidate(commit, commit, "", git(clone, *diff, commit, "HEAD") + "\n", "")
         for commit in commits
     ]
 

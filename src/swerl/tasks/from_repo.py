@@ -32,8 +32,10 @@ _FOREIGN = re.compile(
 _TRAILER = re.compile(r"^(?:\w[\w-]*-by:|Change-Id:|Merge (?:pull request|branch) |-{9}).*$", re.M)
 _LOG = (
     *("--first-parent", "--diff-merges=first-parent", "-M", "-z", "--numstat"),
-    *("--ignore-submodules=none", "--format=%x1e%H%x1f%P%x1f%B%x1f"),
+    *("--ignore-submodules=none", "--no-show-signature", "--format=%x1e%H%x1f%P%x1f%B%x1f"),
 )
+DIFF = ("diff-tree", "-r", "--no-renames")
+"""Unlike `git diff`, it ignores the user's settings, such as `diff.noprefix` or `diff.external`."""
 _PAGE = 1000
 """Commits that one call of git reads."""
 _NUMBER = re.compile(r"#(\d+)\b")
@@ -101,10 +103,10 @@ def _judged(repo: Path, entry: str, is_test: Callable[[str], bool]) -> Candidate
     if reason := _objection(base, message, _changed_lines(changes), is_test):
         return Dropped(commit, reason)
     # A name that git quotes would not match its own path.
-    paths = git(repo, "diff", "-z", "--no-renames", "--name-only", base, commit).split("\0")
+    paths = git(repo, *DIFF, "-z", "--name-only", base, commit).split("\0")
     tests = [path for path in paths if path and is_test(path)]
     sides = [
-        git(repo, "diff", "--binary", "--full-index", "--no-renames", base, commit, "--", *side)
+        git(repo, *DIFF, "--binary", "--full-index", base, commit, "--", *side)
         for side in (
             [".", *(f":(top,exclude,literal){path}" for path in tests)],
             [f":(top,literal){path}" for path in tests],

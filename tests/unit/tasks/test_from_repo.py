@@ -75,7 +75,10 @@ class Repo:
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Repo:
+def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repo:
+    settings = "[diff]\nnoprefix = true\nexternal = false\n[color]\nui = always\n"
+    (tmp_path / "gitconfig").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     return Repo(tmp_path / "calc")
 
 
