@@ -132,7 +132,7 @@ async def changes_of(task: Task, patch: AgentPatch, open_clean: OpenClean) -> Ch
         return patch
     if not patch.strip():
         return Changes({}, {})
-    text = (patch.removesuffix("\n") + "\n").encode("utf-8", "surrogateescape")
+    text = (patch.removesuffix("\n") + "\n\n").encode("utf-8", "surrogateescape")
     if len(text) > MAX_PATCH_BYTES:
         return Grade(Verdict.UNSOLVED, reason=f"the patch has over {MAX_PATCH_BYTES >> 20} MiB")
     kept = touched(task.gold_patch)
@@ -192,7 +192,7 @@ async def _apply_tests(task: Task, sandbox: Sandbox, *, has_patch: bool) -> Grad
     spec = task.grading
     if not spec.test_patch:
         return None
-    text = spec.test_patch.removesuffix("\n") + "\n"
+    text = spec.test_patch.removesuffix("\n") + "\n\n"
     end = await sandbox.run(
         [*_shell(_APPLY_TESTS), task.base_commit, *touched(spec.test_patch)],
         cwd=task.workdir,

@@ -171,7 +171,8 @@ def git(repo: Path, *arguments: str) -> str:
     if process.returncode:
         complaint = process.stderr.decode("utf-8", "replace").strip().split("\n")[0]
         raise InputError(f"git {arguments[0]} failed in {repo}: {complaint}", hint="pass a clone")
-    return process.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
+    # A binary patch ends with a blank line; without it, git leaves out the last file.
+    return process.stdout.decode("utf-8", "surrogateescape").removesuffix("\n")
 
 
 def make_task(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.changes import Changes, TreeFile
+from swerl.core.changes import Changes, TreeFile, diff
 from swerl.core.errors import SandboxLostError
 from swerl.core.grade import Grade, TestStatus, Verdict
 from swerl.core.sandbox import Exec
@@ -44,6 +44,12 @@ LOOSE = GOLD.replace("def add(a, b):", "def  add(a,  b):").replace("@@ -1,2 +1,2
 async def test_patch_with_moved_context_or_without_its_last_newline_applies(
     task: Task, patch: str
 ) -> None:
+    assert (await grade(task, patch)).verdict is Verdict.SOLVED
+
+
+async def test_a_binary_patch_may_lack_its_last_line(with_spec: Callable[..., Task]) -> None:
+    patch = GOLD + diff(Changes({"b": TreeFile(b"\0")}, {})).rstrip("\n")
+    task = with_spec(test_command="test -f b && PYTHONPATH=. python3 hidden/run.py")
     assert (await grade(task, patch)).verdict is Verdict.SOLVED
 
 

@@ -112,7 +112,7 @@ def test_a_commit_that_makes_no_task_has_a_reason(
 def test_a_merge_is_one_change_whose_two_diffs_make_its_tree(repo: Repo) -> None:
     repo.git("checkout", "-q", "-b", "topic")
     repo.commit("code", {"calc.py": FIXED, 'odd "name".txt': "x"})
-    repo.commit("tests", {"tests/test_mean.py": MEAN, "conftest.py": "x = 1\n"})
+    repo.commit("tests", {"tests/test_mean.py": MEAN, "tests/z": b"\0", "conftest.py": ""})
     repo.git("checkout", "-q", "main")
     repo.commit("other", {"other.txt": "x"})
     repo.git("merge", "-q", "--no-ff", "-m", "Merge pull request #7 from a/topic", "topic")
