@@ -314,11 +314,13 @@ def edits(patch: str) -> list[FileEdit]:
     """Return one edit per hunk: context and removed lines -> context and added lines."""
     changes = []
     path = ""
-    lines = deque(patch.splitlines(keepends=True))
+    # splitlines() would also split inside content, at form feeds.
+    lines = deque(f"{line}\n" for line in patch.removesuffix("\n").split("\n"))
     while lines:
         line = lines.popleft()
-        if line.startswith(("--- a/", "+++ b/")):
-            path = line[6:].split("\t")[0].rstrip("\n")
+        if line.startswith(("--- ", "+++ ")):
+            name = _strip_side(_header_name(line.rstrip("\n"), line[:4]))
+            path = path if name == "/dev/null" else name
         elif match := _HUNK.match(line):
             old, new = _hunk(lines, int(match[1] or 1), int(match[2] or 1))
             changes.append(FileEdit(path, old, new))
@@ -351,7 +353,7 @@ def _sections(patch: str) -> Iterator[list[str]]:
 
     Text after a file's hunks is left out, because `patch` would read diffs of other kinds in it.
     """
-    lines = patch.split("\n")  # splitlines() would also split inside content, at form feeds
+    lines = patch.split("\n")  # as in `edits`
     section: list[str] = []
     num_old = num_new = 0
     has_hunks = False

@@ -198,8 +198,8 @@ NO_NEWLINE = "\\ No newline at end of file\n"
     ("patch", "found"),
     [
         (
-            "--- a/x\n+++ b/x\n@@ -1,1 +1,2 @@\n--- a\n+++ b/y\n+++ b/z\n",
-            [FileEdit("x", "-- a\n", "++ b/y\n++ b/z\n")],
+            '--- "a/\\303\\274"\n+++ "b/\\303\\274"\n@@ -1 +1,2 @@\n--- a\fa\n+++ b/y\r\n+++ b/z\n',
+            [FileEdit("ü", "-- a\fa\n", "++ b/y\r\n++ b/z\n")],
         ),
         (
             f"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n one\n-two\n{NO_NEWLINE}+TWO\n",
@@ -212,7 +212,7 @@ NO_NEWLINE = "\\ No newline at end of file\n"
         ),
         ("--- a/x\n+++ /dev/null\n@@ -1,1 +0,0 @@\n-one\n", [FileEdit("x", "one\n", "")]),
     ],
-    ids=["a line like a header", "no newline before", "no newline after", "deleted"],
+    ids=["odd lines", "no newline before", "no newline after", "deleted"],
 )
 def test_edits_are_read_by_the_counts_of_their_hunks(patch: str, found: list[FileEdit]) -> None:
     assert edits(patch) == found
