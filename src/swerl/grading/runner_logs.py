@@ -292,11 +292,12 @@ gradle_timed = by_line(
 """Read lines `class > test PASSED (0.1s)` of gradle."""
 
 ctest = by_line(
-    r"\d+/\d+\s+Test\s+#\d+:\s++(?P<name>.+?)(?<!\s)\s++\.++\s++"
-    r"(?P<status>Passed|Failed|Skipped|Timeout)\b",
-    {"Passed": _PASSED, "Failed": _FAILED, "Skipped": _SKIPPED, "Timeout": _FAILED},
+    r"\d+/\d+\s+Test\s+#\d+:\s++(?P<name>.+?)(?<!\s)\s++\.++\s*+(?:[\w ]*+\*\*\*)?"
+    r"(?P<status>Passed|Failed|Skipped|Timeout|Exception|Not Run(?! \(Disabled))\b",
+    {"Passed": _PASSED, "Skipped": _SKIPPED}
+    | dict.fromkeys(("Failed", "Timeout", "Exception", "Not Run"), _FAILED),
 )
-"""Read `1/2 Test #1: name .... Passed` of CMake's ctest."""
+"""Read `1/2 Test #1: name .... Passed` and `2/2 Test #2: name ....***Failed` of CMake's ctest."""
 
 test_lines = by_line(
     r"Test\s++(?P<name>.*?)(?<!\s)\s++(?P<status>passed|failed|skipped)$",

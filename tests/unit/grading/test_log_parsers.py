@@ -40,8 +40,9 @@ CASES = {
     ),
     "ctest": (
         "1/3 Test #1: adds ........   Passed    0.00 sec\n"
-        "2/3 Test #20: a b ....   Timeout 1 sec\n3/3 Test #3: c ...***Failed 1 sec\n",
-        {"adds": PASSED, "a b": FAILED},
+        "2/3 Test #20: a b ....   Timeout 1 sec\n3/3 Test #3: c ...***Failed 1 sec\n"
+        "4/5 Test #4: d ...Child aborted***Exception:\n5/5 Test #5: e ...***Not Run (Disabled)",
+        {"adds": PASSED, "a b": FAILED, "c": FAILED, "d": FAILED},
     ),
     "test_lines": (
         "Test adds      passed\nTest fails  failed\nTest waits skipped\nTests passed\n",
