@@ -52,10 +52,11 @@ async def test_a_cut_id_means_every_test_that_it_begins(
     assert (await grade(task)).verdict is verdict
 
 
-async def test_failing_tests_outside_the_lists_do_not_matter(
-    with_spec: Callable[..., Task],
+@pytest.mark.parametrize("line", ["FAILED x", "FAIL Required test coverage", "  3 failing"])
+async def test_failures_outside_the_lists_do_not_matter(
+    with_spec: Callable[..., Task], line: str
 ) -> None:
-    lines = prints("PASSED test_add", "PASSED test_zero", "FAILED other", code=1)
+    lines = prints("PASSED test_add", "PASSED test_zero", line, code=1)
     assert (await grade(with_spec(**lines))).verdict is Verdict.SOLVED
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from swerl.core.contracts import Grader
 from swerl.core.grade import Verdict
 from swerl.core.task import GradingSpec
 from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement, judge_lists
+
+_NO_STATUS = re.compile(
+    r"^(?:FAIL Required test cov|ERROR: Coverage failure|Jest: .*threshold| +\d+ failing$)", re.M
+)
+"""Lines that explain an exit code and are no status: low coverage, mocha's count of failures."""
 
 
 def build() -> Grader:
@@ -18,7 +25,8 @@ def _judge(spec: GradingSpec, report: GradingReport) -> Judgement:
         return Judgement(Verdict.INVALID, "the task declares no test that the patch must fix")
     judged = judge_lists(spec, report.statuses)
     some_fail = any(status.fails for status in report.statuses.values())
-    if judged.verdict is Verdict.SOLVED and report.exit_code and not some_fail:
+    is_explained = not report.exit_code or some_fail or _NO_STATUS.search(report.log)
+    if judged.verdict is Verdict.SOLVED and not is_explained:
         reason = f"exit code {report.exit_code}, but the log reports no failing test"
         return Judgement(Verdict.UNSOLVED, reason, judged.tests)
     return judged
