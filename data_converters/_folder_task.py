@@ -11,7 +11,7 @@ from swerl.core.task import GradingSpec, file_bytes
 
 from ._common import Row, json_object, text
 
-REWARD = "/logs/verifier/reward.txt"
+REWARD = "/logs/verifier/reward"
 TESTS = "/tests"
 _FROM = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)\s*$", re.IGNORECASE)
 _WORKDIR = re.compile(r"^WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
@@ -43,6 +43,9 @@ def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) ->
     tests = under(files, "tests", TESTS)
     if f"{TESTS}/test.sh" not in tests:
         raise TaskError("the task has no tests/test.sh")
+    # The tests write one of two files; some also write details to the JSON.
+    texts = "\n".join(tests.values())
+    is_json = "reward.json" in texts and "reward.txt" not in texts
     return GradingSpec(
         grader="reward_file",
         files=tests,
@@ -50,7 +53,7 @@ def reward_spec(files: dict[str, str], timeout_s: float, env: dict[str, str]) ->
         test_command=f"bash {TESTS}/test.sh",
         env=env,
         timeout_s=timeout_s,
-        report_path=REWARD,
+        report_path=f"{REWARD}.json" if is_json else f"{REWARD}.txt",
     )
 
 

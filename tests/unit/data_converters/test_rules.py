@@ -150,9 +150,11 @@ def test_multi_swe_takes_tests_that_pass_with_the_solution() -> None:
         task_of("multi-swe-rl", f2p_tests={}, s2p_tests={}, n2p_tests={"c": failing})
 
 
-def test_harbor_keeps_whether_a_network_is_allowed() -> None:
-    task = harbor(task_DOT_toml="[environment]\nallow_internet = true\n")
+def test_harbor_keeps_whether_a_network_is_allowed_and_the_file_of_the_reward() -> None:
+    test = "python /tests/score.py /logs/verifier/reward.json\n"
+    task = harbor(task_DOT_toml="[environment]\nallow_internet = true\n", tests__test_DOT_sh=test)
     assert task.metadata["allow_internet"] is True
+    assert task.grading.report_path == "/logs/verifier/reward.json"
 
 
 def test_harbors_image_is_named_bare_or_to_be_built() -> None:
