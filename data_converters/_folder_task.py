@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import re
+from string import Template
 
 from swerl.core.chat import Json
 from swerl.core.errors import TaskError
@@ -15,6 +17,7 @@ REWARD = "/logs/verifier/reward"
 TESTS = "/tests"
 _FROM = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(\S+)\s*$", re.IGNORECASE)
 _WORKDIR = re.compile(r"^WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_VARIABLE = re.compile(r"^(?:ENV|ARG)\s+(\w+)[= ](\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 
 
 def files_of(row: Row) -> dict[str, str]:
@@ -75,9 +78,16 @@ def image_of(task_id: str, files: dict[str, str], image: str) -> tuple[str, dict
 
 
 def workdir_of(files: dict[str, str], default: str) -> str:
-    """Return the last WORKDIR of the Dockerfile, or the default."""
-    workdirs = _WORKDIR.findall(files.get("environment/Dockerfile", ""))
-    return workdirs[-1] if workdirs and workdirs[-1].startswith("/") else default
+    """Return the WORKDIR of the Dockerfile, or the default. Raises TaskError if it is unknown."""
+    dockerfile = files.get("environment/Dockerfile", "")
+    workdirs = [path.strip("\"'") for path in _WORKDIR.findall(dockerfile)]
+    if not workdirs:
+        return default
+    values = {name: value.strip("\"'") for name, value in _VARIABLE.findall(dockerfile)}
+    workdir = posixpath.join("/", *(Template(path).safe_substitute(values) for path in workdirs))
+    if "$" in workdir:
+        raise TaskError(f"WORKDIR {workdir} has an unknown variable: set environment.workdir")
+    return posixpath.normpath(workdir)
 
 
 def _bare_base(dockerfile: str) -> str:

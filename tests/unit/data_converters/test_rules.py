@@ -167,6 +167,8 @@ def test_harbors_image_is_named_bare_or_to_be_built() -> None:
     assert (bare.image, bare.workdir, bare.metadata.get("build")) == ("x/y:1", "/w", None)
     named = harbor(task_DOT_toml='[environment]\ndocker_image = "a/b"\nworkdir = "/z"\n')
     assert (named.image, named.workdir, named.grading.timeout_s) == ("a/b", "/z", 600.0)
+    steps = harbor(environment__Dockerfile='FROM x\nENV W="/w"\nWORKDIR $W\nWORKDIR a\nRUN true\n')
+    assert steps.workdir == "/w/a"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ def test_harbors_image_is_named_bare_or_to_be_built() -> None:
         ({"environment__Dockerfile": None}, "names no image"),
         ({"tests__test_DOT_sh": None}, "has no tests/test.sh"),
         ({"instruction_DOT_md": " "}, "instruction.md is empty"),
+        ({"environment__Dockerfile": "FROM x\nWORKDIR $W\n"}, "unknown variable"),
     ],
 )
 def test_harbor_tasks_that_cannot_be_used(files: dict[str, str | None], reason: str) -> None:
