@@ -148,7 +148,9 @@ class Registry:
                         f"the manifest of {self.host}/{what} is larger than 4 MiB",
                         hint="images do not need that much; check the registry",
                     )
-            manifest = Manifest(f"{self.host}/{what}", body, response.content_type)
+            # Some registries send every manifest as JSON or text.
+            media_type = declared_type(body) or response.content_type
+            manifest = Manifest(f"{self.host}/{what}", body, media_type)
         if ":" in version and manifest.digest != version:
             raise ImageError(
                 f"registry {self.host} sent content that does not match {what}: {manifest.digest}",

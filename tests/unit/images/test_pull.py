@@ -15,7 +15,7 @@ from aiohttp.test_utils import RawTestServer
 
 from swerl.core.errors import InputError
 from swerl.core.image_reference import base_url
-from swerl.images.manifest import IMAGE_TYPES, INDEX_TYPES, Manifest
+from swerl.images.manifest import INDEX_TYPES, Manifest
 from swerl.images.mirror import rewritten
 from swerl.images.pull import PullOptions, plan
 from swerl.images.store import Store
@@ -165,7 +165,7 @@ def guarded() -> Callable[..., Any]:
             if request.headers.get("Authorization") != wanted:
                 return web.Response(status=401, headers={"WWW-Authenticate": 'Basic realm="r"'})
             if "/manifests/" in request.path:
-                return web.Response(body=image.manifest.body, content_type=IMAGE_TYPES[0])
+                return web.Response(body=image.manifest.body, content_type="application/json")
             return web.Response(body=image.blobs[request.path.rpartition("/")[2]])
 
         async with RawTestServer(handle) as server:
