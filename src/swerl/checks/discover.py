@@ -28,10 +28,10 @@ _UNKNOWN = "swerl: unknown test"
 _RUNNERS = {
     r"=+ .*\bin \d+\.\d+s": "pytest",
     r"Ran \d+ tests? in": "django",
-    r" +\d+ passing \(": "mocha",
+    r" +\d+ passing \(": "mocha jest",
     r"Tests: .*, \d+ total": "jest",
     r" +Tests  \d": "vitest",
-    r"\W tests \d": "tap mocha",
+    r"\S tests \d": "tap mocha",
     r"(ok|FAIL)\s+\S+\s+[\d.]+s": "go_test",
     r"test result: ": "cargo",
     r"BUILD (SUCCESSFUL|FAILED) in|(\[\w+\] )?Tests run: \d+, F": "gradle junit",

@@ -52,7 +52,7 @@ async def test_a_cut_id_means_every_test_that_it_begins(
     assert (await grade(task)).verdict is verdict
 
 
-@pytest.mark.parametrize("line", ["FAILED x", "FAIL Required test coverage", "  3 failing"])
+@pytest.mark.parametrize("line", ["FAILED x", "FAIL Required test", "  3 failing", "i fail 1"])
 async def test_failures_outside_the_lists_do_not_matter(
     with_spec: Callable[..., Task], line: str
 ) -> None:

@@ -11,9 +11,9 @@ from swerl.grading.flow import FlowGrader, GradingReport
 from swerl.grading.statuses import Judgement, judge_lists
 
 _NO_STATUS = re.compile(
-    r"^(?:FAIL Required test cov|ERROR: Coverage failure|Jest: .*threshold| +\d+ failing$)", re.M
+    r"^(?:FAIL Required|ERROR: Coverage|Jest: .*threshold| +\d+ failing$|. fail [1-9])", re.M
 )
-"""Lines that explain an exit code and are no status: low coverage, mocha's count of failures."""
+"""Lines that explain an exit code and are no status: low coverage, counts of failures."""
 
 
 def build() -> Grader:
