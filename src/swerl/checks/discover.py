@@ -33,7 +33,7 @@ _RUNNERS = {
     r" +Tests  \d": "vitest",
     r"\S tests \d": "tap mocha",
     r"(ok|FAIL)\s+\S+\s+[\d.]+s": "go_test",
-    r"test result: ": "cargo",
+    r"test result: ": "cargo_modes",
     r"BUILD (SUCCESSFUL|FAILED) in|(\[\w+\] )?Tests run: \d+, F": "gradle junit",
     r"\d+ examples?, \d+ failures?": "rspec junit",
     r"(OK \(|Tests: )\d+.*, .*ssertions": "phpunit junit",

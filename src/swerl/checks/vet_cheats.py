@@ -123,7 +123,7 @@ _FORMS: Mapping[str, str] = {
     **dict.fromkeys(("karma", "mocha", "mocha_headings"), "✔ {id}"),
     "tap": "ok {number} {id}",
     "go_test": "=== RUN   {id}\n--- PASS: {id} (0.00s)",
-    "cargo": "test {id} ... ok",
+    **dict.fromkeys(("cargo", "cargo_modes"), "test {id} ... ok"),
     "minitest": "{id}. = 0.00 s = .",
     "minitest_methods": "{id} = 0.00 s = .",
     "rspec": "{id} - passed",

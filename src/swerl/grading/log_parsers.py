@@ -20,7 +20,8 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import islice
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 from swerl.core.errors import SwerlError, unknown
 from swerl.core.grade import TestStatus
@@ -130,7 +131,9 @@ def read_in_child(address: str, limit_s: int) -> None:
     # Past the limit the kernel kills this process, whatever a pattern is doing.
     resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    parse, problem = _at_address(address), ""
+    module, _, name = address.partition(":")
+    place = importlib.import_module(PARSERS[name] if module == __name__ else module)
+    parse, problem = attrgetter(name)(place), ""
     found: dict[str, Any] = {}
     try:
         found = parse_log(parse, sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
@@ -142,16 +145,6 @@ def read_in_child(address: str, limit_s: int) -> None:
     while part := dict(islice(items, _PART_TESTS)):
         sys.stdout.write(f"{json.dumps(part)}\n")
     sys.stdout.write(f"{json.dumps(problem)}\n")
-
-
-def _at_address(address: str) -> Callable[[str], dict[str, Any]]:
-    module, _, name = address.partition(":")
-    if module == __name__:
-        return find_parser(name)
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return cast(Callable[[str], dict[str, Any]], found)
 
 
 def unsupported(kinds: Mapping[tuple[str, str], int]) -> dict[str, int]:
@@ -201,10 +194,10 @@ _PYTHON = (
     "r2e",
 )
 _OTHERS = (
-    "jest", "jest_json", "vitest", "karma", "tap", "maven", "gradle", "ant", "redis", "jq",
-    "doctest", "micropython", "googletest", "go_test", "cargo", "phpunit", "minitest", "cucumber",
-    "ruby_unit", "rspec", "phpunit_timed", "gradle_timed", "junit", "ctest", "test_lines",
-    "minitest_methods", "swift", "elixir", "xunit", "plenary", "mocha", "mocha_headings",
+    "jest", "jest_json", "vitest", "karma", "tap", "maven", "gradle", "ant", "redis", "jq", "cargo",
+    "doctest", "micropython", "googletest", "go_test", "cargo_modes", "phpunit", "minitest",
+    "cucumber", "ruby_unit", "rspec", "phpunit_timed", "gradle_timed", "junit", "ctest", "swift",
+    "test_lines", "minitest_methods", "elixir", "xunit", "plenary", "mocha", "mocha_headings",
 )
 # fmt: on
 PARSERS: Mapping[str, str] = {

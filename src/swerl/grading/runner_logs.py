@@ -169,6 +169,13 @@ cargo = by_line(
 )
 """Read `cargo test` without ignored tests."""
 
+cargo_modes = by_line(
+    r"test (?P<name>\S+(?: - (?!should panic)[^\s(]+)?)(?: -)?(?: \(line \d+\))?"
+    r"(?: - [a-z]+(?: [a-z]+)?)? \.\.\. (?P<status>ok|FAILED)$",
+    {"ok": _PASSED, "FAILED": _FAILED},
+)
+"""Read `cargo test` with tests that should panic and doctests, without their lines, which move."""
+
 cucumber = by_line(r"(?P<name>.*) \.+(?P<status>[.F])", {".": _PASSED, "F": _FAILED})
 """Read Cucumber's progress, one scenario a line."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swerl.core.errors import TaskError
-from swerl.core.task import Task, from_row, to_row
+from swerl.core.task import from_row, to_row
 from swerl.grading.log_parsers import PARSERS
 from swerl.tasks.convert import convert
 from swerl.tasks.datasets import Row, find_converter
@@ -117,7 +117,8 @@ def test_swe_gym_runs_the_tests_that_its_own_harness_runs(shared_dir: Path) -> N
 
 
 def test_r2e_solution_is_the_commit_without_its_tests(shared_dir: Path) -> None:
-    task = only_r2e_task(shared_dir)
+    (row,) = rows_of(shared_dir, "r2e_gym_derived")
+    task = find_converter("r2e-gym").to_task(row)
     assert "b/aiohttp/web_urldispatcher.py" in task.gold_patch
     assert "tests/test_urldispatch.py" not in task.gold_patch
     assert set(task.grading.test_files) == {"r2e_tests/test_1.py"}
@@ -170,8 +171,3 @@ def test_a_whole_file_converts(shared_dir: Path, tmp_path: Path) -> None:
     rows = shared_dir / "rows" / "swebench_verified_v5.jsonl"
     summary = convert(find_converter("swe-bench"), file_rows(rows), tmp_path / "tasks.jsonl")
     assert (summary.num_tasks, summary.num_rejects) == (39, 0)
-
-
-def only_r2e_task(shared_dir: Path) -> Task:
-    (row,) = rows_of(shared_dir, "r2e_gym_derived")
-    return find_converter("r2e-gym").to_task(row)

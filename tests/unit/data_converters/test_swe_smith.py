@@ -34,16 +34,11 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def bug_of(repository: Path) -> str:
+def test_setup_brings_the_bug_without_a_past_or_its_tests(repository: Path) -> None:
     (repository / "src" / "sums.py").write_text(BAD)
     (repository / "src" / "new.py").write_text("no newline at the end")
     bug = run("git add -A && git diff --cached HEAD", repository)
     run("git reset -q --hard", repository)
-    return bug
-
-
-def test_setup_brings_the_bug_without_a_past_or_its_tests(repository: Path) -> None:
-    bug = bug_of(repository)
     task = find_converter("swe-smith").to_task({**SMITH, "patch": bug})
     run("bash -s", repository, f"{{\n{task.setup}\n}} </dev/null\n")
     assert (repository / "src" / "sums.py").read_text() == BAD

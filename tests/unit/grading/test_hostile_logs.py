@@ -44,7 +44,7 @@ SAMPLES = {
     "micropython": foreign.MICROPYTHON,
     "googletest": foreign.GOOGLETEST,
     "go_test": foreign.GO,
-    "cargo": foreign.CARGO,
+    **dict.fromkeys(("cargo", "cargo_modes"), foreign.CARGO),
     "phpunit": foreign.PHPUNIT,
     "minitest": foreign.MINITEST,
     "cucumber": foreign.CUCUMBER,

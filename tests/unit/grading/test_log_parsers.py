@@ -157,6 +157,12 @@ MORE_CASES = [
         {"test_one": PASSED, "test_two": FAILED, "test_three": ERROR, "test_cut[x y]": PASSED},
     ),
     (
+        "cargo_modes",
+        "test a::b - should panic ... FAILED\ntest a.rs - S<T>::c (line 1) - compile fail ... ok\n"
+        "test a.rs - (line 9) ... ok\ntest a::d ... ok\ntest a::e ... ignored\ntest result: ok\n",
+        {"a::b": FAILED, "a.rs - S<T>::c": PASSED, "a.rs": PASSED, "a::d": PASSED},
+    ),
+    (
         "status_lines",
         "PASSED a test\nFAILED b\nPASSED b\nnoise PASSED c\nPASSED a test\n",
         {"a test": FAILED, "b": FAILED},
