@@ -20,7 +20,7 @@ _KARMA_LINE = re.compile(r"(?P<indent>\s*)(?P<mark>[✔✖])?\s(?P<name>.*)")
 _CROSS = "\N{MULTIPLICATION SIGN}"
 
 _jest_lines = by_line(
-    r"(?P<status>[✓✕○])\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$",
+    r"(?P<status>[✓✕○])\s(?P<name>.+?)(?:\s\(\d+(?:\.\d+)?\s*m?s\))?$",
     {"✓": _PASSED, "✕": _FAILED, "○": _SKIPPED},
 )
 

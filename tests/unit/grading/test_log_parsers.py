@@ -194,10 +194,12 @@ def test_names_and_statuses(name: str, log: str, statuses: Statuses) -> None:
         ("✔ takes 5s less", "takes 5s less"),
         ("✔ adds(7 s", "adds"),
         ("✔ 30 ms", None),
+        ("✓ adds (1.25 s)", "adds"),
     ],
 )
-def test_mocha_names_have_no_duration_at_their_end(line: str, name: str | None) -> None:
-    assert find_parser("mocha")(line) == ({name: PASSED} if name else {})
+def test_names_have_no_duration_at_their_end(line: str, name: str | None) -> None:
+    parser = "jest" if line.startswith("✓") else "mocha"
+    assert find_parser(parser)(line) == ({name: PASSED} if name else {})
 
 
 def test_a_printed_heading_neither_adds_nor_hides_a_failure() -> None:
