@@ -41,7 +41,7 @@ def to_task(row: Row) -> Task:
         image=image,
         workdir=optional_text(environment, "workdir") or workdir_of(files, WORKDIR),
         prompt=instruction(files),
-        grading=reward_spec(files, _timeout_s(verifier), _env(verifier)),
+        grading=reward_spec(files, _timeout_s(verifier), _env(environment) | _env(verifier)),
         dataset="harbor",
         metadata={**_described(config), **_network(environment), **note, **_solution(files)},
     )
@@ -73,10 +73,10 @@ def _timeout_s(verifier: dict[str, Json]) -> float:
     return float(value)
 
 
-def _env(verifier: dict[str, Json]) -> dict[str, str]:
-    env = _table(verifier, "env")
+def _env(table: dict[str, Json]) -> dict[str, str]:
+    env = _table(table, "env")
     if secret := next((name for name, value in env.items() if "${" in str(value)), ""):
-        raise TaskError(f"the verifier requires the host's environment variable {secret}")
+        raise TaskError(f"the task requires the host's environment variable {secret}")
     return {name: str(value) for name, value in env.items()}
 
 

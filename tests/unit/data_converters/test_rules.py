@@ -150,10 +150,11 @@ def test_multi_swe_takes_tests_that_pass_with_the_solution() -> None:
         task_of("multi-swe-rl", f2p_tests={}, s2p_tests={}, n2p_tests={"c": failing})
 
 
-def test_harbor_keeps_whether_a_network_is_allowed_and_the_file_of_the_reward() -> None:
+def test_harbor_keeps_the_settings_of_the_tests_and_of_the_network() -> None:
     test = "python /tests/score.py /logs/verifier/reward.json\n"
-    task = harbor(task_DOT_toml="[environment]\nallow_internet = true\n", tests__test_DOT_sh=test)
-    assert task.metadata["allow_internet"] is True
+    text = "[environment]\nallow_internet = true\nenv = {A = '1'}\n"
+    task = harbor(task_DOT_toml=text, tests__test_DOT_sh=test)
+    assert task.metadata["allow_internet"] is True and task.grading.env == {"A": "1"}
     assert task.grading.report_path == "/logs/verifier/reward.json"
 
 
