@@ -34,6 +34,8 @@ def to_task(row: Row) -> Task:
     environment, verifier = _table(config, "environment"), _table(config, "verifier")
     if _is_composed(files):
         raise TaskError("the environment has several containers or several steps")
+    if _has_own_image(verifier, files):
+        raise TaskError("the verifier runs in an image of its own")
     image, note = image_of(name, files, optional_text(environment, "docker_image"))
     return Task(
         id=optional_text(_table(config, "task"), "name") or name,
@@ -64,6 +66,13 @@ def _table(config: dict[str, Json], name: str) -> dict[str, Json]:
 def _is_composed(files: dict[str, str]) -> bool:
     compose = {f"environment/docker-compose.{end}" for end in ("yaml", "yml")}
     return bool(compose & files.keys()) or any(path.startswith("steps/") for path in files)
+
+
+def _has_own_image(verifier: dict[str, Json], files: dict[str, str]) -> bool:
+    """Return True if the tests do not run in the agent's image."""
+    own = _table(verifier, "environment")
+    is_separate = bool(own) or verifier.get("environment_mode") == "separate"
+    return is_separate and ("tests/Dockerfile" in files or bool(own.get("docker_image")))
 
 
 def _timeout_s(verifier: dict[str, Json]) -> float:

@@ -186,6 +186,10 @@ def test_harbors_image_is_named_bare_or_to_be_built() -> None:
             "requires the host's environment variable K",
         ),
         ({"environment__docker-compose_DOT_yaml": ""}, "several containers"),
+        (
+            {"task_DOT_toml": '[verifier.environment]\ndocker_image = "x"'},
+            "in an image of its own",
+        ),
         ({"steps__one__tests__test_DOT_sh": ""}, "several steps"),
         ({"environment__Dockerfile": None}, "names no image"),
         ({"tests__test_DOT_sh": None}, "has no tests/test.sh"),
