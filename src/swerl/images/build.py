@@ -47,7 +47,8 @@ _BYPRODUCTS = "__pycache__/\n*.py[cod]\n.pytest_cache/\n.hypothesis/\n.coverage\
 """Files that tests leave in a work tree; a patch must not include them."""
 _LAYER_GIT = (
     "git", "-c", "user.name=swerl", "-c", "user.email=swerl@localhost", "-c", "core.autocrlf=false",
-    "-c", "commit.gpgsign=false", "-c", "safe.directory=*",
+    "-c", "commit.gpgsign=false", "-c", "safe.directory=*", "-c", "core.eol=lf",
+    "-c", "core.hooksPath=/dev/null", "-c", "clone.defaultRemoteName=origin",
 )  # fmt: skip
 _DATE = "2000-01-01T00:00:00Z"
 """Date of the only commit, so that two builds of one spec give the same commit."""
@@ -236,8 +237,8 @@ def _clone(repo: Path, commit: str, into: Path) -> None:
         if process.returncode:
             complaint = process.stderr.decode("utf-8", "replace").strip()[-300:]
             raise ImageError(f"cannot clone {repo}: {complaint}", hint="check the repository")
-    with (into / ".git" / "info" / "exclude").open("a") as exclude:
-        exclude.write(_BYPRODUCTS)
+    (into / ".git" / "info").mkdir(exist_ok=True)  # a template of the user may lack it
+    (into / ".git" / "info" / "exclude").write_text(_BYPRODUCTS)
 
 
 def _check_sum(archive: Path, digest: str) -> None:
@@ -249,8 +250,7 @@ def _check_sum(archive: Path, digest: str) -> None:
 
 
 def _digest(spec: SourceSpec) -> str:
-    """Return a digest of everything that the image depends on; tests and exceptions are
-    excluded."""
+    """Return a digest of everything that the image depends on, so not of the tests."""
     fields = spec.model_dump(mode="json", include={"sdist", "python", "install", "env"})
     text = json.dumps([_FORMAT, fields, sorted(spec.pins)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -76,7 +76,7 @@ class Repo:
 
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repo:
-    settings = "[diff]\nnoprefix = true\nexternal = false\n[color]\nui = always\n"
+    settings = "[diff]\nnoprefix = true\n[clone]\ndefaultRemoteName = a\n[init]\ntemplateDir = /a\n"
     (tmp_path / "gitconfig").write_text(settings)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
     return Repo(tmp_path / "calc")
