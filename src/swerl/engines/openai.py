@@ -149,23 +149,23 @@ class OpenAIEngine:
         await self._http.close()
 
     def _request(self, request: ChatRequest) -> dict[str, Json]:
+        # Some servers refuse a history with a blank reply, such as one of thinking only.
+        messages = (
+            message
+            for message in request.messages
+            if message.role is not Role.ASSISTANT or message.text.strip() or message.tool_calls
+        )
         body: dict[str, Json] = {
             "model": self._model,
-            "messages": [_message(message, self._thinking) for message in request.messages],
+            "messages": [_message(message, self._thinking) for message in messages],
             self._limit: request.max_tokens,
         }
-        if tools := (*request.tools, *request.late_tools):
-            body["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": dict(tool.parameters),
-                    },
-                }
-                for tool in tools
-            ]
+        functions: list[Json] = [
+            {"name": tool.name, "description": tool.description, "parameters": {**tool.parameters}}
+            for tool in (*request.tools, *request.late_tools)
+        ]
+        if functions:
+            body["tools"] = [{"type": "function", "function": each} for each in functions]
         return body
 
 

@@ -163,6 +163,15 @@ async def test_tools_that_came_late_are_offered_too() -> None:
         await engine.chat(ChatRequest((ASK,), TOOLS, late_tools=(Tool("late"),)), "s")
 
 
+async def test_a_blank_reply_is_left_out_of_the_history() -> None:
+    def refuse(body: Any) -> str:
+        return "a message must not be empty" if len(body["messages"]) > 2 else ""
+
+    past = (ASK, Message(Role.ASSISTANT, "\n", "Hm."), ASK)
+    async with answering(200, COMPLETION, refuse) as url, opened(url) as engine:
+        await engine.chat(ChatRequest(past), "s")
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 async def test_thinking_goes_back_under_the_name_that_the_server_gave_it(name: str) -> None:
     def refuse(body: Any) -> str:
