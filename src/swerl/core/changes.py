@@ -260,8 +260,7 @@ _Op: TypeAlias = tuple[str, int, int, int, int]
 
 def _grouped(was: Sequence[bytes], now: Sequence[bytes]) -> Iterator[list[_Op]]:
     """Yield the hunks as difflib's operations; equal lines at both ends are skipped first."""
-    start = 0
-    most = min(len(was), len(now))
+    start, most = 0, min(len(was), len(now))
     while start < most and was[start] == now[start]:
         start += 1
     end = 0

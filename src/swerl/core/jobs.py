@@ -91,8 +91,7 @@ def append_result(path: Path, row: Mapping[str, Any]) -> None:
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as out:
-            is_cut = out.tell() > 0
-            if is_cut:
+            if is_cut := out.tell() > 0:
                 out.seek(-1, os.SEEK_END)
                 is_cut = out.read(1) != b"\n"
             os.write(out.fileno(), ("\n" * is_cut + json.dumps(row) + "\n").encode())
