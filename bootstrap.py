@@ -123,8 +123,8 @@ def _install(extras: str) -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     _say(f"installing the extras {extras}: about a gigabyte, most of it torch")
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    _run([*pip, "install", "-e", f".[{extras}]"], "check that a package registry is reachable")
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install"]
+    _run([*pip, "--no-user", "-e", f".[{extras}]"], "check that a package registry is reachable")
     stamp.write_text(wanted)
 
 

@@ -221,7 +221,10 @@ _MISSING = re.compile(r"(?:No matching version found for|404\s+'?)\s*(@?[\w./-]+
 """The package that npm does not find."""
 _ABSENT = ("ETARGET", "E404", "No matching distribution")
 """npm's error codes and pip's words for a missing package or version."""
-_QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund")
+_QUIET = ("--ignore-scripts", "--fetch-retries=1", "--no-audit", "--no-fund", "--no-dry-run",
+          "--no-global", "--location=project", "--no-workspaces",
+          "--no-package-lock-only")  # fmt: skip
+"""Options of npm, also against the user's own settings."""
 
 
 def pack(spec: str, folder: Path) -> tuple[Path, str]:

@@ -138,7 +138,8 @@ def _install(version: str, folder: Path) -> str:
     for requirements in (agent, _REQUIREMENTS):
         command = [
             *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-input"),
-            *("--only-binary=:all:", "--target", str(folder), "--requirement", str(requirements)),
+            *("--only-binary=:all:", "--no-user", "--target", str(folder)),
+            *("--requirement", str(requirements)),
         ]
         _bundles.call(command, f"{_PACKAGE} {version} for Python {platform.python_version()}")
     agent.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import stat
 import subprocess
 import sys
@@ -101,6 +102,18 @@ def test_a_lock_pins_the_whole_tree_and_is_recorded(registry: Path) -> None:
     tree = _bundles.fetch_tree("@some/tool", "1.2.3", lock=lock)
     assert (registry / "calls").read_text().split() == ["ci"]
     assert json.loads((tree / "bundle.json").read_text())["integrity"] == _bundles._sha512(lock)
+
+
+def test_the_users_settings_of_npm_are_not_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shutil.which("npm"):
+        pytest.skip("npm is not installed")
+    monkeypatch.setenv("npm_config_dry_run", "true")
+    (tmp_path / "package.json").write_text('{"name": "tool", "version": "1.2.3"}')
+    npm = ["npm", "pack", str(tmp_path), *_bundles._QUIET, "--pack-destination", str(tmp_path)]
+    _bundles.call(npm, "tool")
+    assert (tmp_path / "tool-1.2.3.tgz").exists()
 
 
 def test_package_is_unpacked_once_under_its_name_and_version(registry: Path) -> None:
