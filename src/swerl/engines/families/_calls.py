@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -138,10 +137,10 @@ def read_reply(
     plain = "".join(pieces)
     names = {piece for piece in pieces if isinstance(piece, Special)} & _TAGS
     guard = next((mark for mark in _GUARDS if mark not in plain), "")
-    tags = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+    rests = "|".join(re.escape(name[1:]) for name in names) or r"(?!)"
+    tags = re.compile(f"<(?={rests})")
     guarded = "".join(
-        piece if isinstance(piece, Special) else tags.sub(partial(_break, guard), piece)
-        for piece in pieces
+        piece if isinstance(piece, Special) else tags.sub("<" + guard, piece) for piece in pieces
     )
     reader = _ReplyReader(form, tools, opens_thinking, is_closed)
     reply, rest = reader.read(guarded)
@@ -311,7 +310,8 @@ class _Reader:
         if opened is None or value is None:
             return None, start
         end += opened.end() - 1
-        name, arguments = value.get("name"), value.get("arguments", value.get("parameters")) or {}
+        name, others = value.get("name"), value.keys() - {"name", "id", "type"}
+        arguments = value.get("arguments", value.get("parameters", others)) or {}
         if not isinstance(name, str) or not isinstance(arguments, dict) or not is_sendable(value):
             return None, start
         closing = _JSON_END.match(self._text, end)
@@ -396,10 +396,6 @@ def _last_end(text: str, value_end: str, ends: re.Pattern[str], start: int, limi
     while place >= 0 and not ends.match(text, place + len(value_end), limit):
         place = text.rfind(value_end, start, place + len(value_end) - 1)
     return place
-
-
-def _break(guard: str, match: re.Match[str]) -> str:
-    return match[0][:1] + guard + match[0][1:]
 
 
 def _unbroken(reply: ParsedReply, guard: str) -> ParsedReply:

@@ -319,6 +319,7 @@ def test_late_system_messages_reach_the_model(make_family: MakeFamily, template:
     [
         ("qwen3", '<tool_call>\n{"name": "bash", "arguments": {"cmd": \n</tool_call>', 1),
         ("qwen3", '<tool_call>{"arguments": {}}</tool_call>', 1),
+        ("qwen3", '<tool_call>{"name": "bash", "cmd": "ls"}</tool_call>', 1),
         ("Qwen3-Coder", "<tool_call>\n<function=bash>\n<parameter=cmd>\nls\n</function>", 1),
         ("Qwen3-Coder", "<tool_call>bash</tool_call>", 1),
         ("GLM-4.6", "<tool_call>bash\n<arg_key>cmd</arg_key>\n</tool_call>", 1),
