@@ -6,6 +6,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -226,6 +227,8 @@ _REPLY_SHARE = 4
 """Context size divided by the maximum reply."""
 _DEFAULT_CONTEXT = 32768
 """Context size in tokens if a model folder gives none."""
+_SERVER_S = 10.0
+"""Seconds for a server to report its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +299,9 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
         )
     from swerl.recipe.hub import model_folder
 
-    folder = _newest_weights(model_folder(Path(model), fetch=True))
+    folder = model_folder(Path(model), fetch=True)
+    # A run stands for its newest published weights.
+    folder = max((path for path in folder.glob("weights/*") if path.name.isdigit()), default=folder)
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -305,7 +310,8 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
             hint="give a folder in Hugging Face format, a run, or an id of the Hugging Face hub",
         ) from error
     shape = config.get("text_config") or config
-    context = int(shape.get("max_position_embeddings", _DEFAULT_CONTEXT))
+    context = int(shape.get("max_position_embeddings") or _DEFAULT_CONTEXT)
+    context = min([context, *(_served_limits(engine) if engine.url else ())])
     return [
         f"model.path={folder}",
         f"rollout.max_context_tokens={context}",
@@ -313,7 +319,18 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
     ]
 
 
-def _newest_weights(folder: Path) -> Path:
-    """Return a run's newest published weights, or the folder itself if it is not a run."""
-    published = sorted(path for path in folder.glob("weights/*") if path.name.isdigit())
-    return published[-1] if published else folder
+def _served_limits(engine: EngineChoice) -> list[int]:
+    """Return the most tokens of a request by a running server's context and by its memory."""
+    import urllib.request
+    from http.client import HTTPException
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    limits = []
+    for path, name in (("/v1/models", "max_model_len"), ("/server_info", "max_total_num_tokens")):
+        # If no server answers, the engine says so.
+        with suppress(OSError, HTTPException, ValueError, LookupError, TypeError):
+            with opener.open(f"{engine.url}".rstrip("/") + path, timeout=_SERVER_S) as answer:
+                info = json.load(answer)
+            limits.append(int(info["data"][0][name] if "data" in info else info[name]))
+    # The memory differs a little between two starts of a server, and a resumed command must not.
+    return [limit - limit % 512 for limit in limits]

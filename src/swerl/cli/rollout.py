@@ -154,9 +154,13 @@ def _real(instance: str, rows: Path | None) -> Task | None:
 
 def _find(instance: str | None, file: Path | None) -> Task:
     """Return the Task. Raises TaskError on a bad file, UnknownNameError with the nearest ids."""
-    # The first task does not depend on the number that is generated.
-    count = 1 if instance is None else None
-    tasks = _generated(count) if file is None else tasks_in(file)
+    if file:
+        tasks = tasks_in(file)
+    else:
+        # The first task does not depend on the number that is generated.
+        count = 1 if instance is None else TasksSection().num_heldout
+        folder = cache_dir() / "tasks" / "twin"
+        tasks = twin.make_tasks(folder, split="heldout", count=count, seed=0)
     return tasks[0] if instance is None else find_task(tasks, instance)
 
 
@@ -165,12 +169,6 @@ def _warn_uncertified(task: Task) -> None:
     if task.dataset != "twin" and (why := objection(task)):
         text = f"warning: {task.id} is not certified: {why}; `swerl tasks vet` proves tasks"
         stderr().print(text, style="yellow", markup=False, soft_wrap=True)
-
-
-def _generated(count: int | None) -> list[Task]:
-    """Return held-out generated tasks; None: as many as recipes evaluate."""
-    count = count or TasksSection().num_heldout
-    return twin.make_tasks(cache_dir() / "tasks" / "twin", split="heldout", count=count, seed=0)
 
 
 def _new_folder(task: Task) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from asyncio import to_thread
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import typer
 from typer.testing import CliRunner
 
 from swerl.cli import _output, rollout
-from swerl.cli import rollout as _rollout_run
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
 from swerl.core.errors import InputError
@@ -194,6 +194,18 @@ def test_folder_of_a_run_stands_for_its_newest_weights(tmp_path: Path, config: s
     assert (recipe.rollout.max_context_tokens, recipe.rollout.max_new_tokens) == (1024, 256)
 
 
+@pytest.mark.parametrize(
+    "limits", ['"data": [{"max_model_len": 512}]', '"max_total_num_tokens": 999']
+)
+async def test_a_servers_context_is_not_exceeded(tmp_path: Path, limits: str) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    tiny.save_tokenizer(tiny.byte_tokenizer(), tmp_path)
+    async with answering(200, f"{{{limits}}}") as url:
+        engine = read_engine(f"sglang={url.removesuffix('/v1')}", rollout._SCRIPTS)
+        recipe = await to_thread(rollout._recipe, "builtin", engine, str(tmp_path), ())
+    assert (recipe.rollout.max_context_tokens, recipe.rollout.max_new_tokens) == (512, 128)
+
+
 async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,7 +214,7 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
         recipe = rollout._recipe("builtin", engine, "some-model", ())
         _output.stdout.cache_clear()
         with RolloutView(trainable=engine.trainable) as view:
-            episode = await _rollout_run.attempt(recipe, task, tmp_path, script=None, emit=view)
+            episode = await rollout.attempt(recipe, task, tmp_path, script=None, emit=view)
     _output.stdout.cache_clear()
     assert episode.verdict == "unsolved"
     assert not any(turn.trainable for turn in episode.trajectory.turns)
