@@ -79,8 +79,10 @@ def _host_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _prints_text() -> None:
-    """Undo the `--json` of a command that an earlier test ran in this process."""
+    """Undo the `--json` and the consoles of a command that an earlier test ran in this process."""
     _output.keep_stdout_for_json(False)
+    _output.stdout.cache_clear()
+    _output.stderr.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,7 +18,6 @@ import click
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli import _output
 from swerl.cli.main import typer_app, whole_command
 from swerl.core.files import write_json
 from swerl.core.task import Task, write_tasks
@@ -123,9 +122,7 @@ def folder(some: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_of_the_docs_runs(command: str, folder: Path) -> None:
-    _output.stdout.cache_clear()
     done = CliRunner().invoke(typer_app, shlex.split(command)[1:], catch_exceptions=False)
-    _output.stdout.cache_clear()
     assert done.exit_code == 0, done.output
 
 

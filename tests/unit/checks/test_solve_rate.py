@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.certificate import objection
 from swerl.core.episode import Episode, Group, Status
@@ -23,14 +21,12 @@ from tests.unit.tasks.test_admission import with_certificate
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
+def file(tmp_path: Path) -> Path:
     """A file of two certified tasks; what commands print goes to this test."""
     tasks = twin.make_tasks(tmp_path / "twin", split="heldout", count=2, seed=0)
     path = tmp_path / "tasks.jsonl"
     write_tasks(path, map(with_certificate, tasks))
-    _output.stdout.cache_clear()
-    yield path
-    _output.stdout.cache_clear()
+    return path
 
 
 def call(*arguments: object) -> str:

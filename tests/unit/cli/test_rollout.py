@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from swerl.cli import _output, rollout
+from swerl.cli import rollout
 from swerl.cli._options import read_engine
 from swerl.cli.rollout import RolloutView
 from swerl.core.errors import InputError
@@ -51,12 +51,10 @@ def run(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     app.command()(rollout.rollout)
 
     def call(*arguments: str, tasks: str = "tasks.jsonl") -> Shown:
-        _output.stdout.cache_clear()
         done = CliRunner().invoke(app, ["--tasks", tasks, *arguments])
         return Shown(done.exit_code, done.output, done.exception)
 
-    yield call  # type: ignore[misc]  # a generator fixture
-    _output.stdout.cache_clear()
+    return call
 
 
 def test_gold_is_shown_turn_by_turn_and_solved(run: Run, task: Task, tmp_path: Path) -> None:
@@ -212,10 +210,8 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
     async with answering(200, COMPLETION) as url:
         engine = read_engine(f"openai={url}", rollout._SCRIPTS)
         recipe = rollout._recipe("builtin", engine, "some-model", ())
-        _output.stdout.cache_clear()
         with RolloutView(trainable=engine.trainable) as view:
             episode = await rollout.attempt(recipe, task, tmp_path, script=None, emit=view)
-    _output.stdout.cache_clear()
     assert episode.verdict == "unsolved"
     assert not any(turn.trainable for turn in episode.trajectory.turns)
     assert episode.trajectory.num_sampled_tokens == 5
@@ -228,11 +224,9 @@ async def test_debugging_engine_runs_an_episode_that_is_marked_not_trainable(
 def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _output.stdout.cache_clear()
     view = RolloutView()
     view(TurnEnded("e", 0, 1, 1, 0.1, "\x1b[2J[red]hi[/red]", ("bash(\x07)",)))
     view(PhaseEnded("e", "agent", 1.0))
-    _output.stdout.cache_clear()
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\x07" not in shown
@@ -242,9 +236,7 @@ def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
 def test_a_sandbox_that_did_not_start_is_not_said_to_be_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _output.stdout.cache_clear()
     RolloutView()(PhaseEnded("e", "boot", 1.0, ok=False))
-    _output.stdout.cache_clear()
     shown = capsys.readouterr().out
     assert "failed" in shown and "sandbox up" not in shown
 

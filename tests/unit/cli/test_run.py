@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from swerl.cli import _output, _run
+from swerl.cli import _run
 
 CLOSING = """
         print("closing", flush=True)
@@ -158,13 +158,11 @@ def test_work_that_takes_a_while_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_run, "_PATIENCE_S", 0.0)
-    _output.stderr.cache_clear()
     with _run.waiting("downloading codex"):
         until = time.monotonic() + 20
         while "downloading codex" not in (seen := capsys.readouterr().err):
             assert time.monotonic() < until, seen
             time.sleep(0.01)
-    _output.stderr.cache_clear()
 
 
 def test_a_pipe_gets_a_line_of_progress_now_and_then(

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.certificate import objection
 from swerl.core.errors import InputError, UnknownNameError
@@ -27,17 +25,13 @@ PATIENCE_S = 120.0
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Iterator[Path]:
+def file(tmp_path: Path) -> Path:
     """A file of a sound task and of one whose solution fails."""
     sound = make_task(tmp_path / "image", "calc-sum-1")
     wrong = {**sound.grading.test_files, "tests/test_calc.py": TESTS.replace("5)", "6)")}
     broken = replace(sound.grading, test_files=wrong)
     write_tasks(tmp_path / "tasks.jsonl", [sound, replace(sound, id="calc-sum-2", grading=broken)])
-    _output.stdout.cache_clear()
-    _output.stderr.cache_clear()
-    yield tmp_path / "tasks.jsonl"
-    _output.stdout.cache_clear()
-    _output.stderr.cache_clear()
+    return tmp_path / "tasks.jsonl"
 
 
 def call(*arguments: object) -> Result:

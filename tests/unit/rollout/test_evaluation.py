@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from swerl.cli import _output
 from swerl.cli.main import typer_app
 from swerl.core.errors import InputError
 from swerl.core.task import Task, read_tasks, write_tasks
@@ -28,16 +26,12 @@ from tests.unit.grading.agreement import packages
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of three tasks; output goes to this test, and no table is wrapped."""
     monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "tasks.jsonl"
     write_tasks(path, twin.make_tasks(tmp_path / "twin", split="heldout", count=3, seed=0))
-    _output.stdout.cache_clear()
-    _output.stderr.cache_clear()
-    yield path
-    _output.stdout.cache_clear()
-    _output.stderr.cache_clear()
+    return path
 
 
 def call(file: Path, *arguments: object, code: int = 0) -> str:

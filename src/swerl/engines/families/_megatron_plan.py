@@ -207,6 +207,9 @@ def plan_of(hf_config: HfConfig) -> ModelPlan:
         readers = ", ".join(sorted(name for name in _READERS if not name.endswith("_text")))
         raise InputError(message, hint=f"model_type must be one of: {readers}")
     refuse_unusual(config)
+    if hf_config.get("quantization_config") or config.get("quantization_config"):
+        hint = "name the model in bf16; its name is usually the one without FP8, AWQ or GPTQ"
+        raise InputError("the model's weights are quantised, so they cannot be trained", hint=hint)
     plan = read(config)
     nested = config is not hf_config
     tied = bool(hf_config.get("tie_word_embeddings", False)) if nested else plan.tied

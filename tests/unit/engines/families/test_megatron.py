@@ -134,6 +134,7 @@ def test_megatron_takes_the_settings(line: str) -> None:
         ("qwen3", {"hidden_size": "wide"}, "no whole number 'hidden_size'"),
         ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
         ("glm4_moe", {"n_group": 4}, "n_group = 4"),
+        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, "weights are quantised"),
     ],
 )
 def test_a_model_outside_the_mapping_is_refused(
