@@ -39,7 +39,7 @@ def model_folder(path: Path, *, fetch: bool) -> Path:
             ignore_patterns=_OTHER_FORMATS,
             local_files_only=not fetch,
         )
-    except (ImportError, OSError, ValueError) as error:
+    except Exception as error:  # the client's libraries have no common base class
         if not fetch:
             return path
         if isinstance(error, ImportError):
@@ -90,13 +90,13 @@ def push(source: Path, name: str, *, kind: str) -> str:
     login`, or the variable HF_TOKEN. Raises InputError if the hub does not take it.
     """
     require_id(name)
-    try:
-        from huggingface_hub import HfApi
+    from huggingface_hub import HfApi
 
+    try:
         api = HfApi()
         address = api.create_repo(name, repo_type=kind, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, repo_type=kind, folder_path=source)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise InputError(
             f"the hub does not take {name}: {first_line(error):.200}",
             hint="what was written here stays; log in with `hf auth login` as one who may write",

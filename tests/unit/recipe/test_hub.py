@@ -8,11 +8,14 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
+import httpx
 import pytest
 
+from swerl.core.errors import InputError
 from swerl.engines.families import tiny
-from swerl.recipe.hub import model_folder, model_name
+from swerl.recipe.hub import model_folder, model_name, push
 from swerl.training.warm_start import make_tiny_model
 from tests.unit.tasks.fake_hub import COMMIT, serve
 
@@ -91,6 +94,18 @@ def test_what_cannot_be_fetched_is_named_with_the_command(
         (partial,) = loaded(home, hub.url, "owner/tiny-1B")
     assert "the hub does not give it" in absent
     assert "lacks model-2.safetensors" in partial
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout("slow"), RuntimeError("CAS service error")])
+def test_a_transfer_that_breaks_off_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=error))
+    monkeypatch.setattr("huggingface_hub.HfApi", Mock(side_effect=error))
+    with pytest.raises(InputError, match=f"the hub does not give it: {error}"):
+        model_folder(Path("owner/a"), fetch=True)
+    with pytest.raises(InputError, match=f"the hub does not take me/a: {error}"):
+        push(tmp_path, "me/a", kind="model")
 
 
 def test_a_folder_is_never_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
