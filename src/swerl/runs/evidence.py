@@ -170,7 +170,10 @@ def read(root: Path) -> Evidence:
     folder = RunFolder(root)
     past = _part(lambda: history.read(folder.events), problems) or history.RunHistory()
     process = _part(lambda: read_json(root / "process.json"), []) or {}
-    names = {*_stages(root), *(path.stem for path in (root / "turns").glob("*.parquet"))}
+    names = {
+        *FoundRun(root.name, root, True).stages(),
+        *(path.stem for path in (root / "turns").glob("*.parquet")),
+    }
     numbers = sorted({int(name) for name in names if name.isdecimal()})
     chosen = sorted({*numbers[:1], *numbers[-LAST_STEPS:]})
     return Evidence(
@@ -207,10 +210,6 @@ def _part(read_it: Callable[[], T], problems: list[str]) -> T | None:
     if problem:
         problems.append(problem)
     return value
-
-
-def _stages(root: Path) -> list[str]:
-    return FoundRun(root.name, root, True).stages()
 
 
 def _step(

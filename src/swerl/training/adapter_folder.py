@@ -20,6 +20,7 @@ from swerl.core.chat import Json
 from swerl.core.contracts import MegatronMapping
 from swerl.core.files import write_json
 from swerl.engines._weights import checksum
+from swerl.recipe.hub import model_name
 from swerl.recipe.schema import LoraSection
 
 LORA = "_lora."
@@ -102,12 +103,14 @@ def write_adapters(
     stacked = any(map(is_stack.fullmatch, paths))
     modules = {path.rpartition(".")[2] for path in paths if not is_stack.fullmatch(path)}
     parameters = [f"mlp.experts.{name}" for name, _ in _STACKS.values()] if stacked else None
+    base, _, revision = model_name(model).partition("@")
     write_json(
         folder / "adapter_config.json",
         {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": str(model),
+            "base_model_name_or_path": base if revision else str(model),
+            "revision": revision or None,
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "target_modules": sorted(modules),

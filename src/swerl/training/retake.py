@@ -15,7 +15,7 @@ from pathlib import Path
 from swerl.cluster.open import open_nodes
 from swerl.core.episode import Episode, Group
 from swerl.core.errors import InputError, RunError
-from swerl.core.learning import Batch, StepStats
+from swerl.core.learning import Batch
 from swerl.recipe.schema import Recipe
 from swerl.recipe.sections import INITIAL_MODEL
 from swerl.rollout import record
@@ -72,7 +72,11 @@ async def retake(
         reports = [await trainer.step(part) for part in await updates.with_base(trainer, parts)]
     shutil.rmtree(logs)  # An error names these logs.
     stats = updates.join_stats(reports)
-    return _figures(stats) if stats else {}
+    if stats is None:
+        return {}
+    # Speed and memory say nothing of the loss.
+    extra = {name: value for name, value in stats.extra.items() if not name.endswith(_COSTS)}
+    return {"loss": stats.loss, "grad_norm": stats.grad_norm, "mismatch": stats.mismatch, **extra}
 
 
 def _groups(batch: Batch, run: Path, episodes: Sequence[Rescored]) -> list[Group]:
@@ -101,9 +105,3 @@ def _with_advantages(batch: Batch, groups: Sequence[Group], recipe: Recipe) -> B
         )
     samples = (replace(row, advantage=advantage_of[row.episode]) for row in batch.samples)
     return replace(batch, samples=tuple(samples))
-
-
-def _figures(stats: StepStats) -> dict[str, float]:
-    """Return what a step says of its loss, without its speed and memory."""
-    extra = {name: value for name, value in stats.extra.items() if not name.endswith(_COSTS)}
-    return {"loss": stats.loss, "grad_norm": stats.grad_norm, "mismatch": stats.mismatch, **extra}

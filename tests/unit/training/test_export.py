@@ -22,6 +22,7 @@ from swerl.core.learning import Batch, WeightRef
 from swerl.engines._weights import checksum
 from swerl.recipe.schema import LoraSection, Recipe, TrainerSection
 from swerl.runs.layout import Best, RunFolder, RunState
+from swerl.training.adapter_folder import write_adapters
 from swerl.training.checkpoint import folder as checkpoints
 from swerl.training.export import ExportOptions, export
 from swerl.training.options import TrainerOptions
@@ -180,3 +181,11 @@ async def test_a_lora_run_exports_its_adapters_and_the_model_with_them(
     whole = AutoModelForCausalLM.from_pretrained(merged.folder, dtype=torch.float32).eval()
     with torch.no_grad():
         assert torch.allclose(served(ids).logits, whole(ids).logits, atol=1e-5)
+
+
+def test_an_adapter_names_its_model_by_the_id_of_the_hub(tmp_path: Path) -> None:
+    tensors = {"base_model.model.model.layers.0.mlp.down_proj.lora_A.weight": torch.ones(1, 2)}
+    model = Path("/home/me/hub/models--Qwen--Qwen3-8B/snapshots/abc")
+    write_adapters(tmp_path, tensors, LoraSection(rank=1), model=model)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == ("Qwen/Qwen3-8B", "abc")
