@@ -6,11 +6,11 @@ Tasks are uploaded to it.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from swerl.core.errors import InputError, first_line
+from swerl.core.files import read_json
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _NEEDED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
@@ -72,7 +72,7 @@ def model_faults(path: Path) -> tuple[list[str], int]:
     names = ["config.json", "tokenizer.json"]
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        weights = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        weights = sorted(set(read_json(index)["weight_map"].values()))
     else:
         weights = ["model.safetensors"]
     lacking = [name for name in (*names, *weights) if not (path / name).is_file()]

@@ -65,6 +65,9 @@ def test_a_model_folder_is_complete_only_with_all_its_weights(tmp_path: Path) ->
     (tmp_path / "b.safetensors").write_bytes(bytes(20))
     assert model_faults(tmp_path) == ([], 120)
     assert model_faults(tmp_path / "none") == ([f"{tmp_path / 'none'} does not exist"], 0)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.saf')
+    with pytest.raises(Exception, match=r"cannot read .*index\.json"):
+        model_faults(tmp_path)
 
 
 async def test_the_engines_interpreter_must_import_sglang(tmp_path: Path) -> None:

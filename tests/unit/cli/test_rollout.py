@@ -228,8 +228,7 @@ def test_terminal_commands_in_what_a_model_says_are_not_obeyed(
     view(TurnEnded("e", 0, 1, 1, 0.1, "\x1b[2J[red]hi[/red]", ("bash(\x07)",)))
     view(PhaseEnded("e", "agent", 1.0))
     shown = capsys.readouterr().out
-    assert "\x1b" not in shown
-    assert "\x07" not in shown
+    assert not {"\x1b", "\x07"}.intersection(shown)
     assert "[red]hi[/red]" in shown
 
 
