@@ -107,7 +107,8 @@ async def pull(daemon: Daemon, image: str) -> None:
     except SandboxError as error:
         detail = str(error).removeprefix("docker: ")
     if detail:
-        hint = hint_for(detail, "check that the daemon can reach the registry: `docker pull`")
+        words = detail.replace(repository, "").replace(tag, "")  # a name may contain any word
+        hint = hint_for(words, "check that the daemon can reach the registry: `docker pull`")
         raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=hint)
 
 
@@ -210,12 +211,9 @@ def security_options(daemon_options: Sequence[str]) -> list[str]:
     """Return the security options to add to the daemon's own."""
     if "name=seccomp,profile=default" not in daemon_options:
         return []
-    return [f"seccomp={json.dumps(seccomp_profile())}"]
-
-
-def seccomp_profile() -> dict[str, Json]:
-    """Return the filter: it permits all calls but the listed ones, in native mode only."""
-    return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": list(_rules())}
+    # It permits all calls but the listed ones, in native mode only.
+    profile = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": list(_rules())}
+    return [f"seccomp={json.dumps(profile)}"]
 
 
 def _rules() -> Iterator[dict[str, Json]]:

@@ -33,16 +33,16 @@ _FORWARD = (
     "base_url = 'unix:///tmp/docker.sock'"
 )
 _HINTS = {
+    "credentials store": "install the login helper of Docker's config, or set DOCKER_CONFIG",
     "no space left": "the daemon's disk is full: `docker system df`, then `docker system prune`",
     "/bin/sh": "swerl's containers need a /bin/sh; add one to the image",
     "unable to find user": "name a user of the image, or none for the image's own",
     "runtime": "`docker info` lists the runtimes that the daemon knows",
     "mount": "a mounted folder must exist where the daemon runs",
     "toomanyrequests": "the registry limits pulls: `docker login`, wait, or `swerl images mirror`",
-    "429": "the registry limits pulls: `docker login`, wait, or `swerl images mirror`",
+    "many requests": "the registry limits pulls: `docker login`, wait, or `swerl images mirror`",
     "denied": "check the name; log in on the daemon's machine: `docker login REGISTRY`",
     "unauthorized": "check the name; log in on the daemon's machine: `docker login REGISTRY`",
-    "401": "check the name; log in on the daemon's machine: `docker login REGISTRY`",
     "manifest": "check the name, and its tag or digest",
     "not found": "check the name, and its tag or digest",
     "registry": "check that the daemon can reach the registry: `docker pull` prints details",
@@ -136,6 +136,8 @@ class Daemon:
             raise ImageError(error.explanation or str(error)) from error
         except docker.errors.APIError as error:
             raise _own_error(error.status_code, error.explanation or str(error)) from error
+        except docker.errors.DockerException as error:  # such as a login helper that is missing
+            raise _own_error(0, str(error)) from error
         except (requests.RequestException, OSError) as error:
             raise SandboxUnavailableError(
                 "the docker daemon does not answer", hint=_NO_DAEMON

@@ -56,16 +56,8 @@ async def test_damaged_config_or_login_is_one_clear_error(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("headers", "scheme", "parameters"),
     [
-        (
-            ['Bearer realm="https://a/t",service="s"'],
-            "bearer",
-            {"realm": "https://a/t", "service": "s"},
-        ),
-        (
-            ["Bearer realm=https://a/t, service=s"],
-            "bearer",
-            {"realm": "https://a/t", "service": "s"},
-        ),
+        (['Bearer realm="https://a/t",p=1'], "bearer", {"realm": "https://a/t", "p": "1"}),
+        (["Bearer realm=https://a/t, p=1"], "bearer", {"realm": "https://a/t", "p": "1"}),
         (['Basic realm="x", Bearer realm="https://a/t"'], "bearer", {"realm": "https://a/t"}),
         (['Basic realm="x"', 'BEARER Realm="https://a/t"'], "bearer", {"realm": "https://a/t"}),
         (['Negotiate, Basic realm="a, b=\\"c\\""'], "basic", {"realm": 'a, b="c"'}),

@@ -21,7 +21,8 @@ import pytest
 
 from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, new_name
-from swerl.sandboxes import _machine, docker
+from swerl.sandboxes import _docker_daemon, _machine, docker
+from swerl.sandboxes._docker_container import pull
 
 from ...services import dockerd as services_dockerd
 from ...services.daemon import CannotRunError, Daemon
@@ -246,6 +247,24 @@ async def test_an_image_that_the_registry_lacks(
     error = await refuse(backend, f"{registry}/nobody/nothing:1", ImageError)
     assert "nobody/nothing" in str(error)
     assert "check the name" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("Credentials store error: StoreError('docker-credential-x not installed')", "helper"),
+        ("pull access denied for agents/runtime, repository does not exist", "docker login"),
+        ("manifest for agents/runtime:django-14290 not found", "check the name, and"),
+    ],
+)
+async def test_the_hint_of_a_failed_pull(reason: str, hint: str) -> None:
+    from docker.errors import DockerException
+
+    daemon = _docker_daemon.Daemon()
+    daemon._client = Mock(pull=Mock(side_effect=DockerException(reason)))
+    with pytest.raises(ImageError, match="cannot pull agents/runtime") as raised:
+        await pull(daemon, "agents/runtime:django-14290")
+    assert hint in raised.value.hint
 
 
 async def test_an_absent_image_is_pulled(backend: docker.DockerBackend, pushed_image: str) -> None:
