@@ -71,7 +71,8 @@ class ApiCall:
     method: str
     path: str
     scope: str = ""
-    """Requests with the same scope share an authorization."""
+    """Requests with the same scope share an authorization. A repository alone is read with a token
+    for the challenge's scope: `repository:NAME:pull,push` asks for this one at once."""
     headers: Mapping[str, str] = field(default_factory=dict)
     data: bytes | None = None
 
@@ -224,7 +225,9 @@ class Auth:
     async def answer(self, scope: str, challenges: Mapping[str, Mapping[str, str]]) -> bool:
         """Answer a registry's challenges; return whether there is a new authorization to try."""
         login = await find_login(self._registry.removeprefix("http://"), self._config)
-        bearer = challenges.get("bearer", {})
+        bearer = dict(challenges.get("bearer", {}))
+        if ":" in scope:  # the challenge to a first HEAD names only `pull`
+            bearer["scope"] = scope
         if "realm" in bearer:
             self._headers[scope] = f"Bearer {await self._token(bearer, login)}"
             return True
@@ -314,7 +317,8 @@ async def find_login(registry: str, config: Path) -> Login | None:
     settings = _read(config)
     helper = settings.get("credHelpers", {}).get(registry) or settings.get("credsStore")
     if helper:
-        login = await _ask_helper(helper, _helper_key(registry))
+        key = "https://index.docker.io/v1/" if registry == DOCKER_HUB else registry
+        login = await _ask_helper(helper, key)
         if login:
             return login
     for key, entry in settings.get("auths", {}).items():
@@ -380,10 +384,6 @@ async def _ask_helper(name: str, key: str) -> Login | None:
             f"Docker's config names the login helper {program}, which returns no login",
             hint="install it, or set DOCKER_CONFIG to a folder with another config",
         ) from error
-
-
-def _helper_key(registry: str) -> str:
-    return "https://index.docker.io/v1/" if registry == DOCKER_HUB else registry
 
 
 def _host(key: str) -> str:

@@ -214,8 +214,9 @@ def _resolve_built(image: str) -> LocalImage:
                 f"image built:{name} lacks {path}", hint=f"remove {folder} and build it again"
             )
     base = host()
-    # With a layer, even an empty one, the whole root is writable.
-    layers = layers or (_empty_layer(folder),)
+    if not layers:  # with one, even an empty one, the whole root is writable
+        layers = (folder / "empty",)
+        layers[0].mkdir(exist_ok=True)
     return replace(base, binds=base.binds + binds, env={**base.env, **env}, layers=layers)
 
 
@@ -250,12 +251,6 @@ def _fingerprint(folder: str) -> str:
         if num > _MAX_FINGERPRINTED:
             return ""
     return digest.hexdigest()
-
-
-def _empty_layer(folder: Path) -> Path:
-    layer = folder / "empty"
-    layer.mkdir(exist_ok=True)
-    return layer
 
 
 @contextmanager

@@ -170,15 +170,13 @@ class Registry:
             return response.headers.get("Docker-Content-Digest", "")
 
     async def has_manifest(self, repository: str, digest: str) -> bool:
-        return await self._has(
-            ApiCall("HEAD", f"{repository}/manifests/{digest}", repository, _ACCEPT)
-        )
+        """Return whether a repository that we push to has this manifest."""
+        path = f"{repository}/manifests/{digest}"
+        return await self._has(ApiCall("HEAD", path, _push(repository), _ACCEPT))
 
     async def has_blob(self, repository: str, digest: str) -> bool:
         """Return whether a repository that we push to has this blob."""
-        return await self._has(
-            ApiCall("HEAD", f"{repository}/blobs/{digest}", f"{repository} push")
-        )
+        return await self._has(ApiCall("HEAD", f"{repository}/blobs/{digest}", _push(repository)))
 
     async def blob(self, repository: str, blob: Blob) -> AsyncGenerator[bytes]:
         """Yield a blob's bytes; the last ones only after the size and digest are verified."""
@@ -195,7 +193,7 @@ class Registry:
     async def mount(self, repository: str, digest: str, *, home: str) -> bool:
         """Share a blob of the repository `home` with `repository`; return whether it worked."""
         query = urlencode({"mount": digest, "from": home})
-        scope = f"{repository} push, {home} pull"
+        scope = f"{_push(repository)} repository:{home}:pull"
         ask = ApiCall("POST", f"{repository}/blobs/uploads/?{query}", scope)
         async with self._connection.send(ask) as response:
             self._expect(response, {201, 202}, repository)
@@ -211,7 +209,7 @@ class Registry:
         The blob goes in parts, each a whole request, so an error of the source never interrupts a
         request: a registry cannot cancel an upload that it is still reading.
         """
-        scope = f"{repository} push"
+        scope = _push(repository)
         location = await self._step(ApiCall("POST", f"{repository}/blobs/uploads/", scope), {202})
         try:
             offset = 0
@@ -235,7 +233,7 @@ class Registry:
         ask = ApiCall(
             "PUT",
             f"{repository}/manifests/{version}",
-            f"{repository} push",
+            _push(repository),
             {"Content-Type": manifest.media_type},
             manifest.body,
         )
@@ -256,7 +254,7 @@ class Registry:
     async def _step(self, ask: ApiCall, statuses: set[int]) -> str:
         """Do one step of an upload and return the URL of the next one."""
         async with self._connection.send(ask) as response:
-            self._expect(response, statuses, ask.scope.removesuffix(" push"))
+            self._expect(response, statuses, ask.scope.split(":")[1])
             return _location(response)
 
     async def _cancel(self, location: str, scope: str) -> None:
@@ -268,6 +266,10 @@ class Registry:
 
     def _expect(self, response: aiohttp.ClientResponse, statuses: set[int], what: str) -> None:
         expect(response, statuses, host=self.host, what=what)
+
+
+def _push(repository: str) -> str:
+    return f"repository:{repository}:pull,push"
 
 
 async def verified(

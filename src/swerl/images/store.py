@@ -94,7 +94,8 @@ class Store:
         name = self.named(image)
         manifest = self.manifest(name)
         config = self.config(manifest)
-        ids = _each_once(config.diff_ids)
+        # The highest of equal layers decides, and overlayfs accepts a folder once.
+        ids = list(reversed(dict.fromkeys(reversed(config.diff_ids))))
         return StoredImage(
             reference=name.reference,
             digest=name.digest,
@@ -324,12 +325,6 @@ def default_store() -> Store:
 @functools.cache
 def _open(root: Path) -> Store:
     return Store(root)
-
-
-def _each_once(layer_ids: Iterable[str]) -> list[str]:
-    """Keep the highest of equal layers: overlayfs accepts a folder once, and the highest
-    decides."""
-    return list(reversed(dict.fromkeys(reversed(list(layer_ids)))))
 
 
 def _read_named(path: Path) -> Named:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,17 @@ from swerl.images.store import Store
 from tests.unit.images.layers import Entry, Make, Push, make_tar
 
 
-@pytest.fixture
-async def copied(
-    registry: Any, push: Push, make_image: Make, tmp_path: Path
-) -> Callable[[str], Path]:
-    """An image of two layers as skopeo writes it to a place of this kind."""
+@pytest.mark.parametrize("kind", ["oci", "oci-archive"])
+async def test_the_output_of_skopeo_is_imported(
+    registry: Any, push: Push, make_image: Make, tmp_path: Path, store: Store, kind: str
+) -> None:
     if shutil.which("skopeo") is None:
         pytest.skip("skopeo is not installed (apt-get install skopeo)")
     await push(make_image("a", "b"), "swe/task", "v1")
-
-    def copy(kind: str) -> Path:
-        path = tmp_path / "out"
-        source = f"docker://{registry.host}/swe/task:v1"
-        argv = ["skopeo", "copy", "-q", "--src-tls-verify=false", source, f"{kind}:{path}"]
-        subprocess.run(argv, check=True)
-        return path
-
-    return copy
-
-
-@pytest.mark.parametrize("kind", ["oci", "oci-archive"])
-async def test_the_output_of_skopeo_is_imported(
-    copied: Callable[[str], Path], store: Store, kind: str
-) -> None:
-    found = await import_image(copied(kind), store, "swe/mine")
+    path, source = tmp_path / "out", f"docker://{registry.host}/swe/task:v1"
+    argv = ["skopeo", "copy", "-q", "--src-tls-verify=false", source, f"{kind}:{path}"]
+    await asyncio.to_thread(subprocess.run, argv, check=True)
+    found = await import_image(path, store, "swe/mine")
     assert found.reference == "docker.io/swe/mine:latest"
     assert [(path / "etc/motd").read_text() for path in found.layers] == ["a", "b"]
     assert store.find("swe/mine") == found
@@ -85,7 +72,6 @@ async def test_list_of_platforms_is_reduced(
     ("harm", "words"),
     [
         (lambda path, image: (path / "index.json").write_text("{"), "is not JSON"),
-        (lambda path, image: (path / "index.json").write_text("[]"), "not a JSON object"),
         (lambda path, image: blob(path, image.layers[0]).unlink(), "lacks blobs/sha256"),
         (lambda path, image: spoil(blob(path, image.layers[0])), "does not match"),
         (lambda path, image: spoil(blob(path, image.manifest.digest)), "does not match"),

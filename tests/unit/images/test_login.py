@@ -12,6 +12,7 @@ from aiohttp.test_utils import RawTestServer
 
 from swerl.core.errors import ImageError
 from swerl.images.http import Auth, Login, find_login, http_session, logged_in, read_challenges
+from swerl.images.registry import Registry
 
 
 def config(folder: Path, **settings: object) -> Path:
@@ -79,6 +80,22 @@ async def test_a_hostile_token_is_one_clear_error(tmp_path: Path, body: bytes) -
         auth = Auth("127.0.0.1:5000", http, tmp_path / "none.json")
         with pytest.raises(ImageError, match="answered without a token"):
             await auth.answer("swe/task", challenge)
+
+
+async def test_a_push_requests_its_scope_at_once(tmp_path: Path) -> None:
+    """Quay hides a new repository from tokens for `pull`, the only scope that its answer names."""
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        if request.path == "/token":
+            return web.json_response({"token": request.query["scope"]})
+        if request.headers.get("Authorization") == "Bearer repository:a/b:pull,push":
+            return web.Response(status=404)
+        realm = f'Bearer realm="http://{request.host}/token",scope="repository:a/b:pull"'
+        return web.Response(status=401, headers={"WWW-Authenticate": realm})
+
+    async with RawTestServer(answer) as server, http_session() as http:
+        registry = Registry(f"127.0.0.1:{server.port}", http, tmp_path / "none.json")
+        assert not await registry.has_blob("a/b", f"sha256:{0:064}")
 
 
 async def test_a_login_is_not_sent_without_encryption(tmp_path: Path) -> None:

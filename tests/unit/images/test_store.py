@@ -17,11 +17,6 @@ from tests.unit.images.layers import Entry, add_image
 NAME = "docker.io/swe/task:latest"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def test_image_is_found_by_every_name_it_has(store: Store) -> None:
     digest = add_image(store, NAME, [Entry("a")])
     for name in ("swe/task", "swe/task:latest", NAME, f"swe/task@{digest}", f"swe/task:1@{digest}"):
