@@ -87,9 +87,10 @@ class Registries:
         async with self._moving[key], self._slots:
             is_there = await self.patiently(lambda: registry.has_blob(repository, blob.digest))
             if not is_there and (origin := self._homes.get(key, home)):
-                is_there = await self.patiently(
-                    lambda: registry.mount(repository, blob.digest, home=origin)
-                )
+                with suppress(ImageError):  # refused: upload it
+                    is_there = await self.patiently(
+                        lambda: registry.mount(repository, blob.digest, home=origin)
+                    )
             if not is_there:
                 await self.patiently(upload)
             self._homes[key] = repository

@@ -9,13 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
 
-from swerl.core.errors import InputError
+from swerl.core.errors import ImageError, InputError
 from swerl.core.image_reference import Target
 from swerl.images.mirror import mirror
+from swerl.images.registry import Registry
 from tests.unit.images.layers import Make, Push, failure
 
 
@@ -33,12 +35,18 @@ async def test_image_arrives_at_second_registry_byte_for_byte(
     assert second.half_written() == []
 
 
-async def test_same_registry_mounts_instead_of_moving(
-    registry: Any, push: Push, make_image: Make, copy: Make
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_same_registry_mounts_unless_it_refuses(
+    refuses: bool, registry: Any, push: Push, make_image: Make, copy: Make, monkeypatch: Any
 ) -> None:
-    await push(make_image("a", "b"), "swe/task")
+    image = make_image("a", "b")
+    await push(image, "swe/task")
+    if refuses:
+        error = ImageError("refuses access (403)", hint="")
+        monkeypatch.setattr(Registry, "mount", AsyncMock(side_effect=error))
     report = await copy([f"{registry.host}/swe/task"], f"{registry.host}/copy")
-    assert (report.failed, report.moved_bytes) == ([], 0)
+    moved_bytes = sum(map(len, image.blobs.values())) if refuses else 0
+    assert (report.failed, report.moved_bytes) == ([], moved_bytes)
     assert registry.half_written() == []
 
 
