@@ -39,7 +39,8 @@ def collect(store: Store, keep: Iterable[str], *, dry_run: bool = False) -> GcRe
 
     Raises InputError if a name in `keep` is malformed.
     """
-    keep_names = _names_of(keep)
+    references = [parse(image) for image in keep if not is_local(image)]
+    keep_names = {name for reference in references for name in (str(reference), reference.digest)}
     if not store.root.is_dir():
         return GcResult((), (), 0, 0, 0)
     if not dry_run:
@@ -65,14 +66,6 @@ def collect(store: Store, keep: Iterable[str], *, dry_run: bool = False) -> GcRe
                 path.rename(bin / str(number))
     freed_bytes = sum(sizes[path] for path in gone)
     return GcResult(removed, in_use, freed_bytes, sum(sizes.values()) - freed_bytes, len(gone))
-
-
-def _names_of(images: Iterable[str]) -> set[str]:
-    """Return the full names and the digests of images, without those of this machine alone."""
-    references = [parse(image) for image in images if not is_local(image)]
-    return {str(reference) for reference in references} | {
-        reference.digest for reference in references if reference.digest
-    }
 
 
 def _parts(store: Store, name: Named, snapshots: Mapping[str, Snapshot]) -> set[str]:

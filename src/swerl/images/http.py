@@ -86,6 +86,18 @@ async def http_session() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
+def own_login(site: URL, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of a request that sends `headers` to this site alone."""
+
+    async def send(request: Any, handler: Any) -> Any:
+        request.headers.pop("Authorization", None)  # aiohttp reads logins of ~/.netrc
+        if request.url.host == site.host and request.url.scheme in {"https", site.scheme}:
+            request.headers.update(headers)
+        return await handler(request)
+
+    return {"middlewares": (send,)}
+
+
 async def patiently(call: Callable[[], Awaitable[_T]], patience: Patience) -> _T:
     """Return the result of `call`; retry after errors marked retryable."""
     for attempt in range(1, patience.tries + 1):
@@ -122,9 +134,9 @@ class RegistryConnection:
 
     async def _once(self, ask: ApiCall) -> aiohttp.ClientResponse:
         url = ask.path if "://" in ask.path else f"{base_url(self.host)}/v2/{ask.path}"
-        headers = {**ask.headers, **self._auth.headers(ask.scope)}
+        login = own_login(URL(base_url(self.host)), self._auth.headers(ask.scope))
         return await self._http.request(
-            ask.method, URL(url, encoded=True), headers=headers, data=ask.data
+            ask.method, URL(url, encoded=True), headers=ask.headers, data=ask.data, **login
         )
 
     async def _challenged(
@@ -256,6 +268,7 @@ class Auth:
             )
         try:
             method = "POST" if "data" in request else "GET"
+            request |= own_login(URL(realm), request.pop("headers", {}))
             async with self._http.request(method, realm, **request) as response:
                 if response.status != 200:
                     raise self._refused(realm, response)

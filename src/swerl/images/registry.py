@@ -259,11 +259,10 @@ class Registry:
             return _location(response)
 
     async def _cancel(self, location: str, scope: str) -> None:
-        try:
+        # The registry drops abandoned uploads itself: keep the first error.
+        with suppress(ImageError):
             async with self._connection.send(ApiCall("DELETE", location, scope)):
                 pass
-        except ImageError:
-            return  # the registry drops abandoned uploads itself; keep the first error
 
     def _expect(self, response: aiohttp.ClientResponse, statuses: set[int], what: str) -> None:
         expect(response, statuses, host=self.host, what=what)

@@ -135,8 +135,10 @@ async def test_an_entry_of_an_index_without_a_platform_is_taken_if_its_config_fi
 
 
 async def test_login_of_docker_config_opens_a_closed_registry(
-    make_image: Make, bring: Bring, tmp_path: Path
+    make_image: Make, bring: Bring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "netrc").write_text("default login of password others\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     async with guarded(make_image("a"), "ann:secret") as host:
         for login in ("", "ann:wrong"):
             config = docker_config(tmp_path, host, login)
