@@ -328,8 +328,8 @@ async def find_login(registry: str, config: Path) -> Login | None:
     Raises ImageError if the config cannot be read or its helper program fails.
     """
     settings = _read(config)
-    helper = settings.get("credHelpers", {}).get(registry) or settings.get("credsStore")
-    if helper:
+    helpers = {_host(key): name for key, name in settings.get("credHelpers", {}).items()}
+    if helper := helpers.get(registry) or settings.get("credsStore"):
         key = "https://index.docker.io/v1/" if registry == DOCKER_HUB else registry
         login = await _ask_helper(helper, key)
         if login:
@@ -338,6 +338,8 @@ async def find_login(registry: str, config: Path) -> Login | None:
         if _host(key) != registry:
             continue
         login = _decode(entry["auth"], config, key) if entry.get("auth") else None
+        if not login and entry.get("username"):  # as tools write it, and Docker reads it
+            login = Login(str(entry["username"]), str(entry.get("password", "")))
         if token := entry.get("identitytoken"):
             return Login(login.user if login else "", "", str(token))
         if login:
@@ -386,9 +388,8 @@ async def _ask_helper(name: str, key: str) -> Login | None:
         finally:
             if process.returncode is None:
                 process.kill()
-        if process.returncode:
+        if process.returncode or not (entry := json.loads(answer)) or not entry["Secret"]:
             return None
-        entry = json.loads(answer)
         if entry["Username"] == "<token>":
             return Login("", "", entry["Secret"])
         return Login(entry["Username"], entry["Secret"])

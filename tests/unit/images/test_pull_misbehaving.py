@@ -32,14 +32,13 @@ def status(code: int, **headers: str) -> Any:
         (lambda _, body: web.Response(body=b"x" * len(body)), "sent content that does not match"),
         (lambda _, body: web.Response(body=body[: len(body) // 2]), "bytes of swe/task@"),
         (lambda _, body: web.Response(body=body * 2), "sent more than"),
-        (lambda _, body: web.Response(body=b""), "sent 0 of"),
         (status(404), "has no swe/task@"),
         (status(401), "docker login"),
         (status(403), "docker login"),
         (status(429), "limits the rate of requests"),
         (status(500), "answered 500"),
     ],
-    ids=["bytes", "half", "more", "nothing", "404", "401", "403", "429", "500"],
+    ids=["bytes", "half", "more", "404", "401", "403", "429", "500"],
 )
 async def test_blob_that_cannot_be_had_is_one_clear_error(
     faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store, fault: Any, words: str
@@ -58,12 +57,11 @@ async def test_blob_that_cannot_be_had_is_one_clear_error(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (status(404), "has no swe/task:latest"),
         (lambda *_: web.Response(body=b"{", content_type=IMAGE_TYPES[0]), "is not JSON"),
         (lambda *_: web.Response(text="<html>", content_type="text/html"), "text/html"),
         (lambda *_: web.Response(body=bytes(5 << 20)), "larger than 4 MiB"),
     ],
-    ids=["404", "no JSON", "page", "huge"],
+    ids=["no JSON", "page", "huge"],
 )
 async def test_manifest_that_cannot_be_had_is_one_clear_error(
     faulty: Any, push: Push, make_image: Make, bring: Bring, store: Store, fault: Any, words: str
