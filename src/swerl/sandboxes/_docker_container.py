@@ -107,7 +107,8 @@ async def pull(daemon: Daemon, image: str) -> None:
     except SandboxError as error:
         detail = str(error).removeprefix("docker: ")
     if detail:
-        words = detail.replace(repository, "").replace(tag, "")  # a name may contain any word
+        name = repository.rpartition("/")[2]  # it may contain any word
+        words = detail.replace(name, "").replace(tag, "")
         hint = hint_for(words, "check that the daemon can reach the registry: `docker pull`")
         raise ImageError(f"cannot pull {image}: {detail[:300]}", hint=hint)
 

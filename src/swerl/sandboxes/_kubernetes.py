@@ -38,8 +38,8 @@ _NO_CLUSTER = "`kubectl cluster-info` must work; set sandbox.kubeconfig"
 _HINTS = {
     "exceeded quota": "open fewer sandboxes (rollout.concurrency), or raise the ResourceQuota",
     "podsecurity": "the namespace must permit the level `baseline` of Pod Security",
-    "401": "log in again; `kubectl auth whoami` must work",
-    "403": "grant the Role of docs/guides/sandboxes-kubernetes.md",
+    "answers 401": "log in again; `kubectl auth whoami` must work",
+    "answers 403": "grant the Role of docs/guides/sandboxes-kubernetes.md",
     "namespaces": "create it (`kubectl create namespace NAME`), or set sandbox.namespace",
 }
 """Words of a refusal -> remedy."""

@@ -62,7 +62,7 @@ _FILE_BLOCK = 512
 _DETAIL_BYTES = 4096
 _CROWDED = ("temporarily unavailable", "cannot allocate memory", "cannot fork", "no space left")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-_TRANSIENT = ("429", "toomanyrequests", "timeout", "timed out", "refused", "reset", "503", "EOF")
+_TRANSIENT = re.compile(r"many ?requests|time(d )?out|refused|reset|unavailable|\beof\b", re.I)
 _PULL_HINT = (
     "check the name and that the nodes reach the registry; a private registry, or one that limits "
     "pulls, needs imagePullSecrets in sandbox.pod"
@@ -373,7 +373,8 @@ class PodSandbox(MachineSandbox):
             image = pod["spec"]["containers"][0]["image"]
             message = f"the node cannot pull {image}: {detail or reason}"
             self._trouble = ImageError(message[:400], hint=_PULL_HINT)
-            if not any(word in detail for word in _TRANSIENT):
+            name = re.split("[:@]", image.rpartition("/")[2])
+            if not _TRANSIENT.search(detail.replace(name[0], "").replace(name[-1], "")):
                 raise self._trouble
         return False
 

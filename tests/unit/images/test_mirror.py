@@ -42,8 +42,7 @@ async def test_same_registry_mounts_unless_it_refuses(
     image = make_image("a", "b")
     await push(image, "swe/task")
     if refuses:
-        error = ImageError("refuses access (403)", hint="")
-        monkeypatch.setattr(Registry, "mount", AsyncMock(side_effect=error))
+        monkeypatch.setattr(Registry, "mount", AsyncMock(side_effect=ImageError("403", hint="")))
     report = await copy([f"{registry.host}/swe/task"], f"{registry.host}/copy")
     moved_bytes = sum(map(len, image.blobs.values())) if refuses else 0
     assert (report.failed, report.moved_bytes) == ([], moved_bytes)

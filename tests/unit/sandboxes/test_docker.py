@@ -254,7 +254,6 @@ async def test_an_image_that_the_registry_lacks(
     [
         ("Credentials store error: StoreError('docker-credential-x not installed')", "helper"),
         ("pull access denied for agents/runtime, repository does not exist", "docker login"),
-        ("manifest for agents/runtime:django-14290 not found", "check the name, and"),
     ],
 )
 async def test_the_hint_of_a_failed_pull(reason: str, hint: str) -> None:

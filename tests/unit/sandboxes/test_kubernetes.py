@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swerl.core.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import Mount
 from swerl.sandboxes import kubernetes
 from swerl.sandboxes._kubernetes import Cluster
@@ -89,6 +89,11 @@ async def test_a_cluster_that_ignores_policies_is_refused(
         server.network, server.environment = "none", before
     assert "reached the API server" in str(error)
     assert "apply the policy" in error.hint
+
+
+async def test_a_missing_image_is_refused_at_once(kube: tuple[KubeServer, Path]) -> None:
+    async with asyncio.timeout(30):
+        await refuse(backend(kube), "127.0.0.1:1/swe/async-timeout:django-14290", ImageError)
 
 
 async def test_no_cluster_and_a_wrong_login(kube: tuple[KubeServer, Path], tmp_path: Path) -> None:
