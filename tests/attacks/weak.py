@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,7 @@ class WeakBackend:
 
     @asynccontextmanager
     async def open(
-        self,
-        image: str,
-        limits: Limits,
-        *,
-        workdir: str,
-        mounts: Sequence[Mount] = (),
-        name: str = "",
+        self, image: str, _: Limits, *, workdir: str, mounts: Sequence[Mount] = (), name: str = ""
     ) -> AsyncIterator[WeakSandbox]:
         Path(workdir).mkdir(exist_ok=True)
         for mount in mounts:
@@ -64,10 +58,9 @@ class WeakSandbox:
         argv: Sequence[str],
         *,
         cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
         timeout_s: float | None = None,
         stdin: bytes | None = None,
+        **_: object,
     ) -> Exec:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = await asyncio.create_subprocess_exec(

@@ -28,7 +28,6 @@ def called(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=600,
-        check=False,
     )
 
 

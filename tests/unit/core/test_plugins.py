@@ -172,7 +172,6 @@ def test_the_command_line_prints_two_lines_for_a_broken_file(tmp_path: Path) -> 
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 2

@@ -35,7 +35,6 @@ def swerl(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
     )
 
 
@@ -116,7 +115,6 @@ def test_its_algorithm_trains_in_the_ranks(site: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=240,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "step 0: reward" in done.stdout

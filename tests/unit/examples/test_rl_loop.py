@@ -62,7 +62,6 @@ def test_the_example_loop_takes_two_steps(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=240,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("making tasks and a model")

@@ -17,6 +17,8 @@ from swerl.grading.graders import command
 from swerl.sandboxes import local
 from swerl.tasks import worktree
 
+from .conftest import GOLD
+
 BASE = """
 git init -q --template= -b main; git config user.name a; git config user.email a@b
 mkdir -p pkg tests lib coverage; touch pkg/__init__.py coverage/__init__.py
@@ -232,14 +234,6 @@ async def test_honest_work_is_solved(task: Task, script: str) -> None:
     assert result.verdict is Verdict.SOLVED, (result.reason, result.log[-500:], result.restored)
 
 
-GOLD = """\
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a + b
-"""
 SMUGGLED = {
     "indented diff": " --- a/conftest.py\n +++ b/conftest.py\n @@ -0,0 +1 @@\n +x\n",
     "date behind a blank": "--- a/tox.ini 2010-07-05 19:41:17.620000023 -0500\n"
