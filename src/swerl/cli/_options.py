@@ -204,14 +204,9 @@ def tasks_in(path: Path) -> list[Task]:
 
 
 SETTINGS = (
-    "rollout.max_new_tokens=16384",
-    "rollout.max_context_tokens=1000000",
-    "budgets.model_call_s=600",
-    "budgets.tool_s=900",
-    "budgets.agent_s=1800",
-    "budgets.grading_s=1900",
-    "budgets.episode_s=3700",
-    "budgets.sandbox_s=7200",
+    *("rollout.max_new_tokens=16384", "rollout.max_context_tokens=1000000"),
+    *("budgets.model_call_s=600", "budgets.tool_s=900", "budgets.agent_s=1800"),
+    *("budgets.grading_s=1900", "budgets.episode_s=3700", "budgets.sandbox_s=7200"),
 )
 """Settings for a real agent on a real repository; a recipe's defaults fit a small model."""
 LIMITS = (

@@ -24,16 +24,7 @@ from ..sandboxes.helpers import host_processes
 @contextmanager
 def serve(*options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """Start the command and read the variables that it tells to export."""
-    argv = [
-        sys.executable,
-        "-m",
-        "swerl",
-        "sandbox",
-        "serve",
-        "--listen",
-        "127.0.0.1:0",
-        *options,
-    ]
+    argv = [sys.executable, "-m", "swerl", "sandbox", "serve", "--listen", "127.0.0.1:0", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(argv, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
     try:

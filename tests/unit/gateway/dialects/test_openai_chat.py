@@ -14,16 +14,9 @@ from swerl.gateway.sessions import Session
 from tests.unit.gateway._fakes import RecordingEngine
 
 ASK: Any = {"role": "user", "content": "fix it"}
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "bash",
-            "description": "Run a command.",
-            "parameters": {"type": "object", "properties": {"timeout": {"type": "integer"}}},
-        },
-    }
-]
+PARAMETERS: Any = {"type": "object", "properties": {"timeout": {"type": "integer"}}}
+BASH: Any = {"name": "bash", "description": "Run a command.", "parameters": PARAMETERS}
+TOOLS: Any = [{"type": "function", "function": BASH}]
 SAID = Message(
     Role.ASSISTANT,
     "I look.",
