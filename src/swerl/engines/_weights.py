@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swerl.core.errors import EngineError
+from swerl.core.files import read_json
 from swerl.engines._sglang_wire import ServedShape
 
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
@@ -36,13 +37,15 @@ def checksum(folder: Path) -> str:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder. Raises EngineError if there are none."""
+    """Return a model's safetensors files: those of a whole index, or all. Raises EngineError."""
     files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():  # engines read no other files, which may hold older tensors
+        named = {folder / name for name in read_json(index)["weight_map"].values()}
+        files = sorted(named) if named.issubset(files) else files
     if not files:
-        raise EngineError(
-            f"no *.safetensors in {str(folder)!r}",
-            hint="name a model folder in Hugging Face format: config.json, model.safetensors",
-        )
+        hint = "name a model folder in Hugging Face format: config.json, model.safetensors"
+        raise EngineError(f"no *.safetensors in {str(folder)!r}", hint=hint)
     return files
 
 

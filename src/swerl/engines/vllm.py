@@ -181,11 +181,13 @@ class VllmServer(SglangServer):
         """
         folder, version = str(body["model_path"]), str(body["weight_version"])
         shards(Path(folder))
-        if self._on_cpu and _is_tied(Path(folder)):
-            raise EngineError(
-                "vLLM on a CPU does not reload the head of a model whose head is its embedding",
-                hint='set engine.type = "torch-cpu" or "sglang"',
-            )
+        if self._on_cpu:
+            config = read_json(Path(folder) / "config.json")
+            if (config.get("text_config") or config).get("tie_word_embeddings", True):
+                raise EngineError(
+                    "vLLM on a CPU does not reload the head of a model whose head is its embedding",
+                    hint='set engine.type = "torch-cpu" or "sglang"',
+                )
         old, old_version = self._folder, self._version
         await self._name(f"{PARTIAL}{self.url}")
         try:
@@ -235,11 +237,6 @@ def request_body(body: Mapping[str, Any]) -> dict[str, Any]:
     if "sampling_seed" in params:
         sampling["seed"] = params["sampling_seed"]
     return {"request_id": body["rid"], "token_ids": body["input_ids"], "sampling_params": sampling}
-
-
-def _is_tied(folder: Path) -> bool:
-    config = read_json(folder / "config.json")
-    return bool((config.get("text_config") or config).get("tie_word_embeddings", True))
 
 
 def _logprob(score: Mapping[str, Any]) -> float:

@@ -18,6 +18,10 @@ def test_the_spread_over_files_does_not_matter(tmp_path: Path, tiny_model: Path)
     save_file({n: tensors[n] for n in names[:5]}, tmp_path / "b.safetensors")
     save_file({n: tensors[n] for n in names[5:]}, tmp_path / "a.safetensors", {"format": "pt"})
     assert checksum(tmp_path) == checksum(tiny_model)
+    index = '{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    save_file({names[0]: torch.zeros(1)}, tmp_path / "model.safetensors")  # an older copy
+    assert checksum(tmp_path) == checksum(tiny_model)
 
 
 @pytest.mark.parametrize("change", ["value", "name", "dtype", "shape"])

@@ -116,17 +116,14 @@ def test_only_untrained_episodes_of_unknown_weights_go_aside(tmp_path: Path) -> 
     run, versions = RunFolder(tmp_path), Versions(["a", "b"])
     cursor = Cursor(next_place=12, under_way=((5, 1),))
     record.move_orphans_aside(run, versions, cursor, 2, told.append)
-    left = {f"{path.parent.parent.name}/{path.parent.name}" for path in _written(tmp_path)}
+    paths = (tmp_path / "episodes").glob("*/*/episode.json")
+    left = {f"{path.parent.parent.name}/{path.parent.name}" for path in paths}
     assert left == set(sampled) - {"00002/t.1", "00005/t.0"}
     aside = {path.parent.name for path in (tmp_path / "undone-01").glob("*/*/episode.json")}
     assert aside == {"t.0", "t.1"}
     assert told == [Notice("moved 2 episodes of lost weights aside, to undone-01")]
     record.move_orphans_aside(run, versions, cursor, 2, told.append)
     assert len(told) == 1
-
-
-def _written(root: Path) -> list[Path]:
-    return list((root / "episodes").glob("*/*/episode.json"))
 
 
 async def test_tokens_of_attempts_lost_to_infrastructure_are_counted(

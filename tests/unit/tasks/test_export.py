@@ -56,17 +56,13 @@ def script_task() -> Task:
     return replace(bench_task(), id="s", grading=spec, setup="git checkout a\ngit clean -fd")
 
 
-def lines(path: Path) -> list[dict[str, dict[str, dict[str, str]]]]:
-    return [json.loads(line) for line in path.open()]
-
-
 def test_slime_gets_what_it_grades_by(tmp_path: Path) -> None:
     out = tmp_path / "slime.jsonl"
     command = replace(script_task(), id="c", grading=GradingSpec("command", test_command="make t"))
     r2e = replace(script_task(), id="r", grading=GradingSpec("r2e"))
     done = export_slime([bench_task(), script_task(), command, r2e], out)
     assert (done.num_tasks, list(done.reasons.values())) == (3, [1])
-    bench, script, commanded = lines(out)
+    bench, script, commanded = map(json.loads, out.open())
     info = bench["metadata"]["remote_env_info"]
     assert {"image", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS", "version", "repo",
             "instance_id", "problem_statement", "hints_text",
