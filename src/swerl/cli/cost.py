@@ -11,7 +11,7 @@ import typer
 from swerl.cli._options import JsonOption, RecipeSettingsOption
 from swerl.cli._output import console, print_json
 from swerl.cli._plan_view import advice, assumptions_table, cases_table, simulation_table
-from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe, override
+from swerl.plan.cost import Estimate, estimate, from_recipe, override
 from swerl.plan.plan import RecipePlan, plan
 from swerl.plan.simulation import Simulation, assumptions, simulate
 from swerl.recipe.load import load
@@ -35,18 +35,15 @@ def estimate_cost(
     speed = assumptions(recipe, planned.shape) if planned.simulate() else ()
     rows = override((*bill, *speed), assumed or ())
     result = estimate(rows[: len(bill)])
-    simulated = _simulated(planned, rows[len(bill) :]) if speed else None
+    simulated = None
+    if speed and planned.memory:
+        sized = (planned.recipe, planned.shape, planned.layout, planned.memory.cache)
+        simulated = simulate(*sized, rows=rows[len(bill) :])
     if as_json:
         cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
         print_json({**asdict(result), "cases": cases, "simulation": simulated})
     else:
         _show(planned, result, simulated)
-
-
-def _simulated(planned: RecipePlan, rows: tuple[Assumption, ...]) -> Simulation:
-    assert planned.memory is not None
-    cache = planned.memory.cache
-    return simulate(planned.recipe, planned.shape, planned.layout, cache, rows=rows)
 
 
 def _show(planned: RecipePlan, result: Estimate, simulated: Simulation | None) -> None:

@@ -36,6 +36,7 @@ from swerl.core.contracts import EngineSetup
 from swerl.core.errors import InputError
 from swerl.core.events import Event, Notice
 from swerl.core.plugins import short
+from swerl.core.secrets import without_logins
 from swerl.core.task import Task, find_task
 from swerl.recipe.schema import Recipe
 from swerl.rollout import wiring
@@ -74,8 +75,10 @@ def evaluate(
     to fewer.
     """
     task_list = tasks_in(tasks)
+    # A model is name enough for one engine.
+    called = {kind: without_logins(kind) * (len(engine) > 1 or not model) for kind in engine}
     policies = [
-        _policy(f"eval-{tasks.stem}-{short(who)}-{name or kind}", who, kind, name, settings)
+        _policy(f"eval-{tasks.stem}-{short(who)}-{called[kind]}-{name}", who, kind, name, settings)
         for who, kind, name in product(agent, engine, model or [""])
     ]
     if len({recipe.name for _, recipe in policies}) < len(policies):

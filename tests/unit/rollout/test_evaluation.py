@@ -120,6 +120,9 @@ def test_bad_input_is_one_clear_error(file: Path) -> None:
     assert "there is no evaluation" in str(refused(file, "compare", "nothing", "nothing"))
     named = ("--engine", "scripted:gold", "--engine", "scripted:noop", "--set", "name=x")
     assert "one name" in str(refused(file, file, *named))
+    engines = [f"--engine=openai=http://me:secret@h:{port}/v1" for port in (9, 8)]
+    assert "NONE" in str(refused(file, file, *engines, "--model=m", "--set=engine.api_key=NONE"))
+    assert [*(file.parent / "runs").glob("*openai-http-h-9-v1-m")]
     task = next(iter(read_tasks(file)))
     write_tasks(file, [task, task])
     assert "is also in line 1" in str(refused(file, file, "--engine", "scripted:gold"))
