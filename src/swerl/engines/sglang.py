@@ -88,8 +88,8 @@ def server_command(
     command += [f"--model-path={model.resolve()}", f"--host={host}", f"--port={port}", *FLAGS]
     if saver:
         command.append("--enable-memory-saver")
-    if num_gpus:
-        command.append(f"--tp-size={num_gpus}")
+    if num_gpus:  # by itself SGLang serves a model in fp32 in float16
+        command += [f"--tp-size={num_gpus}", "--dtype=bfloat16"]
     if options.routed_experts:
         command.append("--enable-return-routed-experts")
     return [*command, *options.flags]
