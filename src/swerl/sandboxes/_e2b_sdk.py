@@ -265,13 +265,16 @@ def _translate(error: Exception, what: str) -> Exception:
     if status == _NO_BACKEND:
         return SandboxUnavailableError(text, hint="run `swerl doctor` on that machine")
     if status == 429 or isinstance(error, theirs.RateLimitException):
-        hint = "lower creates_per_s, or raise the account's limit"
-        return SandboxError(f"{what}: the provider's rate is exceeded", hint=hint, retryable=True)
+        hint = "lower creates_per_s or rollout.concurrency, or raise the account's limit"
+        return SandboxError(text, hint=hint, retryable=True)
     if status == 404 or isinstance(error, theirs.NotFoundException):
         hint = "`e2b template list` prints the templates"
         return ImageError(text, hint=hint) if is_create else GoneError(text)
     if status in (413, 507) or isinstance(error, theirs.NotEnoughSpaceException):
         return SandboxError(text, hint="raise disk_mib, or the template's disk", from_inside=True)
+    if is_create and status == 400 and "timeout" in detail.lower():
+        hint = "lower budgets.sandbox_s: the account's plan limits a sandbox's life"
+        return SandboxUnavailableError(text, hint=hint)
     if is_create and status == 400:
         return ImageError(text, hint="check the template's name")
     is_cut = isinstance(error, theirs.TimeoutException | OSError | EOFError) or status >= 500

@@ -91,10 +91,7 @@ class E2BBackend:
     def __init__(self, options: Options, key: str, *, is_own: bool) -> None:
         self._options = options
         self._is_own = is_own
-        addresses = {
-            "api_url": options.api_url or "",
-            "sandbox_url": options.sandbox_url or "",
-        }
+        addresses = {"api_url": options.api_url, "sandbox_url": options.sandbox_url}
         self._provider = sdk.E2BProvider(
             key,
             _OWN_REQUEST_S if is_own else _REQUEST_S,

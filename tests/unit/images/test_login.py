@@ -30,8 +30,7 @@ def helper(folder: Path, script: str) -> None:
 async def test_login_of_docker_hub_is_found_by_its_old_name(tmp_path: Path) -> None:
     pair = base64.b64encode(b"ann:s:3cret").decode()
     plain = {"username": "bob", "password": "pw"}
-    auths = {"https://index.docker.io/v1/": {"auth": pair}, "quay.io": plain}
-    file = config(tmp_path, auths=auths)
+    file = config(tmp_path, auths={"https://index.docker.io/v1/": {"auth": pair}, "quay.io": plain})
     assert await find_login("docker.io", file) == Login("ann", "s:3cret")
     assert await find_login("quay.io", file) == Login("bob", "pw")
     assert await find_login("ghcr.io", file) is None

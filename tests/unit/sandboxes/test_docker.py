@@ -21,8 +21,7 @@ import pytest
 
 from swerl.core.errors import ImageError, SandboxError, SandboxLostError, SandboxUnavailableError
 from swerl.core.sandbox import Limits, new_name
-from swerl.sandboxes import _docker_daemon, _machine, docker
-from swerl.sandboxes._docker_container import pull
+from swerl.sandboxes import _machine, docker
 
 from ...services import dockerd as services_dockerd
 from ...services.daemon import CannotRunError, Daemon
@@ -259,10 +258,10 @@ async def test_an_image_that_the_registry_lacks(
 async def test_the_hint_of_a_failed_pull(reason: str, hint: str) -> None:
     from docker.errors import DockerException
 
-    daemon = _docker_daemon.Daemon()
+    daemon = docker.Daemon()
     daemon._client = Mock(pull=Mock(side_effect=DockerException(reason)))
     with pytest.raises(ImageError, match="cannot pull agents/runtime") as raised:
-        await pull(daemon, "agents/runtime:django-14290")
+        await docker.containers.pull(daemon, "agents/runtime:django-14290")
     assert hint in raised.value.hint
 
 

@@ -11,7 +11,7 @@ from swerl.core.sandbox import Limits
 from swerl.images.local import image_folder
 from swerl.sandboxes import local
 
-from .helpers import sh, write_image
+from .helpers import refuse, sh, write_image
 
 LIMITS = Limits(memory_mib=256, num_processes=32, disk_mib=64, lifetime_s=60)
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,10 +81,8 @@ async def test_a_sandbox_without_an_overlay_has_nothing_to_capture(
     ],
 )
 async def test_a_missing_image_is_one_clear_error(image: str, message: str) -> None:
-    with pytest.raises(ImageError, match=message) as raised:
-        async with local.build(local.Options()).open(image, LIMITS, workdir="/testbed"):
-            pass
-    assert raised.value.hint
+    error = await refuse(local.build(local.Options()), image, ImageError)
+    assert message in str(error)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,5 @@ async def test_a_missing_image_is_one_clear_error(image: str, message: str) -> N
 async def test_a_broken_image_names_its_folder(body: str) -> None:
     folder = write_image("broken", [])
     (folder / "image.json").write_text(body)
-    with pytest.raises(ImageError) as raised:
-        async with local.build(local.Options()).open("built:broken", LIMITS, workdir="/testbed"):
-            pass
-    assert str(folder) in raised.value.hint
+    error = await refuse(local.build(local.Options()), "built:broken", ImageError)
+    assert str(folder) in error.hint

@@ -15,7 +15,7 @@ from swerl.sandboxes import e2b
 
 from ..e2b_faults import Faults, failing, is_create, once
 from ..e2b_server.helpers import Service
-from ..helpers import LIMITS, WORKDIR, sh
+from ..helpers import LIMITS, WORKDIR, refuse, sh
 from .conftest import backend
 
 pytest.importorskip("e2b", reason="the package `e2b` is not installed")
@@ -64,12 +64,18 @@ async def test_all_attempts_share_one_time_limit(
     faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(e2b, "_BOOT_S", 1.5)
-    faults.answer = once(failing(503, "no capacity"), times=10_000)
-    with pytest.raises(SandboxError, match=r"no sandbox of 'base' within 1\.5 s.*") as caught:
-        async with backend(faults.url).open("base", LIMITS, workdir=WORKDIR):
-            pass
-    assert caught.value.retryable
-    assert faults.creates > 1
+    faults.answer = once(failing(429, "20 concurrent sandboxes"), times=10_000)
+    error = await refuse(backend(faults.url), "base", SandboxError)
+    assert "no sandbox of 'base' within 1.5 s" in str(error)
+    assert "20 concurrent sandboxes" in str(error)
+    assert "rollout.concurrency" in error.hint
+    assert (error.retryable, faults.creates > 1) == (True, True)
+
+
+async def test_a_plan_that_limits_the_lifetime_is_named(faults: Faults) -> None:
+    faults.answer = once(failing(400, "Timeout cannot be greater than 1 hours"))
+    error = await refuse(backend(faults.url), "base", SandboxUnavailableError)
+    assert "budgets.sandbox_s" in error.hint
 
 
 def test_a_missing_key_is_reported_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
