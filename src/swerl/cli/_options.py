@@ -292,6 +292,7 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
             f"--engine {engine.text} needs --model with a model folder",
             hint="a run folder works, too: its newest weights are used",
         )
+    from swerl.engines.families._megatron_plan import text_config
     from swerl.recipe.hub import model_folder
 
     folder = model_folder(Path(model), fetch=True)
@@ -304,7 +305,7 @@ def _model_settings(engine: EngineChoice, model: str | None) -> list[str]:
             f"--model {model} is not a model folder: {error}",
             hint="give a folder in Hugging Face format, a run, or an id of the Hugging Face hub",
         ) from error
-    shape = config.get("text_config") or config
+    shape: Any = text_config(config)
     context = int(shape.get("max_position_embeddings") or _DEFAULT_CONTEXT)
     context = min([context, *(_served_limits(engine) if engine.url else ())])
     return [

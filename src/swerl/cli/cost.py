@@ -13,7 +13,7 @@ from swerl.cli._output import console, print_json
 from swerl.cli._plan_view import advice, assumptions_table, cases_table, simulation_table
 from swerl.plan.cost import Estimate, estimate, from_recipe, override
 from swerl.plan.plan import RecipePlan, plan
-from swerl.plan.simulation import Simulation, assumptions, simulate
+from swerl.plan.simulation import Simulation, assumptions
 from swerl.recipe.load import load
 
 AssumeOption = Annotated[
@@ -35,10 +35,7 @@ def estimate_cost(
     speed = assumptions(recipe, planned.shape) if planned.simulate() else ()
     rows = override((*bill, *speed), assumed or ())
     result = estimate(rows[: len(bill)])
-    simulated = None
-    if speed and planned.memory:
-        sized = (planned.recipe, planned.shape, planned.layout, planned.memory.cache)
-        simulated = simulate(*sized, rows=rows[len(bill) :])
+    simulated = planned.simulate(rows[len(bill) :]) if speed else None
     if as_json:
         cases = [{**asdict(case), "total_dollars": case.total_dollars} for case in result.cases]
         print_json({**asdict(result), "cases": cases, "simulation": simulated})

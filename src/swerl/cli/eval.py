@@ -75,8 +75,8 @@ def evaluate(
     to fewer.
     """
     task_list = tasks_in(tasks)
-    # A model is name enough for one engine.
-    called = {kind: without_logins(kind) * (len(engine) > 1 or not model) for kind in engine}
+    is_named = bool(model) and len(engine) == 1  # by the model alone
+    called = {kind: "" if is_named else without_logins(kind) for kind in engine}
     policies = [
         _policy(f"eval-{tasks.stem}-{short(who)}-{called[kind]}-{name}", who, kind, name, settings)
         for who, kind, name in product(agent, engine, model or [""])

@@ -23,6 +23,7 @@ from swerl.engines._sglang_pool import ClientSettings
 from swerl.engines._sglang_server import CONTROL_S, Connections, SglangServer, lost
 from swerl.engines._sglang_wire import PARTIAL, PauseMode, ServedShape
 from swerl.engines._weights import model_shape, shards
+from swerl.engines.families._megatron_plan import text_config
 
 FLAGS = (
     # No tokenizer; log-probabilities after the temperature; the number of cached tokens.
@@ -182,8 +183,8 @@ class VllmServer(SglangServer):
         folder, version = str(body["model_path"]), str(body["weight_version"])
         shards(Path(folder))
         if self._on_cpu:
-            config = read_json(Path(folder) / "config.json")
-            if (config.get("text_config") or config).get("tie_word_embeddings", True):
+            config = text_config(read_json(Path(folder) / "config.json"))
+            if config.get("tie_word_embeddings", True):
                 raise EngineError(
                     "vLLM on a CPU does not reload the head of a model whose head is its embedding",
                     hint='set engine.type = "torch-cpu" or "sglang"',

@@ -40,7 +40,7 @@ def collect(store: Store, keep: Iterable[str], *, dry_run: bool = False) -> GcRe
     Raises InputError if a name in `keep` is malformed.
     """
     references = [parse(image) for image in keep if not is_local(image)]
-    keep_names = {name for reference in references for name in (str(reference), reference.digest)}
+    keep_names = {name for each in references for name in (str(each), each.digest) if name}
     if not store.root.is_dir():
         return GcResult((), (), 0, 0, 0)
     if not dry_run:

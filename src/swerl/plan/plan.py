@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
@@ -19,7 +19,7 @@ from swerl.core.errors import (
     missing_package,
     unknown,
 )
-from swerl.plan.cost import Estimate, estimate, from_recipe, group_factor, used_prices
+from swerl.plan.cost import Assumption, Estimate, estimate, from_recipe, group_factor, used_prices
 from swerl.plan.layout import Layout, crossing, layout
 from swerl.plan.memory import GPUS, MemoryPlan, check_memory, engine_flags, plan_memory
 from swerl.plan.parameters import model_params, trained_params
@@ -102,11 +102,13 @@ class RecipePlan:
     absent: tuple[AbsentError, ...]
     """Files, folders and programs to provide on this machine before the launch."""
 
-    def simulate(self) -> Simulation | None:
-        """Simulate some steps; None on CPU, on GPUs of unknown speed, and of recorded Episodes."""
+    def simulate(self, rows: Iterable[Assumption] = ()) -> Simulation | None:
+        """Simulate some steps; None on CPU, on GPUs of unknown speed, and of recorded Episodes.
+
+        `rows` replace the simulation's assumptions."""
         if self.memory is None or self.memory.capacity is None or self.recipe.sft.sources:
             return None
-        return simulate(self.recipe, self.shape, self.layout, self.memory.cache)
+        return simulate(self.recipe, self.shape, self.layout, self.memory.cache, rows=rows)
 
     def suggestions(self, simulated: Simulation) -> list[Suggestion]:
         """Return changes of the recipe that fit and make its simulated run faster."""
